@@ -1,0 +1,34 @@
+# The commands people type. `make demo` and `make test` do all the set-up by themselves.
+PY := .venv/bin/python
+PYTEST_ARGS ?=
+
+.PHONY: demo test check bench setup lock format clean
+
+demo: setup          ## a visible workflow with live progress, from nothing
+	@$(PY) -m dagmaster.cli.main demo
+
+test: setup          ## every test, on a real PostgreSQL
+	@$(PY) -m pytest $(PYTEST_ARGS)
+
+check: setup         ## lint, types, import rules
+	@.venv/bin/ruff check .
+	@.venv/bin/ruff format --check .
+	@.venv/bin/mypy
+	@.venv/bin/lint-imports --no-cache
+
+bench: setup         ## the engine beside pgbench, in one run
+	@$(PY) bench/engine.py $(BENCH_ARGS)
+
+setup:
+	@scripts/setup
+
+lock: setup          ## renew requirements/*.txt (needs uv on PATH)
+	uv pip compile --quiet --universal --generate-hashes --no-header --python-version 3.11 pyproject.toml -o requirements/base.txt
+	uv pip compile --quiet --universal --generate-hashes --no-header --python-version 3.11 pyproject.toml requirements/dev.in -o requirements/dev.txt
+
+format: setup
+	@.venv/bin/ruff format .
+	@.venv/bin/ruff check --fix .
+
+clean:
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

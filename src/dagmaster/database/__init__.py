@@ -1,0 +1,1 @@
+"""PostgreSQL: the tables, every SQL statement, and the private cluster for one machine."""

@@ -1,0 +1,240 @@
+"""The ledger: the set-based calls through which the loops read and write durable state.
+
+One protocol, two implementations: `postgres.PostgresLedger` is the real one, `memory.MemoryLedger` its twin with the same
+semantics on a virtual clock. Both pass one conformance suite. Every call is one transaction; each is safe to repeat when
+its answer was lost.
+
+Orchestrators write through `advance` only: it takes the fence (the rows of the jobs whose claim token still matches), hands
+over what happened since the last time, lets the pure planner decide, writes the decision with its events, and commits.
+Workers write through `exchange` and `renew`: task and result rows, nothing else.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Protocol
+from uuid import UUID
+
+from dagmaster.jobs.changes import Changes
+from dagmaster.jobs.model import Checkpoint, DeadLetter, JobMessage, NodeState, TaskMessage
+from dagmaster.jobs.news import News
+from dagmaster.jobs.states import JobStatus, TaskStatus
+from dagmaster.workflows.model import Workflow
+
+
+@dataclass(frozen=True, slots=True)
+class NewJob:
+    """A job to create, with the definition that it keeps."""
+
+    job_id: UUID
+    workflow: Workflow
+    input_params: dict[str, Any]
+    priority: int = 0
+    correlation_id: str | None = None
+    submitted_by: str | None = None
+    callback_url: str | None = None
+    idempotency_key: str | None = None
+    message_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Proof of ownership. The token is remembered from the claim and never read again from the row."""
+
+    job_id: UUID
+    token: UUID
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedJob:
+    """A claimed job as it stands: its own nodes, without the children of fan_outs."""
+
+    job_id: UUID
+    status: JobStatus
+    definition_hash: str
+    workflow: Workflow
+    input_params: dict[str, Any]
+    priority: int
+    correlation_id: str | None
+    submitted_by: str | None
+    nodes: tuple[NodeState, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stirrings:
+    """Which of an owner's jobs have something to act on, and what kind of thing it is."""
+
+    reported: tuple[UUID, ...] = ()
+    overdue: tuple[UUID, ...] = ()  # lapsed leases, tasks past their time, waits that are over
+    started: tuple[UUID, ...] = ()  # tasks that have run for a while and still show as dispatched
+    next_due_seconds: float | None = None  # until the next wait is over
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What `advance` shall look at besides reported results, per job."""
+
+    overdue: frozenset[UUID] = frozenset()
+    started: frozenset[UUID] = frozenset()
+    withdraw: frozenset[UUID] = frozenset()  # take back queued tasks: the job is failing
+    withdraw_running: frozenset[UUID] = frozenset()  # … and running ones too (fail_fast)
+    limit: int = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The jobs whose fence was taken, and what happened to them."""
+
+    epochs: Mapping[UUID, int]
+    sequences: Mapping[UUID, int]
+    news: Mapping[UUID, Sequence[News]]
+    has_more: frozenset[UUID] = frozenset()
+
+
+Decide = Callable[[Held], Sequence[Changes]]
+
+
+@dataclass(frozen=True, slots=True)
+class Advanced:
+    fenced: frozenset[UUID]  # no longer ours: drop them
+    has_more: frozenset[UUID] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a worker says of one attempt it ran."""
+
+    job_id: UUID
+    node_id: str
+    attempt: int
+    status: TaskStatus  # succeeded | failed | returned
+    output: Any = None
+    error: dict[str, Any] | None = None  # {message, blame, code, …}
+    metrics: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """How much a worker can take: `light` handlers share its loop, `heavy` ones get a process each."""
+
+    queues: tuple[str, ...]
+    light_handlers: tuple[str, ...] = ()
+    light: int = 0
+    heavy_handlers: tuple[str, ...] = ()
+    heavy: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.light + self.heavy
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    claimed: tuple[TaskMessage, ...]
+    accepted: int
+    late: tuple[str, ...] = ()  # task ids whose report came too late; recorded and ignored
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A task that a worker holds, with its latest progress."""
+
+    job_id: UUID
+    node_id: str
+    attempt: int
+    progress: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChildResult:
+    index: int
+    node_id: str
+    status: str
+    output: Any
+    error_message: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    worker_id: UUID
+    host: str
+    pid: int
+    software_version: str
+    worker_type: str
+    queues: tuple[str, ...]
+    handlers: tuple[str, ...]
+    stats: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class OrchestratorInfo:
+    owner_id: UUID
+    host: str
+    pid: int
+    software_version: str
+    stats: dict[str, Any] = field(default_factory=dict)
+
+
+class Ledger(Protocol):
+    # Submitting
+    async def create_jobs(self, jobs: Sequence[NewJob]) -> list[UUID]:
+        """Create jobs with their nodes and first events; one that exists already (same id or message) is left as it is."""
+        ...
+
+    async def enqueue_message(self, message_id: str, queue: str, body: Any) -> bool: ...
+
+    async def take_messages(self, queue: str, limit: int, handle: Callable[[JobMessage], NewJob | DeadLetter]) -> list[UUID | str]:
+        """Turn waiting messages into jobs or dead letters, each exactly once; returns job ids and refused message ids."""
+        ...
+
+    # Orchestrators
+    async def beat(self, orchestrator: OrchestratorInfo) -> bool:
+        """Show that this instance lives. False: it was taken for dead and removed; it must start anew under a fresh id."""
+        ...
+
+    async def claim_jobs(self, owner_id: UUID, *, limit: int, orphan_after_seconds: float, patience_seconds: float) -> list[Claim]:
+        """Take unowned and orphaned jobs, no more than this instance's fair share unless they have waited past `patience`."""
+        ...
+
+    async def load_jobs(self, claims: Sequence[Claim]) -> list[LoadedJob]: ...
+
+    async def load_outputs(self, job_id: UUID, node_ids: Sequence[str]) -> dict[str, Any]: ...
+
+    async def stirrings(self, owner_id: UUID, *, started_after_seconds: float) -> Stirrings: ...
+
+    async def advance(self, owner_id: UUID, claims: Sequence[Claim], look: Look, decide: Decide) -> Advanced: ...
+
+    async def release(self, owner_id: UUID, claims: Sequence[Claim]) -> int:
+        """Give jobs back for others to claim at once."""
+        ...
+
+    async def retire(self, owner_id: UUID) -> int:
+        """Clean stop of an orchestrator: give every job back and forget the instance."""
+        ...
+
+    # Workers
+    async def beat_worker(self, worker: WorkerInfo) -> None: ...
+
+    async def exchange(self, worker_id: UUID, reports: Sequence[Report], demand: Demand, *, lease_seconds: float) -> Exchange:
+        """Hand in what is finished and take new work, in one statement."""
+        ...
+
+    async def renew(self, worker_id: UUID, held: Sequence[Running], *, lease_seconds: float) -> frozenset[str]:
+        """Prolong the leases of running tasks; answers the ids of those that are this worker's no more (stop them)."""
+        ...
+
+    async def retire_worker(self, worker_id: UUID) -> None: ...
+
+    # Handlers
+    async def read_results(self, job_id: UUID, node_id: str, offset: int, limit: int) -> list[ChildResult]: ...
+
+    async def save_checkpoint(self, running: Running, name: str, data: Any) -> bool:
+        """Keep a phase's state, if this attempt still holds its task."""
+        ...
+
+    async def load_checkpoints(self, job_id: UUID, node_id: str) -> list[Checkpoint]:
+        """Oldest first."""
+        ...
+
+    async def now(self) -> datetime: ...

@@ -1,0 +1,44 @@
+-- Event partitions: one a month of the jobs' birth, told from the time that a version 7 UUID starts with, and a default
+-- for events without a job and for jobs of other times.
+
+CREATE TABLE IF NOT EXISTS dagapp.dag_job_events_default PARTITION OF dagapp.dag_job_events DEFAULT;
+
+-- The smallest version 7 UUID of a moment: 48 bits of milliseconds, then zeros.
+CREATE OR REPLACE FUNCTION dagapp.first_uuid_at(moment timestamptz) RETURNS uuid
+LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
+AS $$ SELECT rpad(lpad(to_hex((extract(epoch FROM moment) * 1000)::bigint), 12, '0'), 32, '0')::uuid $$;
+
+-- Make the partitions of this month and the coming ones; returns how many were missing.
+CREATE OR REPLACE FUNCTION dagapp.ensure_event_partitions(months_ahead integer DEFAULT 2) RETURNS integer
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    this_month timestamptz := date_trunc('month', dagapp.clock(), 'UTC');
+    month_start timestamptz;
+    lower_id uuid;
+    upper_id uuid;
+    partition text;
+    made integer := 0;
+BEGIN
+    PERFORM pg_advisory_xact_lock(hashtext('dagapp.ensure_event_partitions'));
+    FOR ahead IN 0..months_ahead LOOP
+        month_start := (this_month AT TIME ZONE 'UTC' + make_interval(months => ahead)) AT TIME ZONE 'UTC';
+        partition := 'dag_job_events_' || to_char(month_start AT TIME ZONE 'UTC', 'YYYY_MM');
+        CONTINUE WHEN to_regclass('dagapp.' || partition) IS NOT NULL;
+        lower_id := dagapp.first_uuid_at(month_start);
+        upper_id := dagapp.first_uuid_at((month_start AT TIME ZONE 'UTC' + interval '1 month') AT TIME ZONE 'UTC');
+        -- Made apart and attached, because CREATE … PARTITION OF would stop all readers and writers of events.
+        EXECUTE format('CREATE TABLE dagapp.%I (LIKE dagapp.dag_job_events INCLUDING ALL)', partition);
+        -- Events that came before their partition wait in the default one, which would refuse the new bounds.
+        EXECUTE format(
+            'WITH early AS (DELETE FROM dagapp.dag_job_events_default WHERE job_id >= %L AND job_id < %L RETURNING *)
+             INSERT INTO dagapp.%I SELECT * FROM early', lower_id, upper_id, partition);
+        EXECUTE format('ALTER TABLE dagapp.dag_job_events ATTACH PARTITION dagapp.%I FOR VALUES FROM (%L) TO (%L)',
+            partition, lower_id, upper_id);
+        made := made + 1;
+    END LOOP;
+    RETURN made;
+END
+$$;
+
+SELECT dagapp.ensure_event_partitions();

@@ -1,0 +1,120 @@
+"""What one transaction writes to one job: rows, counters and events, ready for a ledger to carry out.
+
+The planner's decisions end up here. A change names the state that it leaves (`was`), so that a ledger can refuse what no
+longer fits; event sequences follow on from the job's last one, which the ledger handed over under the job's lock.
+"""
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from dagmaster.jobs.states import EventType, JobStatus, NodeStatus
+from dagmaster.workflows.model import Aggregation
+
+
+@dataclass(frozen=True, slots=True)
+class NodeChange:
+    """The last state a node reaches in this transaction. None leaves a column as it is."""
+
+    node_id: str
+    status: NodeStatus
+    attempt: int | None = None
+    retry_count: int | None = None
+    loss_count: int | None = None
+    max_retries: int | None = None
+    reason: str | None = None
+    error: dict[str, Any] | None = None
+    output: Any = None
+    takes_result: bool = False  # the output is the one that this attempt reported
+    input_params: dict[str, Any] | None = None
+    wait_seconds: float | None = None  # ready, but not before
+    total: int | None = None
+    expanded: int | None = None
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NewChild:
+    """A fan_out's child, born with its first task. Its parameters are on the task."""
+
+    node_id: str
+    index: int
+    label: str | None
+    max_retries: int
+
+
+@dataclass(frozen=True, slots=True)
+class NewTask:
+    node_id: str
+    attempt: int
+    queue: str
+    handler: str
+    params: dict[str, Any]
+    timeout_seconds: float
+    retry_count: int
+    queue_timeout_seconds: float | None = None
+
+
+@dataclass(slots=True)
+class Countdown:
+    """Children of one fan_out that ended in this transaction."""
+
+    ended: int = 0
+    failed: int = 0
+    cancelled: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Gathering:
+    """A fan_in completes with its children's results, gathered by the ledger."""
+
+    node_id: str
+    fan_out: str
+    aggregation: Aggregation
+
+
+@dataclass(frozen=True, slots=True)
+class NewEvent:
+    sequence: int
+    type: EventType
+    node_id: str | None = None
+    status: str | None = None
+    attempt: int | None = None
+    data: dict[str, Any] | None = None
+    at: datetime | None = None  # None: the ledger's clock
+
+
+@dataclass(frozen=True, slots=True)
+class JobChange:
+    status: JobStatus
+    result_data: Any = None
+    error_message: str | None = None
+
+
+@dataclass(slots=True)
+class Changes:
+    job_id: UUID
+    epoch: int
+    sequence: int  # of the last event
+    priority: int = 0
+    promoted: list[str] = field(default_factory=list)  # nodes that pass through `ready` on their way to another state
+    nodes: list[NodeChange] = field(default_factory=list)
+    children: dict[str, list[NewChild]] = field(default_factory=dict)  # by fan_out
+    tasks: list[NewTask] = field(default_factory=list)
+    countdowns: dict[str, Countdown] = field(default_factory=dict)  # by fan_out
+    gatherings: list[Gathering] = field(default_factory=list)
+    events: list[NewEvent] = field(default_factory=list)
+    job_moves: list[JobChange] = field(default_factory=list)
+
+    def record(
+        self, type_: EventType, *, node: str | None = None, status: str | None = None, attempt: int | None = None,
+        data: dict[str, Any] | None = None, at: datetime | None = None,
+    ) -> None:
+        self.sequence += 1
+        self.events.append(NewEvent(self.sequence, type_, node, status, attempt, data, at))
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.events or self.nodes or self.tasks or self.countdowns or self.job_moves)

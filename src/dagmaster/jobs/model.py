@@ -1,0 +1,360 @@
+"""The records of the engine: jobs, node states, tasks (one attempt each), results, events, and who runs what.
+
+Each is the row, the message and the answer at once. Keys are led by job_id, a time-ordered UUID, so that a job's rows lie
+together and event partitions follow the age of jobs.
+"""
+
+import os
+from datetime import datetime
+from typing import Annotated, Any, ClassVar
+from uuid import UUID
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+from dagmaster.jobs.states import EventType, JobStatus, NodeStatus, TaskStatus
+from dagmaster.records import ForeignKey, Index, Record, Table
+
+Priority = Annotated[int, Field(ge=0, le=10)]
+ShortId = Annotated[str, Field(min_length=1, max_length=64)]
+CallbackUrl = Annotated[str, Field(max_length=512)]
+
+_HOT = {"autovacuum_vacuum_scale_factor": 0.02, "autovacuum_vacuum_threshold": 500, "autovacuum_vacuum_cost_limit": 1000}
+
+
+def new_job_id(unix_milliseconds: int, randomness: bytes | None = None) -> UUID:
+    """A version 7 UUID: ids sort by the time they were made."""
+    tail = int.from_bytes(randomness or os.urandom(10), "big")
+    value = (unix_milliseconds & (1 << 48) - 1) << 80 | tail
+    value = value & ~(0xF << 76) | 0x7 << 76
+    return UUID(int=value & ~(0x3 << 62) | 0x2 << 62)
+
+
+def task_id(job_id: UUID, node_id: str, attempt: int) -> str:
+    return f"{job_id}_{node_id}_{attempt}"
+
+
+def child_id(parent: str, index: int) -> str:
+    return f"{parent}__{index}"
+
+
+class WorkflowDefinition(Record):
+    """A workflow as it was when a job started with it. Never changes: its key is the hash of its content."""
+
+    table: ClassVar[Table] = Table(
+        "dag_workflow_definitions", key=("definition_hash",), defaults={"created_at": "dagapp.clock()"},
+        indexes=(Index("dag_workflow_definitions_by_workflow", ("workflow_id", "created_at")),),
+    )
+    definition_hash: str
+    workflow_id: str
+    workflow_version: str
+    body: dict[str, Any]
+    created_at: datetime
+
+
+class Job(Record):
+    table: ClassVar[Table] = Table(
+        "dag_jobs",
+        key=("job_id",),
+        foreign_keys=(ForeignKey(("definition_hash",), "dag_workflow_definitions", ("definition_hash",), "RESTRICT"),),
+        indexes=(
+            Index("dag_jobs_active", ("owner_id",), where="status IN ('pending', 'running')"),
+            Index("dag_jobs_by_status", ("status", "job_id")),
+            Index("dag_jobs_one_per_message", ("message_id",), unique=True, where="message_id IS NOT NULL"),
+            Index("dag_jobs_by_correlation", ("correlation_id",), where="correlation_id IS NOT NULL"),
+        ),
+        checks={"priority": "priority BETWEEN 0 AND 10"},
+        defaults={
+            "created_at": "dagapp.clock()", "updated_at": "dagapp.clock()", "epoch": "0", "priority": "0",
+            "resume_count": "0", "version": "0", "last_sequence": "0",
+        },
+        storage={"fillfactor": 70, **_HOT},
+    )
+    private: ClassVar[frozenset[str]] = frozenset({"claim_token"})
+
+    job_id: UUID
+    workflow_id: str
+    workflow_version: str
+    definition_hash: str
+    status: JobStatus
+    input_params: dict[str, Any]
+    priority: Priority = 0
+    owner_id: UUID | None = None
+    owner_heartbeat_at: datetime | None = None
+    claim_token: UUID | None = None
+    epoch: int = 0
+    correlation_id: ShortId | None = None
+    submitted_by: ShortId | None = None
+    callback_url: CallbackUrl | None = None
+    idempotency_key: str | None = None
+    message_id: ShortId | None = None
+    asset_id: str | None = None
+    version_ordinal: int | None = None
+    deadline_at: datetime | None = None
+    result_data: JsonValue = None
+    error_message: str | None = None
+    resume_count: int = 0
+    last_sequence: int = 0
+    version: int = 0
+    created_at: datetime
+    updated_at: datetime
+    started_at: datetime | None = None
+    completed_at: datetime | None = None
+
+
+class NodeState(Record):
+    """A node of a job, or a fan_out's child (`parent_node_id`, `fan_out_index`).
+
+    `not_before` is set only while a ready node waits for its time. On a fan_out, `total` children are counted down by
+    `remaining` as they end; `expanded` of them exist so far.
+    """
+
+    table: ClassVar[Table] = Table(
+        "dag_node_states",
+        key=("job_id", "node_id"),
+        foreign_keys=(ForeignKey(("job_id",), "dag_jobs", ("job_id",)),),
+        indexes=(Index("dag_node_states_waiting", ("job_id", "not_before"), where="not_before IS NOT NULL"),),
+        checks={
+            "remaining": "remaining >= 0 AND expanded <= total",
+            "waiting": "not_before IS NULL OR status = 'ready'",
+        },
+        defaults={
+            "retry_count": "0", "loss_count": "0", "attempt": "0", "max_retries": "0", "version": "0", "run": "1",
+        },
+        types={"fan_out_index": "integer", "attempt": "integer"},
+        storage={"fillfactor": 60, **_HOT},
+    )
+    job_id: UUID
+    node_id: str
+    status: NodeStatus
+    task_id: str | None = None
+    parent_node_id: str | None = None
+    fan_out_index: int | None = None
+    label: str | None = None
+    input_params: dict[str, Any] | None = None
+    output: JsonValue = None
+    output_ref: dict[str, Any] | None = None
+    error_message: str | None = None
+    error: dict[str, Any] | None = None
+    reason: str | None = None
+    attempt: int = 0
+    retry_count: int = 0
+    loss_count: int = 0
+    max_retries: int = 0
+    not_before: datetime | None = None
+    progress: dict[str, Any] | None = None
+    total: int | None = None
+    expanded: int | None = None
+    remaining: int | None = None
+    failed_count: int | None = None
+    cancelled_count: int | None = None
+    dispatched_at: datetime | None = None
+    started_at: datetime | None = None
+    completed_at: datetime | None = None
+    version: int = 0
+    run: int = 1
+
+
+class Task(Record):
+    """One attempt of a node. Written with the node's dispatch: it is the queue's message."""
+
+    table: ClassVar[Table] = Table(
+        "dag_tasks",
+        key=("job_id", "node_id", "attempt"),
+        indexes=(
+            Index("dag_tasks_one_live", ("job_id", "node_id"), unique=True, where="status IN ('queued', 'running')"),
+            Index("dag_tasks_queued", ("queue", "priority DESC", "position"), where="status = 'queued'"),
+            Index("dag_tasks_running", ("job_id",), where="status = 'running'"),
+        ),
+        defaults={"available_at": "dagapp.clock()", "position": "nextval('dagapp.dag_task_position')"},
+        computed={"task_id": "job_id::text || '_' || node_id || '_' || attempt::text"},
+        types={"attempt": "integer", "priority": "smallint"},
+        storage={"fillfactor": 70, **_HOT},
+    )
+    job_id: UUID
+    node_id: str
+    attempt: int
+    task_id: str
+    queue: str
+    handler: str
+    priority: int
+    position: int
+    status: TaskStatus
+    params: dict[str, Any] | None = None
+    params_ref: dict[str, Any] | None = None
+    timeout_seconds: float
+    retry_count: int = 0
+    worker_id: UUID | None = None
+    lease_until: datetime | None = None
+    available_at: datetime
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    progress: dict[str, Any] | None = None
+
+
+class TaskResult(Record):
+    """What a worker reported of one attempt. `accepted` is false for a report that came too late to count."""
+
+    table: ClassVar[Table] = Table(
+        "dag_task_results",
+        key=("job_id", "node_id", "attempt"),
+        indexes=(Index("dag_task_results_unprocessed", ("job_id",), where="NOT processed"),),
+        defaults={"reported_at": "dagapp.clock()", "processed": "false", "accepted": "true"},
+        computed={"task_id": "job_id::text || '_' || node_id || '_' || attempt::text"},
+        types={"attempt": "integer"},
+        storage={"fillfactor": 80, **_HOT},
+    )
+    job_id: UUID
+    node_id: str
+    attempt: int
+    task_id: str
+    status: TaskStatus
+    output: JsonValue = None
+    output_ref: dict[str, Any] | None = None
+    error_message: str | None = None
+    error: dict[str, Any] | None = None
+    metrics: dict[str, Any] | None = None
+    worker_id: UUID
+    started_at: datetime | None = None
+    reported_at: datetime
+    processed: bool
+    accepted: bool
+
+
+class JobEvent(Record):
+    """One transition. `sequence` has no gaps within a job; `event_status` is the state after it."""
+
+    table: ClassVar[Table] = Table(
+        "dag_job_events",
+        key=(),
+        indexes=(Index("dag_job_events_sequence", ("job_id", "sequence"), unique=True),),
+        defaults={"event_id": "nextval('dagapp.dag_event_id')", "created_at": "dagapp.clock()"},
+        types={"attempt": "integer"},
+        partition_by="RANGE (job_id)",
+    )
+    event_id: int
+    job_id: UUID | None
+    sequence: int | None
+    node_id: str | None = None
+    event_type: EventType
+    event_status: str | None = None
+    attempt: int | None = None
+    epoch: int | None = None
+    event_data: dict[str, Any] | None = None
+    checkpoint_name: str | None = None
+    created_at: datetime
+
+
+class Orchestrator(Record):
+    table: ClassVar[Table] = Table(
+        "orchestrators", key=("owner_id",),
+        defaults={"started_at": "dagapp.clock()", "heartbeat_at": "dagapp.clock()", "stats": "'{}'::jsonb"},
+        storage={"fillfactor": 50},
+    )
+    owner_id: UUID
+    host: str
+    pid: int
+    software_version: str
+    started_at: datetime
+    heartbeat_at: datetime
+    stats: dict[str, Any] = {}
+
+
+class Worker(Record):
+    table: ClassVar[Table] = Table(
+        "workers", key=("worker_id",),
+        defaults={"started_at": "dagapp.clock()", "heartbeat_at": "dagapp.clock()", "stats": "'{}'::jsonb"},
+        storage={"fillfactor": 50},
+    )
+    worker_id: UUID
+    host: str
+    pid: int
+    software_version: str
+    worker_type: str
+    queues: list[str]
+    handlers: list[str]
+    started_at: datetime
+    heartbeat_at: datetime
+    stats: dict[str, Any] = {}
+
+
+class Checkpoint(Record):
+    """The last state a handler with phases saved, kept over attempts."""
+
+    table: ClassVar[Table] = Table(
+        "dag_checkpoints",
+        key=("job_id", "node_id", "name"),
+        foreign_keys=(ForeignKey(("job_id",), "dag_jobs", ("job_id",)),),
+        defaults={"saved_at": "dagapp.clock()"},
+        types={"attempt": "integer"},
+    )
+    job_id: UUID
+    node_id: str
+    name: str
+    attempt: int
+    data: JsonValue
+    saved_at: datetime
+
+
+class JobMessage(Record):
+    """A submission by a producer that has only a queue, as it waits in the queue `dag-jobs`."""
+
+    table: ClassVar[Table] = Table(
+        "dag_job_messages", key=("message_id",), defaults={"enqueued_at": "dagapp.clock()"},
+    )
+    message_id: str
+    queue: str
+    body: JsonValue
+    enqueued_at: datetime
+
+
+class DeadLetter(Record):
+    """A message that could not be used, with the reason, for an operator to look into."""
+
+    table: ClassVar[Table] = Table(
+        "dag_dead_letters", key=("dead_letter_id",),
+        defaults={"dead_letter_id": "gen_random_uuid()", "created_at": "dagapp.clock()"},
+    )
+    dead_letter_id: UUID
+    queue: str
+    message_id: str | None = None
+    reason: str
+    description: str
+    body: JsonValue = None
+    created_at: datetime
+
+
+RECORDS: tuple[type[Record], ...] = (
+    WorkflowDefinition, Job, NodeState, Task, TaskResult, JobEvent, Orchestrator, Worker, Checkpoint, JobMessage, DeadLetter,
+)
+
+
+class Submission(BaseModel):
+    """What is asked for when a job is submitted; also the body of a message in the queue `dag-jobs` [Q2]."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    workflow_id: ShortId
+    input_params: dict[str, Any] = {}
+    correlation_id: ShortId | None = None
+    submitted_by: ShortId | None = None
+    callback_url: CallbackUrl | None = None
+    idempotency_key: ShortId | None = None
+    priority: Priority = 0
+    submitted_at: datetime | None = None
+    message_id: ShortId | None = None
+
+
+class TaskMessage(BaseModel):
+    """What a worker holds after its claim [Q2]."""
+
+    model_config = ConfigDict(frozen=True)
+
+    task_id: str
+    job_id: UUID
+    node_id: str
+    attempt: int
+    handler: str
+    params: dict[str, Any]
+    queue: str
+    timeout_seconds: float
+    retry_count: int = 0

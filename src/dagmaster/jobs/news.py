@@ -1,0 +1,82 @@
+"""What happened to a job's tasks since the orchestrator last looked: the planner's input.
+
+Each carries the counters of its node, so that a fan_out's child can be judged without being kept in memory.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from dagmaster.jobs.states import NodeStatus
+
+
+@dataclass(frozen=True, slots=True)
+class _OfNode:
+    node_id: str
+    attempt: int
+    parent: str | None
+    index: int | None
+    was: NodeStatus
+    retry_count: int
+    loss_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Succeeded(_OfNode):
+    started_at: datetime
+    finished_at: datetime
+    worker_id: str
+    output: Any = None  # only for nodes of the definition, not for children
+
+
+@dataclass(frozen=True, slots=True)
+class Failed(_OfNode):
+    started_at: datetime
+    finished_at: datetime
+    worker_id: str
+    error: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Returned(_OfNode):
+    """A worker that shuts down gave the task back."""
+
+    started_at: datetime
+    finished_at: datetime
+    worker_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lost(_OfNode):
+    """The lease lapsed: the worker is gone, or can't be heard."""
+
+    started_at: datetime
+    worker_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Overran(_OfNode):
+    """Still running past its time, and the worker did not end it; or it waited in its queue longer than it may."""
+
+    started_at: datetime | None
+    worker_id: str | None
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Started(_OfNode):
+    started_at: datetime
+    worker_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Due(_OfNode):
+    """A ready node whose wait is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawn(_OfNode):
+    """A queued (or running) task was taken back because its job is failing."""
+
+
+News = Succeeded | Failed | Returned | Lost | Overran | Started | Due | Withdrawn

@@ -1,0 +1,123 @@
+"""The states of jobs, nodes and tasks, and every transition that exists.
+
+These tables are the only place where a transition is written down. The planner asks them, the database's triggers are
+generated from them, verify-history checks every event against them, and docs/states.md is drawn from them.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+
+class JobStatus(StrEnum):
+    PENDING = "pending"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    PARTIAL_SUCCESS = "partial_success"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class NodeStatus(StrEnum):
+    PENDING = "pending"
+    READY = "ready"
+    DISPATCHED = "dispatched"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+    CANCELLED = "cancelled"
+
+
+class TaskStatus(StrEnum):
+    """One attempt of a node."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    LOST = "lost"
+    RETURNED = "returned"
+    CANCELLED = "cancelled"
+
+
+_J, _N, _T = JobStatus, NodeStatus, TaskStatus
+
+JOB_MOVES: Mapping[JobStatus, frozenset[JobStatus]] = {
+    _J.PENDING: frozenset({_J.RUNNING, _J.COMPLETED, _J.FAILED, _J.CANCELLED}),
+    _J.RUNNING: frozenset({_J.COMPLETED, _J.PARTIAL_SUCCESS, _J.FAILED, _J.CANCELLED}),
+    _J.COMPLETED: frozenset(),
+    _J.PARTIAL_SUCCESS: frozenset(),
+    _J.FAILED: frozenset(),
+    _J.CANCELLED: frozenset(),
+}
+# Only together with a raised resume_count: by resume or retry.
+JOB_REVIVALS: Mapping[JobStatus, frozenset[JobStatus]] = {
+    state: frozenset({_J.RUNNING}) for state in (_J.FAILED, _J.PARTIAL_SUCCESS, _J.CANCELLED, _J.COMPLETED)
+}
+
+NODE_MOVES: Mapping[NodeStatus, frozenset[NodeStatus]] = {
+    _N.PENDING: frozenset({_N.READY, _N.SKIPPED, _N.CANCELLED}),
+    _N.READY: frozenset({_N.DISPATCHED, _N.COMPLETED, _N.FAILED, _N.SKIPPED, _N.CANCELLED}),
+    _N.DISPATCHED: frozenset({_N.RUNNING, _N.COMPLETED, _N.FAILED, _N.READY, _N.CANCELLED}),
+    _N.RUNNING: frozenset({_N.COMPLETED, _N.FAILED, _N.READY, _N.CANCELLED}),
+    _N.COMPLETED: frozenset(),
+    _N.FAILED: frozenset({_N.READY}),
+    _N.SKIPPED: frozenset(),
+    _N.CANCELLED: frozenset(),
+}
+# Only together with a raised `run` number: by resume or retry.
+NODE_REVIVALS: Mapping[NodeStatus, frozenset[NodeStatus]] = {
+    state: frozenset({_N.PENDING}) for state in (_N.FAILED, _N.SKIPPED, _N.CANCELLED, _N.COMPLETED)
+}
+
+TASK_MOVES: Mapping[TaskStatus, frozenset[TaskStatus]] = {
+    _T.QUEUED: frozenset({_T.RUNNING, _T.CANCELLED}),
+    _T.RUNNING: frozenset({_T.SUCCEEDED, _T.FAILED, _T.LOST, _T.RETURNED, _T.CANCELLED}),
+    _T.SUCCEEDED: frozenset(),
+    _T.FAILED: frozenset(),
+    _T.LOST: frozenset(),
+    _T.RETURNED: frozenset(),
+    _T.CANCELLED: frozenset(),
+}
+
+JOB_INITIAL = frozenset({_J.PENDING})
+# A fan_out's child is born ready, and written together with its first dispatch.
+NODE_INITIAL = frozenset({_N.PENDING, _N.READY, _N.DISPATCHED})
+TASK_INITIAL = frozenset({_T.QUEUED})
+
+JOB_TERMINAL = frozenset(state for state, moves in JOB_MOVES.items() if not moves)
+# A failed node may be retried, so `failed` is final only once the planner has let it stand.
+NODE_TERMINAL = frozenset({_N.COMPLETED, _N.FAILED, _N.SKIPPED, _N.CANCELLED})
+TASK_TERMINAL = frozenset(state for state, moves in TASK_MOVES.items() if not moves)
+NODE_LIVE = frozenset({_N.DISPATCHED, _N.RUNNING})
+
+
+class SkipReason(StrEnum):
+    BRANCH_NOT_TAKEN = "branch_not_taken"
+    UPSTREAM_FAILED = "upstream_failed"
+
+
+class Blame(StrEnum):
+    """Whose move a failure is."""
+
+    DATA = "data"
+    ENVIRONMENT = "environment"
+    HANDLER = "handler"
+    ENGINE = "engine"
+
+
+class EventType(StrEnum):
+    JOB_CREATED = "job_created"
+    JOB_STARTED = "job_started"
+    JOB_COMPLETED = "job_completed"
+    JOB_PARTIAL_SUCCESS = "job_partial_success"
+    JOB_FAILED = "job_failed"
+    JOB_CANCELLED = "job_cancelled"
+    NODE_READY = "node_ready"
+    NODE_DISPATCHED = "node_dispatched"
+    NODE_STARTED = "node_started"
+    NODE_COMPLETED = "node_completed"
+    NODE_FAILED = "node_failed"
+    NODE_RETRIED = "node_retried"
+    NODE_SKIPPED = "node_skipped"
+    NODE_CANCELLED = "node_cancelled"

@@ -1,0 +1,59 @@
+"""What a stored thing is: a frozen Pydantic model that declares its table.
+
+The model is the row, the message and the answer. `database/schema` turns these declarations into tables; nothing here
+knows of SQLAlchemy.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict
+
+SCHEMA = "dagapp"
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """An index over `columns` (each may end in ' DESC'); partial where a predicate is given."""
+
+    name: str
+    columns: tuple[str, ...]
+    unique: bool = False
+    where: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignKey:
+    columns: tuple[str, ...]
+    table: str
+    references: tuple[str, ...]
+    on_delete: str = "CASCADE"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """How a record is stored. `defaults`, `computed` and `types` are SQL for the columns they name."""
+
+    name: str
+    key: tuple[str, ...]
+    foreign_keys: tuple[ForeignKey, ...] = ()
+    indexes: tuple[Index, ...] = ()
+    checks: dict[str, str] = field(default_factory=dict)
+    defaults: dict[str, str] = field(default_factory=dict)
+    computed: dict[str, str] = field(default_factory=dict)
+    types: dict[str, str] = field(default_factory=dict)
+    storage: dict[str, str | int | float] = field(default_factory=dict)
+    partition_by: str | None = None
+
+
+class Record(BaseModel):
+    """A row. Frozen: a change is a new row read back from the database."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    table: ClassVar[Table]
+    private: ClassVar[frozenset[str]] = frozenset()
+
+    def public(self) -> dict[str, Any]:
+        """As outsiders may see it: JSON types, without what is declared private."""
+        return self.model_dump(mode="json", exclude=set(self.private))
