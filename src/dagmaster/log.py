@@ -28,7 +28,11 @@ def _redact_event(_logger: object, _method: str, event: MutableMapping[str, Any]
 
 def configure(level: str = "info", style: str = "text") -> None:
     """Set up logging for this process: everything to standard error."""
-    renderer: Any = structlog.processors.JSONRenderer() if style == "json" else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+    renderer: Any = (
+        structlog.processors.JSONRenderer()
+        if style == "json"
+        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+    )
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,

@@ -26,13 +26,17 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
 
-    database_url: str | None = Field(None, description="postgresql://…; without it and POSTGRES_HOST a private cluster is used")
+    database_url: str | None = Field(
+        None, description="postgresql://…; without it and POSTGRES_HOST a private cluster is used"
+    )
     postgres_host: str | None = None
     postgres_port: PositiveInt = 5432
     postgres_db: str = "dagmaster"
     postgres_user: str = "dagmaster"
     postgres_password: str | None = Field(None, repr=False)
-    data_folder: Path | None = Field(None, description="Where the private cluster and the platform's files live", alias="DAGMASTER_DATA")
+    data_folder: Path | None = Field(
+        None, description="Where the private cluster and the platform's files live", alias="DAGMASTER_DATA"
+    )
 
     orchestrator_poll_interval: PositiveFloat = Field(1.0, description="Seconds between looks when nothing rings")
     heartbeat_interval_sec: PositiveFloat = 15.0
@@ -42,20 +46,28 @@ class Settings(BaseSettings):
     orchestrator_max_jobs: PositiveInt = Field(2000, description="Jobs one orchestrator owns at a time")
 
     job_queue_name: str = "dag-jobs"
-    worker_queue: Annotated[tuple[str, ...], NoDecode] = Field(DEFAULT_QUEUES, description="Queues a worker serves, comma-separated")
+    worker_queue: Annotated[tuple[str, ...], NoDecode] = Field(
+        DEFAULT_QUEUES, description="Queues a worker serves, comma-separated"
+    )
     default_queue: str = "dag-worker-tasks"
     known_queues: Annotated[tuple[str, ...], NoDecode] = Field(DEFAULT_QUEUES, description="Queues a workflow may name")
     worker_type: str = "general"
     worker_slots: PositiveInt = Field(100, description="Async handlers one worker runs at once")
-    worker_processes: PositiveInt = Field(2, description="Plain handlers one worker runs at once, each in a process of its own")
+    worker_processes: PositiveInt = Field(
+        2, description="Plain handlers one worker runs at once, each in a process of its own"
+    )
     worker_memory_mb: PositiveInt = Field(4096, description="Memory limit of one plain handler's process")
     worker_poll_interval: PositiveFloat = 2.0
-    task_lease_sec: PositiveFloat = Field(60.0, description="A running task whose lease is not renewed for this long is lost")
+    task_lease_sec: PositiveFloat = Field(
+        60.0, description="A running task whose lease is not renewed for this long is lost"
+    )
     lease_renew_sec: PositiveFloat = 15.0
     shutdown_grace_sec: PositiveFloat = 30.0
     max_losses: PositiveInt = Field(5, description="Times a node may be lost to its environment before it fails")
 
-    workflow_folders: Annotated[tuple[Path, ...], NoDecode] = Field((), description="Folders with further workflow files")
+    workflow_folders: Annotated[tuple[Path, ...], NoDecode] = Field(
+        (), description="Folders with further workflow files"
+    )
     max_yaml_bytes: PositiveInt = 262_144
     max_nodes: PositiveInt = 500
     max_fan_out: PositiveInt = 100_000
@@ -76,7 +88,9 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _coherent(self) -> Self:
         if self.heartbeat_interval_sec >= self.orphan_threshold_sec:
-            raise ValueError("HEARTBEAT_INTERVAL_SEC must be shorter than ORPHAN_THRESHOLD_SEC, or healthy instances look dead")
+            raise ValueError(
+                "HEARTBEAT_INTERVAL_SEC must be shorter than ORPHAN_THRESHOLD_SEC, or healthy instances look dead"
+            )
         if self.lease_renew_sec >= self.task_lease_sec:
             raise ValueError("LEASE_RENEW_SEC must be shorter than TASK_LEASE_SEC, or healthy tasks look lost")
         return self
@@ -89,7 +103,9 @@ class Settings(BaseSettings):
             return None
         secret = f":{quote(self.postgres_password, safe='')}" if self.postgres_password else ""
         user = quote(self.postgres_user, safe="")
-        return f"postgresql://{user}{secret}@{self.postgres_host}:{self.postgres_port}/{quote(self.postgres_db, safe='')}"
+        return (
+            f"postgresql://{user}{secret}@{self.postgres_host}:{self.postgres_port}/{quote(self.postgres_db, safe='')}"
+        )
 
 
 def load(**overrides: object) -> Settings:
@@ -97,5 +113,10 @@ def load(**overrides: object) -> Settings:
     try:
         return Settings(**overrides)  # type: ignore[arg-type]
     except ValidationError as error:
-        lines = [f"{'.'.join(str(p) for p in e['loc']).upper() or 'settings'}: {e['msg']}" for e in error.errors(include_input=False, include_url=False)]
-        raise InvalidRequest("; ".join(lines), code="settings.invalid", hint="correct these environment variables") from None
+        lines = [
+            f"{'.'.join(str(p) for p in e['loc']).upper() or 'settings'}: {e['msg']}"
+            for e in error.errors(include_input=False, include_url=False)
+        ]
+        raise InvalidRequest(
+            "; ".join(lines), code="settings.invalid", hint="correct these environment variables"
+        ) from None

@@ -4,6 +4,8 @@ The first ring of a topic goes out at once; rings that follow within `COALESCE_S
 listens must look by itself after connecting, and now and then anyway.
 """
 
+import asyncio
+from collections.abc import Iterable
 from typing import Protocol
 
 COALESCE_SECONDS = 0.01
@@ -26,3 +28,48 @@ class Bell(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+class MemoryExchange:
+    """What the bells of one process, or of a simulation, are connected by."""
+
+    def __init__(self) -> None:
+        self.bells: list[MemoryBell] = []
+
+    def bell(self, *topics: str) -> "MemoryBell":
+        bell = MemoryBell(self, frozenset(topics))
+        self.bells.append(bell)
+        return bell
+
+
+class MemoryBell:
+    """The bell's twin in memory."""
+
+    def __init__(self, exchange: MemoryExchange, topics: frozenset[str]) -> None:
+        self._exchange = exchange
+        self._topics = topics
+        self._heard: set[str] = set()
+        self._wake = asyncio.Event()
+
+    def ring(self, *topics: str) -> None:
+        for bell in self._exchange.bells:
+            bell.hear(topics)
+
+    def hear(self, topics: Iterable[str]) -> None:
+        heard = self._topics.intersection(topics)
+        if heard:
+            self._heard |= heard
+            self._wake.set()
+
+    async def wait(self, timeout_seconds: float) -> frozenset[str]:
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await self._wake.wait()
+        except TimeoutError:
+            return frozenset()
+        heard, self._heard = frozenset(self._heard), set()
+        self._wake.clear()
+        return heard
+
+    async def close(self) -> None:
+        self._exchange.bells.remove(self)

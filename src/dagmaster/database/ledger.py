@@ -18,8 +18,12 @@ from uuid import UUID
 from dagmaster.jobs.changes import Changes
 from dagmaster.jobs.model import Checkpoint, DeadLetter, JobMessage, NodeState, TaskMessage
 from dagmaster.jobs.news import News
-from dagmaster.jobs.states import JobStatus, TaskStatus
-from dagmaster.workflows.model import Workflow
+from dagmaster.jobs.states import JobStatus, NodeStatus, TaskStatus
+from dagmaster.workflows.model import StartNode, Workflow, work_of
+
+SMALL_BYTES = 16_384  # outputs up to this size travel along with other rows
+LOADABLE_BYTES = 16 * 1024 * 1024  # a template may load this much
+OVERRUN_GRACE_SECONDS = 10.0  # a worker ends its tasks by itself; this is for one that does not
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,20 @@ class NewJob:
     callback_url: str | None = None
     idempotency_key: str | None = None
     message_id: str | None = None
+
+    @property
+    def definition_hash(self) -> str:
+        return self.workflow.content_hash()
+
+
+def opening_nodes(workflow: Workflow) -> list[dict[str, Any]]:
+    """A new job's nodes: all pending, but for the start, which is ready."""
+    nodes: list[dict[str, Any]] = []
+    for node_id, node in workflow.nodes.items():
+        work = work_of(node)
+        status = NodeStatus.READY if isinstance(node, StartNode) else NodeStatus.PENDING
+        nodes.append({"node_id": node_id, "status": status, "max_retries": work.retry.max_attempts if work else 0})
+    return nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +77,7 @@ class LoadedJob:
     correlation_id: str | None
     submitted_by: str | None
     nodes: tuple[NodeState, ...]
+    outputs: dict[str, Any]  # the small ones, of completed nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +108,6 @@ class Held:
     epochs: Mapping[UUID, int]
     sequences: Mapping[UUID, int]
     news: Mapping[UUID, Sequence[News]]
-    has_more: frozenset[UUID] = frozenset()
 
 
 Decide = Callable[[Held], Sequence[Changes]]
@@ -98,7 +116,8 @@ Decide = Callable[[Held], Sequence[Changes]]
 @dataclass(frozen=True, slots=True)
 class Advanced:
     fenced: frozenset[UUID]  # no longer ours: drop them
-    has_more: frozenset[UUID] = frozenset()
+    has_more: frozenset[UUID] = frozenset()  # there is more news than one transaction takes
+    queues: frozenset[str] = frozenset()  # got tasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,16 +203,20 @@ class Ledger(Protocol):
 
     async def enqueue_message(self, message_id: str, queue: str, body: Any) -> bool: ...
 
-    async def take_messages(self, queue: str, limit: int, handle: Callable[[JobMessage], NewJob | DeadLetter]) -> list[UUID | str]:
+    async def take_messages(
+        self, queue: str, limit: int, handle: Callable[[JobMessage], NewJob | DeadLetter]
+    ) -> list[UUID | str]:
         """Turn waiting messages into jobs or dead letters, each exactly once; returns job ids and refused message ids."""
         ...
 
     # Orchestrators
-    async def beat(self, orchestrator: OrchestratorInfo) -> bool:
-        """Show that this instance lives. False: it was taken for dead and removed; it must start anew under a fresh id."""
+    async def beat(self, orchestrator: OrchestratorInfo) -> None:
+        """Show that this instance lives. Whether it still owns a job is decided by the fence alone."""
         ...
 
-    async def claim_jobs(self, owner_id: UUID, *, limit: int, orphan_after_seconds: float, patience_seconds: float) -> list[Claim]:
+    async def claim_jobs(
+        self, owner_id: UUID, *, limit: int, orphan_after_seconds: float, patience_seconds: float
+    ) -> list[Claim]:
         """Take unowned and orphaned jobs, no more than this instance's fair share unless they have waited past `patience`."""
         ...
 
@@ -201,7 +224,9 @@ class Ledger(Protocol):
 
     async def load_outputs(self, job_id: UUID, node_ids: Sequence[str]) -> dict[str, Any]: ...
 
-    async def stirrings(self, owner_id: UUID, *, started_after_seconds: float) -> Stirrings: ...
+    async def stirrings(self, owner_id: UUID, *, sweep: bool, started_after_seconds: float = 0.2) -> Stirrings:
+        """Which jobs have reports; with `sweep` also which have lapsed leases, waits that are over, tasks seen running."""
+        ...
 
     async def advance(self, owner_id: UUID, claims: Sequence[Claim], look: Look, decide: Decide) -> Advanced: ...
 
@@ -216,7 +241,9 @@ class Ledger(Protocol):
     # Workers
     async def beat_worker(self, worker: WorkerInfo) -> None: ...
 
-    async def exchange(self, worker_id: UUID, reports: Sequence[Report], demand: Demand, *, lease_seconds: float) -> Exchange:
+    async def exchange(
+        self, worker_id: UUID, reports: Sequence[Report], demand: Demand, *, lease_seconds: float
+    ) -> Exchange:
         """Hand in what is finished and take new work, in one statement."""
         ...
 

@@ -51,11 +51,15 @@ class Verbatim(UserDefinedType[Any]):
 def metadata_of(records: Iterable[type[Record]], schema: str = SCHEMA) -> sa.MetaData:
     """The tables, indexes, constraints and sequences that these records declare."""
     metadata = sa.MetaData(schema=schema)
-    for name in SEQUENCES:
-        sa.Sequence(name, cache=SEQUENCE_CACHE, metadata=metadata, schema=schema)
+    sequences(schema, metadata)
     for record in records:
         _table_of(record, metadata)
     return metadata
+
+
+def sequences(schema: str, metadata: sa.MetaData | None = None) -> list[sa.Sequence]:
+    """The sequences that columns' defaults draw from; they are made before the tables."""
+    return [sa.Sequence(name, cache=SEQUENCE_CACHE, metadata=metadata, schema=schema) for name in SEQUENCES]
 
 
 def column_names(record: type[Record]) -> tuple[str, ...]:
@@ -176,8 +180,8 @@ def checks_of(record: type[Record]) -> dict[str, str]:
 
 def _index_of(index: Index, table: sa.Table) -> sa.Index:
     columns = [_ordered(table, column) for column in index.columns]
-    where = {"postgresql_where": sa.text(index.where)} if index.where else {}
-    return sa.Index(index.name, *columns, unique=index.unique, **where)
+    where = sa.text(index.where) if index.where else None
+    return sa.Index(index.name, *columns, unique=index.unique, postgresql_where=where)
 
 
 def _ordered(table: sa.Table, column: str) -> Any:

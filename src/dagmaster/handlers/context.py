@@ -1,14 +1,21 @@
 """What a handler is given: its task, and the few things it may do besides computing.
 
-`ctx.params` is the plain dict, or the Pydantic model that the handler's `params: Model` annotation names. In async handlers the
-verbs are awaited; plain handlers run in a process of their own and call the same names without await (`SyncContext`).
+`ctx.params` is the plain dict, or the Pydantic model that the handler's `params: Model` annotation names. In async
+handlers the verbs are awaited; plain handlers run in a process of their own and call the same names without await
+(`SyncContext`).
 """
 
-from collections.abc import AsyncIterator, Iterator
+import sys
+import traceback
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, Protocol
 from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict
+
+from dagmaster.database.ledger import ChildResult
+
+IsValid = Callable[[str, Any], bool]
 
 
 class HandlerResult(BaseModel):
@@ -22,14 +29,63 @@ class HandlerResult(BaseModel):
     metrics: dict[str, Any] | None = None
 
 
+class GiveBack(Exception):
+    """Raised by a handler that stops early because the worker shuts down: costs no attempt."""
+
+
+class TaskLogger:
+    """Logs facts about one attempt: `ctx.logger.info("tile written", bytes=1234)`. Bound to its task already."""
+
+    def __init__(self, sink: Callable[[str, str, dict[str, Any]], None], **facts: Any) -> None:
+        self._sink = sink
+        self._facts = facts
+
+    def bind(self, **facts: Any) -> "TaskLogger":
+        return TaskLogger(self._sink, **(self._facts | facts))
+
+    def debug(self, event: str, *args: Any, **facts: Any) -> None:
+        self._write("debug", event, args, facts)
+
+    def info(self, event: str, *args: Any, **facts: Any) -> None:
+        self._write("info", event, args, facts)
+
+    def warning(self, event: str, *args: Any, **facts: Any) -> None:
+        self._write("warning", event, args, facts)
+
+    def error(self, event: str, *args: Any, **facts: Any) -> None:
+        self._write("error", event, args, facts)
+
+    def exception(self, event: str, *args: Any, **facts: Any) -> None:
+        self._write("error", event, args, {"exc_info": True, **facts})
+
+    def _write(self, level: str, event: str, args: tuple[Any, ...], facts: dict[str, Any]) -> None:
+        facts = self._facts | facts
+        if facts.pop("exc_info", False):
+            facts["exception"] = "".join(traceback.format_exception(*sys.exc_info()))
+        self._sink(level, event % args if args else event, facts)
+
+
 class _Common(Protocol):
-    task_id: str
-    job_id: UUID
-    node_id: str
-    attempt: int
-    retry_count: int
-    params: Any
-    logger: Any
+    @property
+    def task_id(self) -> str: ...
+
+    @property
+    def job_id(self) -> UUID: ...
+
+    @property
+    def node_id(self) -> str: ...
+
+    @property
+    def attempt(self) -> int: ...
+
+    @property
+    def retry_count(self) -> int: ...
+
+    @property
+    def params(self) -> Any: ...
+
+    @property
+    def logger(self) -> TaskLogger: ...
 
     @property
     def cancelled(self) -> bool:
@@ -38,31 +94,33 @@ class _Common(Protocol):
 
     @property
     def shutting_down(self) -> bool:
-        """The worker stops: save what is worth saving and return or raise `ctx.give_back()`."""
+        """The worker stops: save what is worth saving and return or `raise ctx.give_back()`."""
         ...
 
-    def progress(self, fraction: float | None = None, message: str | None = None, **counts: int) -> None: ...
+    def give_back(self) -> GiveBack:
+        """To be raised: this attempt stops early, because it was told to."""
+        ...
+
+    def progress(self, fraction: float | None = None, message: str | None = None, **counts: int) -> None:
+        """How far it is; people see the latest."""
+        ...
 
 
 class Context(_Common, Protocol):
     async def save_checkpoint(self, name: str, data: Any = None) -> None: ...
 
-    async def load_checkpoint(self) -> tuple[str, Any] | None:
-        """The last checkpoint, whichever attempt saved it."""
+    async def load_checkpoint(self, is_valid: IsValid | None = None) -> tuple[str, Any] | None:
+        """The last checkpoint (that is still valid), whichever attempt saved it."""
         ...
 
-    def results(self, page: int = 500) -> AsyncIterator[Any]:
-        """Stream the children's results that `params.results_of` refers to."""
+    def results(self, page: int = 500) -> AsyncIterator[ChildResult]:
+        """Stream the children's results that `params.results_of` refers to, in index order."""
         ...
 
 
 class SyncContext(_Common, Protocol):
     def save_checkpoint(self, name: str, data: Any = None) -> None: ...
 
-    def load_checkpoint(self) -> tuple[str, Any] | None: ...
+    def load_checkpoint(self, is_valid: IsValid | None = None) -> tuple[str, Any] | None: ...
 
-    def results(self, page: int = 500) -> Iterator[Any]: ...
-
-
-class GiveBack(Exception):  # noqa: N818 - a request, not an error
-    """Raised by a handler that stops early because the worker shuts down: costs no attempt."""
+    def results(self, page: int = 500) -> Iterator[ChildResult]: ...

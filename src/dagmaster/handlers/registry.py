@@ -1,7 +1,7 @@
 """The registry of handlers: names, where their code lives, and how they want to be run.
 
-A registration names its target as a string (`package.module:function`), so that an orchestrator can check workflows without
-importing what the handlers import. The worker resolves the target when it first needs it.
+A registration names its target as a string (`package.module:function`), so that an orchestrator can check workflows
+without importing what the handlers import. The worker resolves the target when it first needs it.
 """
 
 import importlib
@@ -34,7 +34,8 @@ class Registration:
         module, _, attribute = self.target.partition(":")
         function = getattr(importlib.import_module(module), attribute)
         if not callable(function):
-            raise InvalidRequest(f"handler '{self.name}' names {self.target}, which can't be called", code="handler.bad-target")
+            problem = f"handler '{self.name}' names {self.target}, which can't be called"
+            raise InvalidRequest(problem, code="handler.bad-target")
         return function  # type: ignore[no-any-return]
 
 
@@ -75,8 +76,10 @@ def register_handler(
     """Mark a function as a handler. The mark is found when its module is named in a `handlers` entry point."""
 
     def mark(function: F) -> F:
+        target = f"{function.__module__}:{function.__qualname__}"
+        is_async = inspect.iscoroutinefunction(function)
         function.__dagmaster_handler__ = Registration(  # type: ignore[attr-defined]
-            name, f"{function.__module__}:{function.__qualname__}", inspect.iscoroutinefunction(function), queue, timeout_seconds, memory_mb
+            name, target, is_async, queue, timeout_seconds, memory_mb
         )
         return function
 

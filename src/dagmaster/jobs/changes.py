@@ -1,7 +1,7 @@
 """What one transaction writes to one job: rows, counters and events, ready for a ledger to carry out.
 
-The planner's decisions end up here. A change names the state that it leaves (`was`), so that a ledger can refuse what no
-longer fits; event sequences follow on from the job's last one, which the ledger handed over under the job's lock.
+The planner's decisions end up here. Event sequences follow on from the job's last one, which the ledger handed over under the
+job's lock. A row appears once in a transaction: what happens to it in several steps is merged into its last state.
 """
 
 from dataclasses import dataclass, field
@@ -31,6 +31,11 @@ class NodeChange:
     wait_seconds: float | None = None  # ready, but not before
     total: int | None = None
     expanded: int | None = None
+    ended: int = (
+        0  # of a fan_out: children that ended in this transaction, and how many of them failed or were cancelled
+    )
+    ended_failed: int = 0
+    ended_cancelled: int = 0
     started_at: datetime | None = None
     finished_at: datetime | None = None
 
@@ -57,13 +62,13 @@ class NewTask:
     queue_timeout_seconds: float | None = None
 
 
-@dataclass(slots=True)
-class Countdown:
-    """Children of one fan_out that ended in this transaction."""
+@dataclass(frozen=True, slots=True)
+class NextAttempt:
+    """A node's next task: handler, queue, time and parameters are those of the attempt before."""
 
-    ended: int = 0
-    failed: int = 0
-    cancelled: int = 0
+    node_id: str
+    attempt: int
+    retry_count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,18 +108,25 @@ class Changes:
     nodes: list[NodeChange] = field(default_factory=list)
     children: dict[str, list[NewChild]] = field(default_factory=dict)  # by fan_out
     tasks: list[NewTask] = field(default_factory=list)
-    countdowns: dict[str, Countdown] = field(default_factory=dict)  # by fan_out
+    next_attempts: list[NextAttempt] = field(default_factory=list)
     gatherings: list[Gathering] = field(default_factory=list)
     events: list[NewEvent] = field(default_factory=list)
     job_moves: list[JobChange] = field(default_factory=list)
 
     def record(
-        self, type_: EventType, *, node: str | None = None, status: str | None = None, attempt: int | None = None,
-        data: dict[str, Any] | None = None, at: datetime | None = None,
+        self,
+        type_: EventType,
+        *,
+        node: str | None = None,
+        status: str | None = None,
+        attempt: int | None = None,
+        data: dict[str, Any] | None = None,
+        at: datetime | None = None,
     ) -> None:
         self.sequence += 1
         self.events.append(NewEvent(self.sequence, type_, node, status, attempt, data, at))
 
     @property
     def is_empty(self) -> bool:
-        return not (self.events or self.nodes or self.tasks or self.countdowns or self.job_moves)
+        """Every change comes with an event."""
+        return not self.events

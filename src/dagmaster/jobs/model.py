@@ -18,7 +18,11 @@ Priority = Annotated[int, Field(ge=0, le=10)]
 ShortId = Annotated[str, Field(min_length=1, max_length=64)]
 CallbackUrl = Annotated[str, Field(max_length=512)]
 
-_HOT = {"autovacuum_vacuum_scale_factor": 0.02, "autovacuum_vacuum_threshold": 500, "autovacuum_vacuum_cost_limit": 1000}
+_HOT = {
+    "autovacuum_vacuum_scale_factor": 0.02,
+    "autovacuum_vacuum_threshold": 500,
+    "autovacuum_vacuum_cost_limit": 1000,
+}
 
 
 def new_job_id(unix_milliseconds: int, randomness: bytes | None = None) -> UUID:
@@ -41,7 +45,9 @@ class WorkflowDefinition(Record):
     """A workflow as it was when a job started with it. Never changes: its key is the hash of its content."""
 
     table: ClassVar[Table] = Table(
-        "dag_workflow_definitions", key=("definition_hash",), defaults={"created_at": "dagapp.clock()"},
+        "dag_workflow_definitions",
+        key=("definition_hash",),
+        defaults={"created_at": "dagapp.clock()"},
         indexes=(Index("dag_workflow_definitions_by_workflow", ("workflow_id", "created_at")),),
     )
     definition_hash: str
@@ -64,8 +70,13 @@ class Job(Record):
         ),
         checks={"priority": "priority BETWEEN 0 AND 10"},
         defaults={
-            "created_at": "dagapp.clock()", "updated_at": "dagapp.clock()", "epoch": "0", "priority": "0",
-            "resume_count": "0", "version": "0", "last_sequence": "0",
+            "created_at": "dagapp.clock()",
+            "updated_at": "dagapp.clock()",
+            "epoch": "0",
+            "priority": "0",
+            "resume_count": "0",
+            "version": "0",
+            "last_sequence": "0",
         },
         storage={"fillfactor": 70, **_HOT},
     )
@@ -118,8 +129,14 @@ class NodeState(Record):
             "waiting": "not_before IS NULL OR status = 'ready'",
         },
         defaults={
-            "retry_count": "0", "loss_count": "0", "attempt": "0", "max_retries": "0", "version": "0", "run": "1",
+            "retry_count": "0",
+            "loss_count": "0",
+            "attempt": "0",
+            "max_retries": "0",
+            "version": "0",
+            "run": "1",
         },
+        computed={"task_id": "CASE WHEN attempt > 0 THEN job_id::text || '_' || node_id || '_' || attempt::text END"},
         types={"fan_out_index": "integer", "attempt": "integer"},
         storage={"fillfactor": 60, **_HOT},
     )
@@ -164,8 +181,13 @@ class Task(Record):
             Index("dag_tasks_one_live", ("job_id", "node_id"), unique=True, where="status IN ('queued', 'running')"),
             Index("dag_tasks_queued", ("queue", "priority DESC", "position"), where="status = 'queued'"),
             Index("dag_tasks_running", ("job_id",), where="status = 'running'"),
+            Index("dag_tasks_expiring", ("job_id",), where="status = 'queued' AND expires_at IS NOT NULL"),
         ),
-        defaults={"available_at": "dagapp.clock()", "position": "nextval('dagapp.dag_task_position')"},
+        defaults={
+            "available_at": "dagapp.clock()",
+            "position": "nextval('dagapp.dag_task_position')",
+            "retry_count": "0",
+        },
         computed={"task_id": "job_id::text || '_' || node_id || '_' || attempt::text"},
         types={"attempt": "integer", "priority": "smallint"},
         storage={"fillfactor": 70, **_HOT},
@@ -186,6 +208,7 @@ class Task(Record):
     worker_id: UUID | None = None
     lease_until: datetime | None = None
     available_at: datetime
+    expires_at: datetime | None = None
     started_at: datetime | None = None
     finished_at: datetime | None = None
     progress: dict[str, Any] | None = None
@@ -246,7 +269,8 @@ class JobEvent(Record):
 
 class Orchestrator(Record):
     table: ClassVar[Table] = Table(
-        "orchestrators", key=("owner_id",),
+        "orchestrators",
+        key=("owner_id",),
         defaults={"started_at": "dagapp.clock()", "heartbeat_at": "dagapp.clock()", "stats": "'{}'::jsonb"},
         storage={"fillfactor": 50},
     )
@@ -261,7 +285,8 @@ class Orchestrator(Record):
 
 class Worker(Record):
     table: ClassVar[Table] = Table(
-        "workers", key=("worker_id",),
+        "workers",
+        key=("worker_id",),
         defaults={"started_at": "dagapp.clock()", "heartbeat_at": "dagapp.clock()", "stats": "'{}'::jsonb"},
         storage={"fillfactor": 50},
     )
@@ -299,7 +324,9 @@ class JobMessage(Record):
     """A submission by a producer that has only a queue, as it waits in the queue `dag-jobs`."""
 
     table: ClassVar[Table] = Table(
-        "dag_job_messages", key=("message_id",), defaults={"enqueued_at": "dagapp.clock()"},
+        "dag_job_messages",
+        key=("message_id",),
+        defaults={"enqueued_at": "dagapp.clock()"},
     )
     message_id: str
     queue: str
@@ -311,7 +338,8 @@ class DeadLetter(Record):
     """A message that could not be used, with the reason, for an operator to look into."""
 
     table: ClassVar[Table] = Table(
-        "dag_dead_letters", key=("dead_letter_id",),
+        "dag_dead_letters",
+        key=("dead_letter_id",),
         defaults={"dead_letter_id": "gen_random_uuid()", "created_at": "dagapp.clock()"},
     )
     dead_letter_id: UUID
@@ -324,7 +352,17 @@ class DeadLetter(Record):
 
 
 RECORDS: tuple[type[Record], ...] = (
-    WorkflowDefinition, Job, NodeState, Task, TaskResult, JobEvent, Orchestrator, Worker, Checkpoint, JobMessage, DeadLetter,
+    WorkflowDefinition,
+    Job,
+    NodeState,
+    Task,
+    TaskResult,
+    JobEvent,
+    Orchestrator,
+    Worker,
+    Checkpoint,
+    JobMessage,
+    DeadLetter,
 )
 
 

@@ -26,7 +26,8 @@ class Succeeded(_OfNode):
     started_at: datetime
     finished_at: datetime
     worker_id: str
-    output: Any = None  # only for nodes of the definition, not for children
+    output: Any = None  # only for nodes of the definition, and only small ones
+    has_output: bool = True
 
 
 @dataclass(frozen=True, slots=True)

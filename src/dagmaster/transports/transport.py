@@ -13,7 +13,7 @@ from typing import Protocol
 @dataclass(frozen=True, slots=True)
 class Ticket:
     queue: str
-    task_id: str
+    task_id: str | None = None  # None: the queue as a whole
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The workflow language as models: what a definition holds once its YAML has been read and checked.
 
-A `Workflow` is stored as canonical JSON under its content hash, and a job runs on the definition that it started with. A node's
-`id` is its key under `nodes`. Templates are kept as written; `expressions` compiles them.
+A `Workflow` is stored as canonical JSON under its content hash, and a job runs on the definition it started with. A
+node's id is its key under `nodes`. Templates are kept as written; `expressions` compiles them.
 """
 
 import hashlib
@@ -9,9 +9,40 @@ from enum import StrEnum
 from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Tag,
+)
 
 NodeId = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,63}$")]
+
+
+def _as_tuple(value: Any) -> Any:
+    """A single name may stand for a list of one."""
+    if isinstance(value, str):
+        return (value,)
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _as_share(value: Any) -> Any:
+    """'10%' is the share 0.1."""
+    if isinstance(value, str) and value.endswith("%"):
+        try:
+            return float(value[:-1]) / 100
+        except ValueError:
+            return value
+    return value
+
+
+Names = Annotated[tuple[NodeId, ...], BeforeValidator(_as_tuple)]
 
 
 class Importance(StrEnum):
@@ -63,8 +94,8 @@ class Retry(_Part):
 
 
 class DependsOn(_Part):
-    all_of: tuple[NodeId, ...] = ()
-    any_of: tuple[NodeId, ...] = ()
+    all_of: Names = ()
+    any_of: Names = ()
 
 
 class Work(_Part):
@@ -79,7 +110,7 @@ class Work(_Part):
 
 
 class _Node(_Part):
-    next: tuple[NodeId, ...] = ()
+    next: Names = ()
     depends_on: DependsOn | None = None
     stage: str | None = None
     importance: Importance = Importance.CRITICAL
@@ -103,16 +134,20 @@ class Branch(_Part):
 
     condition: str | None = None
     default: bool = False
-    next: tuple[NodeId, ...]
+    next: Names
 
 
 class ConditionalNode(_Node):
     type: Literal["conditional"]
     condition: str | None = None
-    on_true: tuple[NodeId, ...] = ()
-    on_false: tuple[NodeId, ...] = ()
+    on_true: Names = ()
+    on_false: Names = ()
     condition_field: str | None = None
     branches: tuple[Branch, ...] = ()
+
+
+Tolerance = Annotated[NonNegativeInt | Annotated[float, Field(ge=0, le=1)], BeforeValidator(_as_share)]
+"""Failed children allowed: an integer is a number of them, a float a share of all."""
 
 
 class FanOutNode(_Node):
@@ -122,7 +157,7 @@ class FanOutNode(_Node):
     task: Work
     batch_size: PositiveInt | None = None
     max_parallel: PositiveInt | None = None
-    tolerate: NonNegativeInt | Annotated[float, Field(ge=0, le=1)] = 0
+    tolerate: Tolerance = 0
     label: str | None = None
 
 
@@ -138,9 +173,24 @@ class FanInNode(_Node):
     retry: Retry = Retry()
 
 
+AnyNode = StartNode | EndNode | TaskNode | ConditionalNode | FanOutNode | FanInNode
+
+
+def _type_of(node: Any) -> Any:
+    """A node with a handler and no type is a task."""
+    if not isinstance(node, dict):
+        return getattr(node, "type", None)
+    return node.get("type", "task" if "handler" in node else None)
+
+
 Node = Annotated[
-    StartNode | EndNode | TaskNode | ConditionalNode | FanOutNode | FanInNode,
-    Field(discriminator="type"),
+    Annotated[StartNode, Tag("start")]
+    | Annotated[EndNode, Tag("end")]
+    | Annotated[TaskNode, Tag("task")]
+    | Annotated[ConditionalNode, Tag("conditional")]
+    | Annotated[FanOutNode, Tag("fan_out")]
+    | Annotated[FanInNode, Tag("fan_in")],
+    Discriminator(_type_of),
 ]
 
 
@@ -164,14 +214,19 @@ class Workflow(_Part):
         return hashlib.sha256(orjson.dumps(self.body(), option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
-def work_of(node: StartNode | EndNode | TaskNode | ConditionalNode | FanOutNode | FanInNode) -> Work | None:
+def work_of(node: AnyNode) -> Work | None:
     """What of this node reaches a worker: a task itself, a fan_out's children, a fan_in's own handler."""
     match node:
         case TaskNode():
-            return Work(**{name: getattr(node, name) for name in Work.model_fields})
+            return _own_work(node)
         case FanOutNode():
             return node.task
         case FanInNode(handler=str()):
-            return Work(**{name: getattr(node, name) for name in Work.model_fields})
+            return _own_work(node)
         case _:
             return None
+
+
+def _own_work(node: TaskNode | FanInNode) -> Work:
+    # Already validated: constructing anew keeps planning cheap.
+    return Work.model_construct(**{name: getattr(node, name) for name in Work.model_fields})

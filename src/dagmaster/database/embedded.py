@@ -1,0 +1,411 @@
+"""A private PostgreSQL for one machine: no TCP port, its own data folder, ended with the process that started it.
+
+    <folder>/data         the cluster; made in data.new and renamed, so that a half-made one is never taken for it
+    <folder>/server.log   what the server says
+    <folder>/lock         held by every process of a running server, and by whoever prepares to start one
+    <socket folder>       short, because socket paths have 107 bytes; 0700, which is what makes `trust` safe
+
+As root the folder is /var/lib/dagmaster/<id> and the server runs as an unprivileged user, because it refuses root and
+because checkouts are often closed to everybody else. No folder that exists already is ever given other permissions.
+"""
+
+import contextlib
+import ctypes
+import fcntl
+import hashlib
+import os
+import pwd
+import re
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO, Literal, Self
+
+import psycopg
+
+from dagmaster.errors import Conflict, InvalidRequest, NotFound, Unavailable
+
+OLDEST_MAJOR = 15
+DATABASE = "dagmaster"
+SUPERUSER = "postgres"
+LONGEST_SOCKET_FOLDER = 107 - len("/.s.PGSQL.5432.lock")
+
+LARGEST_LOG_BYTES = 20_000_000
+
+# The folder is another user's, who must not lead root to a file elsewhere.
+_NO_DETOUR = os.O_NOFOLLOW | os.O_CLOEXEC
+_ROOT_HOME = Path("/var/lib/dagmaster")
+_PR_SET_PDEATHSIG = 1
+# Loaded here, since between fork and exec nothing may be imported.
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+StopMode = Literal["smart", "fast", "immediate"]
+_STOP_SIGNALS = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": signal.SIGQUIT}
+
+
+@dataclass(slots=True)
+class Cluster:
+    """One data folder and, while started, its server. `fast` gives up durability: for tests."""
+
+    folder: Path
+    socket_folder: Path
+    user: pwd.struct_passwd
+    fast: bool = False
+    start_timeout_seconds: float = 60.0
+    _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+
+    @classmethod
+    def at(
+        cls, data_folder: Path | None, name: str = "default", *, fast: bool = False, data_home: Path | None = None
+    ) -> Self:
+        """The cluster that belongs to a data folder, or the one called `name` where none is given.
+
+        `data_home` is where a normal user's data lives: XDG_DATA_HOME, or ~/.local/share.
+        """
+        identity = _identity(data_folder, name)
+        if os.geteuid() == 0:
+            folder, user = _ROOT_HOME / identity, _unprivileged_user(_ROOT_HOME / identity)
+        else:
+            home = data_home or Path.home() / ".local/share"
+            folder = data_folder.absolute() / "postgres" if data_folder else home / "dagmaster" / identity
+            user = pwd.getpwuid(os.geteuid())
+        return cls(folder, _socket_folder(identity), user, fast)
+
+    @property
+    def data(self) -> Path:
+        return self.folder / "data"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "server.log"
+
+    @property
+    def dsn(self) -> str:
+        return self.dsn_of(DATABASE)
+
+    def dsn_of(self, database: str) -> str:
+        return f"postgresql://{SUPERUSER}@/{database}?host={self.socket_folder}"
+
+    def is_running(self) -> bool:
+        return self.server_pid() is not None
+
+    def server_pid(self) -> int | None:
+        """The process that serves this folder. A pid file alone proves nothing: its number may be another's by now."""
+        pid = _pid_in(self.data / "postmaster.pid")
+        return pid if pid is not None and _serves(pid, self.data) else None
+
+    def ensure_initialised(self) -> None:
+        with self._lock():
+            self._initialise()
+
+    def start(self) -> None:
+        """Start the server and wait until it answers; it ends when this process does."""
+        if threading.current_thread() is not threading.main_thread():
+            # The kernel sends the death signal when the forking thread ends, not the process.
+            raise RuntimeError("a cluster is started from the main thread")
+        with self._lock() as lock:
+            self._initialise()
+            self._remove_leftovers()
+            self._launch(lock)
+        try:
+            self._wait_until_ready()
+            self._ensure_database()
+        except BaseException:
+            self.stop("immediate")
+            raise
+
+    def stop(self, mode: StopMode = "fast", patience_seconds: float = 30.0) -> None:
+        """End the server, whoever started it; harder if it takes longer than patience allows."""
+        pid = self._process.pid if self._process and self._process.poll() is None else self.server_pid()
+        if pid is not None:
+            for how, seconds in ((_STOP_SIGNALS[mode], patience_seconds), (signal.SIGQUIT, 15.0)):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, how)
+                if self._gone_within(seconds):
+                    break
+            else:
+                raise Unavailable(f"PostgreSQL (process {pid}) does not stop", code="cluster.stuck", pid=pid)
+        self._process = None
+
+    def remove(self) -> None:
+        """Stop the server and delete its data. For tests."""
+        self.stop("immediate")
+        shutil.rmtree(self.folder, ignore_errors=True)
+        shutil.rmtree(self.socket_folder, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.stop()
+
+    @contextlib.contextmanager
+    def _lock(self) -> Iterator[int]:
+        """Hold the folder. A server inherits the lock, so that it lasts until its very last process is gone."""
+        self._make_folder(self.folder)
+        descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | _NO_DETOUR, 0o600)
+        try:
+            self._acquire(descriptor)
+            if (pid := self.server_pid()) is not None:  # started by hand, without our lock
+                raise self._in_use(f"by process {pid}", pid=pid)
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def _acquire(self, descriptor: int, patience_seconds: float = 15.0) -> None:
+        begun = time.monotonic()
+        while True:
+            try:
+                return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                waited_seconds = time.monotonic() - begun
+                # Not at first sight: a server that was killed this moment still looks alive.
+                if waited_seconds > 0.5 and (pid := self.server_pid()) is not None:
+                    raise self._in_use(f"by process {pid}", pid=pid) from None
+                # No server: its last processes are ending after a crash, or another start is being prepared.
+                if waited_seconds > patience_seconds:
+                    raise self._in_use("by another process") from None
+                time.sleep(0.05)
+
+    def _in_use(self, by: str, **facts: int) -> Conflict:
+        return Conflict(
+            f"the PostgreSQL data in {self.folder} is in use {by}",
+            code="cluster.in-use",
+            hint="use the running platform, stop it, or choose another data folder",
+            **facts,
+        )
+
+    def _make_folder(self, folder: Path) -> None:
+        """Make a folder that only the server's user can enter, or see that an existing one is such."""
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(mode=0o700)
+        except FileExistsError:
+            pass
+        else:
+            os.chown(folder, self.user.pw_uid, self.user.pw_gid)
+        found = folder.lstat()
+        if found.st_uid != self.user.pw_uid or found.st_mode & 0o077 or not folder.is_dir():
+            raise Conflict(
+                f"{folder} is not a private folder of {self.user.pw_name}",
+                code="cluster.folder",
+                hint="remove it, or make it 0700 and that user's own",
+            )
+
+    def _initialise(self) -> None:
+        if self.data.exists():
+            return
+        unfinished = self.folder / "data.new"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        command = [self._binaries() / "initdb", "-D", unfinished, "-U", SUPERUSER, "-A", "trust"]
+        command += ["--encoding=UTF8", "--lc-collate=C", "--lc-ctype=C.UTF-8", "--data-checksums"]
+        command += ["--no-sync"] if self.fast else []
+        done = subprocess.run(command, **self._as_user(), capture_output=True, text=True, check=False)  # type: ignore[call-overload]
+        if done.returncode:
+            raise Unavailable(f"initdb in {unfinished} failed: {done.stderr.strip()[-1000:]}", code="cluster.initdb")
+        unfinished.rename(self.data)
+        _sync(self.folder)
+
+    def _remove_leftovers(self) -> None:
+        """Remove what a server left that lost its power, where its process number is another's by now.
+
+        Where it is nobody's, PostgreSQL itself sees that, and checks more than we can.
+        """
+        self._make_folder(self.socket_folder)
+        for leftover in (self.data / "postmaster.pid", self.socket_folder / ".s.PGSQL.5432.lock"):
+            pid = _pid_in(leftover)
+            if pid is None or Path("/proc", str(pid)).exists():
+                leftover.unlink(missing_ok=True)
+
+    def _launch(self, lock: int) -> None:
+        binaries = self._binaries()
+        command = [binaries / "postgres", "-D", self.data]
+        command += [part for name, value in self._settings(binaries) for part in ("-c", f"{name}={value}")]
+        with self._open_log() as log:
+            self._process = subprocess.Popen(  # type: ignore[call-overload]
+                command,
+                **self._as_user(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                pass_fds=(lock,),
+                start_new_session=True,
+                preexec_fn=_die_with(os.getpid()),  # noqa: PLW1509  only a system call, and no import, in the child
+            )
+
+    def _open_log(self) -> BinaryIO:
+        if self.log.exists() and self.log.stat().st_size > LARGEST_LOG_BYTES:
+            self.log.replace(self.log.with_suffix(".log.old"))
+        return os.fdopen(os.open(self.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _NO_DETOUR, 0o600), "ab")
+
+    def _settings(self, binaries: Path) -> Iterator[tuple[str, str]]:
+        """On the command line, so that a newer dagmaster brings its own to an older folder."""
+        yield from _SETTINGS.items()
+        yield "unix_socket_directories", str(self.socket_folder)
+        if self.fast:
+            yield from _FAST_SETTINGS.items()
+        if _has_library(binaries, "pg_stat_statements"):
+            yield "shared_preload_libraries", "pg_stat_statements"
+
+    def _as_user(self) -> dict[str, object]:
+        """How a child becomes the server's user, in a folder that this user can enter."""
+        if os.geteuid() != 0:
+            return {"cwd": "/"}
+        return {"cwd": "/", "user": self.user.pw_uid, "group": self.user.pw_gid, "extra_groups": [], "umask": 0o077}
+
+    def _wait_until_ready(self) -> None:
+        assert self._process is not None
+        deadline = time.monotonic() + self.start_timeout_seconds
+        while time.monotonic() < deadline:
+            if self._process.poll() is not None:
+                raise self._not_started(f"ended with {self._process.returncode}")
+            with contextlib.suppress(psycopg.OperationalError), self._superuser():
+                return
+            time.sleep(0.03)
+        raise self._not_started(f"did not answer within {self.start_timeout_seconds:.0f} s")
+
+    def _not_started(self, what: str) -> Unavailable:
+        tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-15:])
+        return Unavailable(f"PostgreSQL {what}; the end of {self.log}:\n{tail}", code="cluster.start")
+
+    def _superuser(self, database: str = "postgres") -> psycopg.Connection[tuple[object, ...]]:
+        return psycopg.connect(self.dsn_of(database), autocommit=True, connect_timeout=5)
+
+    def _ensure_database(self) -> None:
+        with self._superuser() as connection:
+            if not connection.execute("SELECT FROM pg_database WHERE datname = %s", [DATABASE]).rowcount:
+                connection.execute(f"CREATE DATABASE {DATABASE}")
+        with self._superuser(DATABASE) as connection:
+            missing = "SELECT FROM pg_available_extensions WHERE name = 'postgis' AND installed_version IS NULL"
+            if connection.execute(missing).rowcount:
+                connection.execute("CREATE EXTENSION postgis")
+
+    def _gone_within(self, seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while self.is_running() if self._process is None else self._process.poll() is None:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.02)
+        return True
+
+    def _binaries(self) -> Path:
+        version = self.data / "PG_VERSION"
+        return find_binaries(int(version.read_text()) if version.exists() else None)
+
+
+_SETTINGS = {
+    "listen_addresses": "",
+    "port": "5432",
+    "max_connections": "200",
+    "shared_buffers": "256MB",
+    "timezone": "UTC",
+    "log_timezone": "UTC",
+    "logging_collector": "off",
+    "log_line_prefix": "%m [%p] %a ",
+}
+_FAST_SETTINGS = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off"}
+
+
+def find_binaries(major: int | None = None) -> Path:
+    """The folder of the server's programs: of one major version, or the newest that will do."""
+    fit = ((version, folder) for version, folder in _installed() if version >= OLDEST_MAJOR)
+    found = {version: folder for version, folder in fit if major in {None, version}}
+    if not found:
+        wanted = f"PostgreSQL {major}" if major else f"PostgreSQL {OLDEST_MAJOR} or newer"
+        raise NotFound(
+            f"{wanted} is not installed",
+            code="cluster.no-postgres",
+            hint=f"apt-get install postgresql-{major or OLDEST_MAJOR}-postgis-3, or set DATABASE_URL to another server",
+        )
+    return found[max(found)]
+
+
+def _installed() -> Iterator[tuple[int, Path]]:
+    """Where a version is there twice the later one counts: Debian's own tree."""
+    candidates = [Path(found).resolve().parent for name in ("pg_config", "postgres") if (found := shutil.which(name))]
+    candidates += Path("/usr/lib/postgresql").glob("*/bin")
+    for folder in candidates:
+        if (folder / "postgres").exists() and (folder / "initdb").exists():
+            told = subprocess.run([folder / "postgres", "--version"], capture_output=True, text=True, check=False)
+            if version := re.search(r"\) (\d+)", told.stdout):
+                yield int(version[1]), folder
+
+
+def _has_library(binaries: Path, name: str) -> bool:
+    return any((binaries.parent / folder / f"{name}.so").exists() for folder in ("lib", "lib/postgresql"))
+
+
+def _identity(data_folder: Path | None, name: str) -> str:
+    if data_folder is None:
+        return name
+    digest = hashlib.sha256(os.fsencode(data_folder.absolute())).hexdigest()[:12]
+    return digest if name == "default" else f"{digest}-{name}"
+
+
+def _unprivileged_user(folder: Path) -> pwd.struct_passwd:
+    """Whoever owns the data already, else `postgres`, else `nobody`."""
+    with contextlib.suppress(FileNotFoundError, KeyError):
+        owner = pwd.getpwuid(folder.stat().st_uid)
+        if owner.pw_uid != 0:
+            return owner
+    for name in ("postgres", "nobody"):
+        with contextlib.suppress(KeyError):
+            return pwd.getpwnam(name)
+    raise NotFound("no unprivileged user to run PostgreSQL", code="cluster.no-user", hint="adduser --system postgres")
+
+
+def _socket_folder(identity: str) -> Path:
+    user = os.geteuid()
+    # What XDG_RUNTIME_DIR stands for wherever there is a login session.
+    session = Path("/run/user") / str(user)
+    if user == 0:
+        folder = Path("/run") / f"dagmaster-{identity}"
+    elif os.access(session, os.W_OK):
+        folder = session / f"dagmaster-{identity}"
+    else:
+        folder = Path("/tmp") / f"dagmaster-{user}-{identity}"  # noqa: S108  its owner and mode are checked before use
+    if len(os.fsencode(folder)) > LONGEST_SOCKET_FOLDER:
+        raise InvalidRequest(f"the cluster's name is too long for a socket: {identity}", code="cluster.name")
+    return folder
+
+
+def _pid_in(file: Path) -> int | None:
+    try:
+        return int(file.read_text().split("\n", 1)[0])
+    except (OSError, ValueError):
+        return None
+
+
+def _serves(pid: int, data: Path) -> bool:
+    """Whether this process is a PostgreSQL server that works in this folder."""
+    process = Path("/proc") / str(pid)
+    try:
+        program = Path(os.fsdecode((process / "cmdline").read_bytes().split(b"\0", 1)[0])).name
+        return program in {"postgres", "postmaster"} and (process / "cwd").samefile(data)
+    except OSError:
+        return False
+
+
+def _die_with(parent: int) -> Callable[[], None]:
+    """What a child does before it becomes the server: ask to be stopped when its parent dies, however that happens."""
+
+    def ask() -> None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGINT, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return ask
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,452 @@
+"""The ledger on PostgreSQL. Every statement is in `sql/`; this module passes values in and makes values of what comes back.
+
+One object holds one connection and is used by one loop at a time; whoever must not wait for another (leases, beats) has an object
+of its own. After a failure the connection is closed and the next call opens a fresh one: every call is safe to repeat.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import orjson
+from psycopg.rows import class_row, dict_row
+from psycopg.types.json import Jsonb
+
+from dagmaster import faults
+from dagmaster.database.connect import Connection, connect, translate_errors
+from dagmaster.database.ledger import (
+    LOADABLE_BYTES,
+    OVERRUN_GRACE_SECONDS,
+    SMALL_BYTES,
+    Advanced,
+    ChildResult,
+    Claim,
+    Decide,
+    Demand,
+    Exchange,
+    Held,
+    LoadedJob,
+    Look,
+    NewJob,
+    OrchestratorInfo,
+    Report,
+    Running,
+    Stirrings,
+    WorkerInfo,
+    opening_nodes,
+)
+from dagmaster.database.queries import query
+from dagmaster.errors import InvalidRequest, NotFound
+from dagmaster.jobs.changes import Changes
+from dagmaster.jobs.fan import INLINE_BYTES
+from dagmaster.jobs.model import Checkpoint, DeadLetter, JobMessage, NodeState, TaskMessage, task_id
+from dagmaster.jobs.news import Due, Failed, Lost, News, Overran, Returned, Started, Succeeded, Withdrawn
+from dagmaster.jobs.states import JobStatus, NodeStatus, TaskStatus
+from dagmaster.workflows.model import Workflow
+
+
+class PostgresLedger:
+    def __init__(self, dsn: str, role: str = "ledger") -> None:
+        self._dsn = dsn
+        self._role = role
+        self._connection: Connection | None = None
+        self._lock = asyncio.Lock()
+
+    async def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()
+
+    @asynccontextmanager
+    async def _connected(self) -> AsyncIterator[Connection]:
+        """The connection, for one call. It is given up when the call did not end well."""
+        async with self._lock:
+            if self._connection is None or self._connection.closed:
+                self._connection = await connect(self._dsn, role=self._role)
+            connection = self._connection
+            try:
+                with translate_errors():
+                    yield connection
+            except BaseException:
+                self._connection = None
+                await connection.close()
+                raise
+
+    async def _rows(self, name: str, values: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+        async with self._connected() as connection:
+            return await (await connection.execute(query(name), values, prepare=True)).fetchall()
+
+    # Submitting
+
+    async def create_jobs(self, jobs: Sequence[NewJob]) -> list[UUID]:
+        if not jobs:
+            return []
+        async with self._connected() as connection:
+            async with connection.transaction():
+                created = await _create(connection, jobs)
+                faults.reach("submit.before-commit")
+            faults.reach("submit.after-commit")
+        return created
+
+    async def enqueue_message(self, message_id: str, queue: str, body: Any) -> bool:
+        values = {"message_id": message_id, "queue": queue, "body": Jsonb(body)}
+        return bool(await self._rows("enqueue_message", values))
+
+    async def take_messages(
+        self, queue: str, limit: int, handle: Callable[[JobMessage], NewJob | DeadLetter]
+    ) -> list[UUID | str]:
+        async with self._connected() as connection, connection.transaction():
+            cursor = connection.cursor(row_factory=class_row(JobMessage))
+            messages = await (await cursor.execute(query("take_messages"), {"queue": queue, "limit": limit})).fetchall()
+            outcomes = [handle(message) for message in messages]
+            jobs = [outcome for outcome in outcomes if isinstance(outcome, NewJob)]
+            letters = [outcome for outcome in outcomes if isinstance(outcome, DeadLetter)]
+            created = await _create(connection, jobs) if jobs else []
+            if letters:
+                await connection.execute(
+                    query("insert_dead_letters"), {"letters": _json([letter.public() for letter in letters])}
+                )
+            return [*created, *(letter.message_id or "" for letter in letters)]
+
+    # Orchestrators
+
+    async def beat(self, orchestrator: OrchestratorInfo) -> None:
+        values = {name: getattr(orchestrator, name) for name in ("owner_id", "host", "pid", "software_version")}
+        await self._do("beat_orchestrator", {**values, "stats": Jsonb(orchestrator.stats)})
+
+    async def _do(self, name: str, values: Mapping[str, Any]) -> None:
+        async with self._connected() as connection:
+            await connection.execute(query(name), values)
+
+    async def claim_jobs(
+        self, owner_id: UUID, *, limit: int, orphan_after_seconds: float, patience_seconds: float
+    ) -> list[Claim]:
+        rows = await self._rows(
+            "claim_jobs",
+            {"owner_id": owner_id, "limit": limit, "orphan_after": orphan_after_seconds, "patience": patience_seconds},
+        )
+        faults.reach("orchestrator.claimed")
+        return [Claim(*row) for row in rows]
+
+    async def load_jobs(self, claims: Sequence[Claim]) -> list[LoadedJob]:
+        async with self._connected() as connection:
+            cursor = connection.cursor(row_factory=dict_row)
+            await cursor.execute(query("load_jobs"), {"job_ids": [claim.job_id for claim in claims]}, prepare=True)
+            jobs = await cursor.fetchall()
+            keys = [(job["job_id"], node_id) for job in jobs for node_id in job["body"]["nodes"]]
+            await cursor.execute(
+                query("load_nodes"),
+                {"job_ids": [key[0] for key in keys], "node_ids": [key[1] for key in keys], "small": SMALL_BYTES},
+                prepare=True,
+            )
+            nodes: dict[UUID, list[dict[str, Any]]] = defaultdict(list)
+            async for row in cursor:
+                nodes[row["job_id"]].append(row)
+        return [_loaded(job, nodes[job["job_id"]]) for job in jobs]
+
+    async def load_outputs(self, job_id: UUID, node_ids: Sequence[str]) -> dict[str, Any]:
+        outputs: dict[str, Any] = {}
+        async with self._connected() as connection:
+            rows = await (
+                await connection.execute(query("load_outputs"), {"job_id": job_id, "node_ids": list(node_ids)})
+            ).fetchall()
+            for node_id, output, reference in rows:
+                outputs[node_id] = (
+                    output if reference is None else await _resolve(connection, job_id, node_id, reference)
+                )
+        return outputs
+
+    async def stirrings(self, owner_id: UUID, *, sweep: bool, started_after_seconds: float = 0.2) -> Stirrings:
+        reported = tuple(row[0] for row in await self._rows("reported_jobs", {"owner_id": owner_id}))
+        if not sweep:
+            return Stirrings(reported)
+        rows = await self._rows(
+            "sweep_jobs",
+            {"owner_id": owner_id, "started_after": started_after_seconds, "overrun_grace": OVERRUN_GRACE_SECONDS},
+        )
+        return Stirrings(
+            reported,
+            overdue=tuple({row[1] for row in rows if row[0] == "overdue"}),
+            started=tuple(row[1] for row in rows if row[0] == "started"),
+            next_due_seconds=next((row[2] for row in rows if row[0] == "next"), None),
+        )
+
+    async def advance(self, owner_id: UUID, claims: Sequence[Claim], look: Look, decide: Decide) -> Advanced:
+        async with self._connected() as connection:
+            async with connection.transaction():
+                rows = await (
+                    await connection.execute(
+                        query("fence"),
+                        {
+                            "owner_id": owner_id,
+                            "job_ids": [claim.job_id for claim in claims],
+                            "tokens": [claim.token for claim in claims],
+                        },
+                        prepare=True,
+                    )
+                ).fetchall()
+                faults.reach("orchestrator.fenced")
+                held = [row[0] for row in rows]
+                news, has_more = await _take_news(connection, held, look)
+                changes = decide(Held({row[0]: row[1] for row in rows}, {row[0]: row[2] for row in rows}, news))
+                queues = await _apply(connection, [change for change in changes if not change.is_empty])
+                faults.reach("orchestrator.before-commit")
+            faults.reach("orchestrator.after-commit")
+        return Advanced(frozenset(claim.job_id for claim in claims).difference(held), has_more, queues)
+
+    async def release(self, owner_id: UUID, claims: Sequence[Claim]) -> int:
+        values = {
+            "owner_id": owner_id,
+            "job_ids": [claim.job_id for claim in claims],
+            "tokens": [claim.token for claim in claims],
+        }
+        return len(await self._rows("release_jobs", values))
+
+    async def retire(self, owner_id: UUID) -> int:
+        return len(await self._rows("retire_orchestrator", {"owner_id": owner_id}))
+
+    # Workers
+
+    async def beat_worker(self, worker: WorkerInfo) -> None:
+        values = {
+            name: getattr(worker, name) for name in ("worker_id", "host", "pid", "software_version", "worker_type")
+        }
+        lists = {"queues": list(worker.queues), "handlers": list(worker.handlers)}
+        await self._do("beat_worker", {**values, **lists, "stats": Jsonb(worker.stats)})
+
+    async def exchange(
+        self, worker_id: UUID, reports: Sequence[Report], demand: Demand, *, lease_seconds: float
+    ) -> Exchange:
+        rows = await self._rows(
+            "exchange",
+            {
+                "worker_id": worker_id,
+                "reports": _json(reports),
+                "queues": list(demand.queues),
+                "light_handlers": list(demand.light_handlers),
+                "light": demand.light,
+                "heavy_handlers": list(demand.heavy_handlers),
+                "heavy": demand.heavy,
+                "lease": lease_seconds,
+            },
+        )
+        claimed = tuple(_message(row) for row in rows if row[0] is not None)
+        late = tuple(task_id(row[1], row[2], row[3]) for row in rows if row[0] is None)
+        return Exchange(claimed, len(reports) - len(late), late)
+
+    async def renew(self, worker_id: UUID, held: Sequence[Running], *, lease_seconds: float) -> frozenset[str]:
+        rows = await self._rows("renew_leases", {"worker_id": worker_id, "held": _json(held), "lease": lease_seconds})
+        return frozenset(row[0] for row in rows)
+
+    async def retire_worker(self, worker_id: UUID) -> None:
+        await self._do("retire_worker", {"worker_id": worker_id})
+
+    # Handlers
+
+    async def read_results(self, job_id: UUID, node_id: str, offset: int, limit: int) -> list[ChildResult]:
+        rows = await self._rows(
+            "read_results", {"job_id": job_id, "node_id": node_id, "offset": offset, "limit": limit}
+        )
+        return [ChildResult(*row) for row in rows]
+
+    async def save_checkpoint(self, running: Running, name: str, data: Any) -> bool:
+        key = {"job_id": running.job_id, "node_id": running.node_id, "attempt": running.attempt}
+        return bool(await self._rows("save_checkpoint", {**key, "name": name, "data": Jsonb(data)}))
+
+    async def load_checkpoints(self, job_id: UUID, node_id: str) -> list[Checkpoint]:
+        async with self._connected() as connection:
+            cursor = connection.cursor(row_factory=class_row(Checkpoint))
+            await cursor.execute(query("load_checkpoints"), {"job_id": job_id, "node_id": node_id})
+            return await cursor.fetchall()
+
+    async def now(self) -> datetime:
+        return (await self._rows("clock", {}))[0][0]  # type: ignore[no-any-return]
+
+
+def _json(value: Any) -> str:
+    return orjson.dumps(value).decode()
+
+
+async def _create(connection: Connection, jobs: Sequence[NewJob]) -> list[UUID]:
+    definitions = {job.definition_hash: job for job in jobs}
+    await connection.execute(
+        query("insert_definitions"),
+        {
+            "definitions": _json(
+                [
+                    {
+                        "definition_hash": digest,
+                        "workflow_id": job.workflow.workflow_id,
+                        "workflow_version": job.workflow.version,
+                        "body": job.workflow.body(),
+                    }
+                    for digest, job in definitions.items()
+                ]
+            )
+        },
+        prepare=True,
+    )
+    rows = await connection.execute(
+        query("create_jobs"), {"jobs": _json([_new_row(job) for job in jobs])}, prepare=True
+    )
+    return [row[0] for row in await rows.fetchall()]
+
+
+def _new_row(job: NewJob) -> dict[str, Any]:
+    columns = (
+        "job_id", "definition_hash", "input_params", "priority", "correlation_id", "submitted_by", "callback_url",
+        "idempotency_key", "message_id",
+    )  # fmt: skip
+    return {
+        **{name: getattr(job, name) for name in columns},
+        "workflow_id": job.workflow.workflow_id,
+        "workflow_version": job.workflow.version,
+        "timeout_seconds": job.workflow.timeout_seconds,
+        "nodes": opening_nodes(job.workflow),
+    }
+
+
+def _loaded(job: dict[str, Any], rows: list[dict[str, Any]]) -> LoadedJob:
+    body = job.pop("body")
+    outputs = {row["node_id"]: row["output"] for row in rows if row.pop("has_output")}
+    return LoadedJob(
+        **{**job, "status": JobStatus(job["status"])},
+        workflow=Workflow.model_validate(body),
+        nodes=tuple(NodeState.model_construct(**{**row, "status": NodeStatus(row["status"])}) for row in rows),
+        outputs=outputs,
+    )
+
+
+async def _resolve(connection: Connection, job_id: UUID, node_id: str, reference: dict[str, Any]) -> Any:
+    """Load an output that is kept by reference, if a template may hold that much."""
+    if reference.get("bytes", 0) > LOADABLE_BYTES:
+        raise InvalidRequest(
+            f"the output of '{node_id}' has {reference['bytes']} bytes; a template may load {LOADABLE_BYTES}",
+            code="output.too-large",
+            hint="read the children's results with `results_of`",
+        )
+    if "results_of" not in reference:
+        raise NotFound(
+            f"the output of '{node_id}' is kept by a reference that is not understood", code="output.unknown-reference"
+        )
+    values = {"job_id": job_id, "fan_out": reference["results_of"], "aggregation": reference["aggregation"]}
+    row = await (await connection.execute(query("gather_again"), values)).fetchone()
+    return row[0] if row else None
+
+
+def _message(row: tuple[Any, ...]) -> TaskMessage:
+    return TaskMessage.model_construct(
+        task_id=row[0], job_id=row[1], node_id=row[2], attempt=row[3], handler=row[4], params=row[5] or {}, queue=row[6],
+        timeout_seconds=row[7], retry_count=row[8],
+    )  # fmt: skip
+
+
+# What happened
+
+
+async def _take_news(
+    connection: Connection, held: list[UUID], look: Look
+) -> tuple[dict[UUID, list[News]], frozenset[UUID]]:
+    news: dict[UUID, list[News]] = defaultdict(list)
+    if not held:
+        return news, frozenset()
+    per_job = max(50, look.limit // len(held))
+    values: dict[str, Any] = {"job_ids": held, "per_job": per_job, "small": SMALL_BYTES}
+    for row in await (await connection.execute(query("take_results"), values, prepare=True)).fetchall():
+        news[row[0]].append(_reported(row))
+    has_more = {job_id for job_id, items in news.items() if len(items) >= per_job}
+    for name, asked in _other_looks(held, look):
+        cursor = connection.cursor(row_factory=dict_row)
+        rows = await (await cursor.execute(query(name), asked, prepare=True)).fetchall()
+        for other in rows:
+            news[other["job_id"]].append(_other(other))
+        if len(rows) >= look.limit:
+            has_more |= {other["job_id"] for other in rows}
+    return news, frozenset(has_more)
+
+
+def _other_looks(held: list[UUID], look: Look) -> list[tuple[str, dict[str, Any]]]:
+    """The further statements this look needs. A job that is failing has its queued tasks and waits taken back."""
+    mine = set(held)
+    failing = list(mine & look.withdraw)
+    waiting = list(mine & (look.overdue | look.withdraw))
+    looks: list[tuple[str, dict[str, Any]]] = []
+    if mine & look.overdue:
+        looks.append(("take_overdue", {"job_ids": list(mine & look.overdue), "overrun_grace": OVERRUN_GRACE_SECONDS}))
+    if waiting:
+        looks.append(("take_waiting", {"job_ids": waiting, "failing": failing}))
+    if mine & look.started:
+        looks.append(("take_started", {"job_ids": list(mine & look.started)}))
+    if failing:
+        looks.append(("withdraw_tasks", {"job_ids": failing, "running_too": list(mine & look.withdraw_running)}))
+    return [(name, {**values, "limit": look.limit}) for name, values in looks]
+
+
+def _reported(row: tuple[Any, ...]) -> News:
+    (_, node_id, attempt, parent, index, was, retries, losses, _current, status, started, finished, worker, error,
+     has_output, output) = row  # fmt: skip
+    of_node = (node_id, attempt, parent, index, NodeStatus(was), retries, losses)
+    match TaskStatus(status):
+        case TaskStatus.SUCCEEDED:
+            return Succeeded(*of_node, started, finished, worker, output, has_output)
+        case TaskStatus.RETURNED:
+            return Returned(*of_node, started, finished, worker)
+        case _:
+            return Failed(*of_node, started, finished, worker, error or {"message": "failed without saying why"})
+
+
+def _other(row: dict[str, Any]) -> News:
+    of_node = (
+        row["node_id"], row["attempt"], row["parent"], row["index"], NodeStatus(row["was"]), row["retry_count"], row["loss_count"],
+    )  # fmt: skip
+    match row["kind"]:
+        case "lost":
+            return Lost(*of_node, row["started_at"], row["worker_id"])
+        case "overran":
+            return Overran(*of_node, row["started_at"], row["worker_id"], row["seconds"])
+        case "due":
+            return Due(*of_node)
+        case "started":
+            return Started(*of_node, row["started_at"], row["worker_id"])
+        case "withdrawn":
+            return Withdrawn(*of_node)
+        case kind:
+            raise AssertionError(f"a statement gave news of kind {kind}")
+
+
+# What was decided
+
+
+async def _apply(connection: Connection, changes: list[Changes]) -> frozenset[str]:
+    """Write the changes; answers the queues that got tasks."""
+    if not changes:
+        return frozenset()
+    promoted = [(change.job_id, node_id) for change in changes for node_id in dict.fromkeys(change.promoted)]
+    if promoted:
+        keys = {"job_ids": [key[0] for key in promoted], "node_ids": [key[1] for key in promoted]}
+        await connection.execute(query("promote_nodes"), keys, prepare=True)
+    row = await (await connection.execute(query("apply_changes"), {"changes": _json(changes)}, prepare=True)).fetchone()
+    assert row is not None
+    _check_counts(changes, row)
+    gatherings = [{"job_id": change.job_id, "node_id": g.node_id, "fan_out": g.fan_out, "aggregation": g.aggregation}
+                  for change in changes for g in change.gatherings]  # fmt: skip
+    if gatherings:
+        await connection.execute(query("gather_children"), {"gatherings": _json(gatherings), "inline": INLINE_BYTES})
+    return frozenset(row[5])
+
+
+def _check_counts(changes: list[Changes], row: tuple[Any, ...]) -> None:
+    """Each row that was decided on must have been there to be written. Anything else is a bug of ours: nothing is committed."""
+    wanted = (
+        sum(len(change.nodes) for change in changes),
+        sum(len(family) for change in changes for family in change.children.values()),
+        sum(len(change.tasks) + len(change.next_attempts) for change in changes),
+        sum(len(change.events) for change in changes),
+        len(changes),
+    )
+    if tuple(row[:5]) != wanted:
+        raise AssertionError(f"wrote (nodes, children, tasks, events, jobs) {tuple(row[:5])} instead of {wanted}")

@@ -1,0 +1,248 @@
+-- name: fence
+-- First statement of every orchestrator transaction: lock the jobs that are still ours, in id order. A job that is missing
+-- from the answer belongs to someone else now.
+SELECT j.job_id, j.epoch, j.last_sequence
+  FROM unnest(%(job_ids)s::uuid[], %(tokens)s::uuid[]) AS k (job_id, token)
+  JOIN dagapp.dag_jobs j
+    ON j.job_id = k.job_id
+ WHERE j.owner_id = %(owner_id)s AND j.claim_token = k.token AND j.status IN ('pending', 'running')
+ ORDER BY j.job_id
+   FOR NO KEY UPDATE OF j;
+
+-- name: take_results
+-- Mark reported results as handled and hand them over with the counters of their nodes, at most so many a job.
+WITH reported AS MATERIALIZED (
+    SELECT r.job_id, r.node_id, r.attempt
+      FROM unnest(%(job_ids)s::uuid[]) AS k (job_id)
+     CROSS JOIN LATERAL (
+           SELECT x.job_id, x.node_id, x.attempt
+             FROM dagapp.dag_task_results x
+            WHERE x.job_id = k.job_id AND NOT x.processed
+            LIMIT %(per_job)s) AS r
+)
+UPDATE dagapp.dag_task_results r
+   SET processed = true
+  FROM reported k
+  JOIN dagapp.dag_node_states n
+    ON n.job_id = k.job_id AND n.node_id = k.node_id
+ WHERE r.job_id = k.job_id AND r.node_id = k.node_id AND r.attempt = k.attempt
+RETURNING r.job_id, r.node_id, r.attempt, n.parent_node_id AS parent, n.fan_out_index AS index, n.status AS was,
+          n.retry_count, n.loss_count, n.attempt AS current_attempt, r.status, r.started_at, r.reported_at AS finished_at,
+          r.worker_id::text AS worker_id, r.error,
+          n.parent_node_id IS NULL AND coalesce(pg_column_size(r.output), 0) <= %(small)s AS has_output,
+          CASE WHEN n.parent_node_id IS NULL AND pg_column_size(r.output) <= %(small)s THEN r.output END AS output;
+
+-- name: take_overdue
+-- Tasks whose lease lapsed are lost, those past their time failed, those that waited too long in their queue cancelled.
+WITH late AS MATERIALIZED (
+    SELECT t.job_id, t.node_id, t.attempt, t.status,
+           t.lease_until < dagapp.clock() AS is_lost
+      FROM dagapp.dag_tasks t
+     WHERE t.job_id = ANY (%(job_ids)s::uuid[])
+       AND (t.status = 'running'
+            AND (t.lease_until < dagapp.clock()
+                 OR t.started_at + make_interval(secs => t.timeout_seconds + %(overrun_grace)s) < dagapp.clock())
+            OR t.status = 'queued' AND t.expires_at IS NOT NULL AND t.expires_at < dagapp.clock())
+     ORDER BY t.job_id, t.node_id, t.attempt
+     LIMIT %(limit)s
+       FOR NO KEY UPDATE
+), ended AS (
+    UPDATE dagapp.dag_tasks t
+       SET status = CASE WHEN late.status = 'queued' THEN 'cancelled' WHEN late.is_lost THEN 'lost' ELSE 'failed' END,
+           finished_at = dagapp.clock(),
+           lease_until = NULL
+      FROM late
+     WHERE t.job_id = late.job_id AND t.node_id = late.node_id AND t.attempt = late.attempt
+    RETURNING t.job_id, t.node_id, t.attempt, t.status, t.started_at, t.worker_id, t.timeout_seconds,
+              extract(epoch FROM t.expires_at - t.available_at)::float8 AS queue_seconds
+)
+SELECT CASE e.status WHEN 'lost' THEN 'lost' ELSE 'overran' END AS kind,
+       e.job_id, e.node_id, e.attempt, n.parent_node_id AS parent, n.fan_out_index AS index, n.status AS was,
+       n.retry_count, n.loss_count, e.started_at, e.worker_id::text AS worker_id,
+       CASE e.status WHEN 'cancelled' THEN e.queue_seconds ELSE e.timeout_seconds END AS seconds
+  FROM ended e
+  JOIN dagapp.dag_node_states n
+    ON n.job_id = e.job_id AND n.node_id = e.node_id;
+
+-- name: take_waiting
+-- Ready nodes whose wait is over; all waiting ones of jobs that are failing.
+SELECT 'due' AS kind, n.job_id, n.node_id, n.attempt, n.parent_node_id AS parent, n.fan_out_index AS index, n.status AS was,
+       n.retry_count, n.loss_count, NULL::timestamptz AS started_at, NULL AS worker_id, NULL::float8 AS seconds
+  FROM dagapp.dag_node_states n
+ WHERE n.job_id = ANY (%(job_ids)s::uuid[])
+   AND n.not_before IS NOT NULL
+   AND (n.not_before <= dagapp.clock() OR n.job_id = ANY (%(failing)s::uuid[]))
+ LIMIT %(limit)s;
+
+-- name: take_started
+-- Tasks that have run for a while although their nodes still show as dispatched.
+SELECT 'started' AS kind, n.job_id, n.node_id, t.attempt, n.parent_node_id AS parent, n.fan_out_index AS index, n.status AS was,
+       n.retry_count, n.loss_count, t.started_at, t.worker_id::text AS worker_id, NULL::float8 AS seconds
+  FROM dagapp.dag_tasks t
+  JOIN dagapp.dag_node_states n
+    ON n.job_id = t.job_id AND n.node_id = t.node_id AND n.status = 'dispatched'
+ WHERE t.job_id = ANY (%(job_ids)s::uuid[]) AND t.status = 'running'
+ LIMIT %(limit)s;
+
+-- name: withdraw_tasks
+-- Take tasks back that no worker has started (or, where a job is to fail fast, running ones too).
+WITH live AS MATERIALIZED (
+    SELECT t.job_id, t.node_id, t.attempt
+      FROM dagapp.dag_tasks t
+     WHERE t.job_id = ANY (%(job_ids)s::uuid[])
+       AND t.status IN ('queued', 'running')
+       AND (t.status = 'queued' OR t.job_id = ANY (%(running_too)s::uuid[]))
+     ORDER BY t.job_id, t.node_id, t.attempt
+     LIMIT %(limit)s
+       FOR NO KEY UPDATE
+), ended AS (
+    UPDATE dagapp.dag_tasks t
+       SET status = 'cancelled', finished_at = dagapp.clock(), lease_until = NULL
+      FROM live
+     WHERE t.job_id = live.job_id AND t.node_id = live.node_id AND t.attempt = live.attempt
+    RETURNING t.job_id, t.node_id, t.attempt, t.started_at, t.worker_id
+)
+SELECT 'withdrawn' AS kind, e.job_id, e.node_id, e.attempt, n.parent_node_id AS parent, n.fan_out_index AS index,
+       n.status AS was, n.retry_count, n.loss_count, e.started_at, e.worker_id::text AS worker_id, NULL::float8 AS seconds
+  FROM ended e
+  JOIN dagapp.dag_node_states n
+    ON n.job_id = e.job_id AND n.node_id = e.node_id;
+
+-- name: promote_nodes
+-- Nodes that pass through `ready` on their way to another state in this transaction: each step is a move of its own.
+UPDATE dagapp.dag_node_states n
+   SET status = 'ready', not_before = NULL, version = n.version + 1
+  FROM unnest(%(job_ids)s::uuid[], %(node_ids)s::text[]) AS k (job_id, node_id)
+ WHERE n.job_id = k.job_id AND n.node_id = k.node_id AND n.status <> 'ready';
+
+-- name: apply_changes
+-- Write what was decided for a set of fenced jobs: node states, children, tasks, events and the jobs themselves.
+WITH change AS MATERIALIZED (
+    SELECT (c ->> 'job_id')::uuid AS job_id, (c ->> 'epoch')::bigint AS epoch, (c ->> 'priority')::smallint AS priority,
+           (c ->> 'sequence')::bigint AS sequence, c
+      FROM jsonb_array_elements(%(changes)s::jsonb) AS c
+), moved AS (
+    UPDATE dagapp.dag_node_states n
+       SET status = m.status,
+           attempt = coalesce(m.attempt, n.attempt),
+           retry_count = coalesce(m.retry_count, n.retry_count),
+           loss_count = coalesce(m.loss_count, n.loss_count),
+           max_retries = coalesce(m.max_retries, n.max_retries),
+           reason = m.reason,
+           error = m.error,
+           error_message = m.error ->> 'message',
+           output = CASE WHEN m.takes_result THEN r.output ELSE coalesce(m.output, n.output) END,
+           output_ref = CASE WHEN m.takes_result THEN r.output_ref ELSE n.output_ref END,
+           input_params = coalesce(m.input_params, n.input_params),
+           not_before = CASE WHEN m.wait_seconds IS NOT NULL
+                             THEN dagapp.clock() + make_interval(secs => m.wait_seconds) END,
+           total = coalesce(m.total, n.total),
+           expanded = coalesce(m.expanded, n.expanded),
+           remaining = coalesce(m.total, n.remaining) - m.ended,
+           failed_count = CASE WHEN n.total IS NOT NULL OR m.total IS NOT NULL
+                               THEN coalesce(n.failed_count, 0) + m.ended_failed END,
+           cancelled_count = CASE WHEN n.total IS NOT NULL OR m.total IS NOT NULL
+                                  THEN coalesce(n.cancelled_count, 0) + m.ended_cancelled END,
+           dispatched_at = CASE WHEN m.status = 'dispatched' THEN dagapp.clock() ELSE n.dispatched_at END,
+           started_at = coalesce(m.started_at, n.started_at),
+           completed_at = CASE WHEN m.status IN ('completed', 'failed', 'skipped', 'cancelled')
+                               THEN coalesce(m.finished_at, n.completed_at, dagapp.clock()) END,
+           version = n.version + 1
+      FROM change
+     CROSS JOIN LATERAL jsonb_to_recordset(change.c -> 'nodes')
+           AS m (node_id text, status text, attempt int, retry_count int, loss_count int, max_retries int, reason text,
+                 error jsonb, output jsonb, takes_result boolean, input_params jsonb, wait_seconds float8, total int,
+                 expanded int, ended int, ended_failed int, ended_cancelled int, started_at timestamptz,
+                 finished_at timestamptz)
+      LEFT JOIN dagapp.dag_task_results r
+        ON m.takes_result AND r.job_id = change.job_id AND r.node_id = m.node_id AND r.attempt = m.attempt
+     WHERE n.job_id = change.job_id AND n.node_id = m.node_id
+    RETURNING 1
+), born AS (
+    INSERT INTO dagapp.dag_node_states
+           (job_id, node_id, status, parent_node_id, fan_out_index, label, attempt, max_retries, dispatched_at)
+    SELECT change.job_id, b.node_id, 'dispatched', family.key, b.index, b.label, 1, b.max_retries, dagapp.clock()
+      FROM change
+     CROSS JOIN LATERAL jsonb_each(change.c -> 'children') AS family
+     CROSS JOIN LATERAL jsonb_to_recordset(family.value)
+           AS b (node_id text, index int, label text, max_retries int)
+    RETURNING 1
+), queued AS (
+    INSERT INTO dagapp.dag_tasks
+           (job_id, node_id, attempt, queue, handler, priority, status, params, timeout_seconds, retry_count, expires_at)
+    SELECT change.job_id, t.node_id, t.attempt, t.queue, t.handler, change.priority, 'queued', t.params,
+           t.timeout_seconds, t.retry_count, dagapp.clock() + make_interval(secs => t.queue_timeout_seconds)
+      FROM change
+     CROSS JOIN LATERAL jsonb_to_recordset(change.c -> 'tasks')
+           AS t (node_id text, attempt int, queue text, handler text, params jsonb, timeout_seconds float8,
+                 retry_count int, queue_timeout_seconds float8)
+    RETURNING queue
+), queued_again AS (
+    INSERT INTO dagapp.dag_tasks
+           (job_id, node_id, attempt, queue, handler, priority, status, params, params_ref, timeout_seconds, retry_count,
+            expires_at)
+    SELECT p.job_id, p.node_id, a.attempt, p.queue, p.handler, p.priority, 'queued', p.params, p.params_ref,
+           p.timeout_seconds, a.retry_count, dagapp.clock() + (p.expires_at - p.available_at)
+      FROM change
+     CROSS JOIN LATERAL jsonb_to_recordset(change.c -> 'next_attempts')
+           AS a (node_id text, attempt int, retry_count int)
+      JOIN dagapp.dag_tasks p
+        ON p.job_id = change.job_id AND p.node_id = a.node_id AND p.attempt = a.attempt - 1
+    RETURNING queue
+), told AS (
+    INSERT INTO dagapp.dag_job_events
+           (job_id, sequence, node_id, event_type, event_status, attempt, epoch, event_data, created_at)
+    SELECT change.job_id, e.sequence, e.node_id, e.type, e.status, e.attempt, change.epoch, e.data,
+           coalesce(e.at, dagapp.clock())
+      FROM change
+     CROSS JOIN LATERAL jsonb_to_recordset(change.c -> 'events')
+           AS e (sequence bigint, type text, node_id text, status text, attempt int, data jsonb, at timestamptz)
+    RETURNING 1
+), jobs AS (
+    UPDATE dagapp.dag_jobs j
+       SET last_sequence = change.sequence,
+           status = coalesce(m.status, j.status),
+           started_at = CASE WHEN m.status = 'running' THEN dagapp.clock() ELSE j.started_at END,
+           completed_at = CASE WHEN m.status <> 'running' THEN dagapp.clock() ELSE j.completed_at END,
+           result_data = coalesce(m.result_data, j.result_data),
+           error_message = coalesce(m.error_message, j.error_message),
+           owner_id = CASE WHEN m.status <> 'running' THEN NULL ELSE j.owner_id END,
+           claim_token = CASE WHEN m.status <> 'running' THEN NULL ELSE j.claim_token END,
+           owner_heartbeat_at = dagapp.clock(),
+           updated_at = dagapp.clock(),
+           version = j.version + 1
+      FROM change
+      LEFT JOIN LATERAL jsonb_to_record(change.c -> 'job_moves' -> 0)
+           AS m (status text, result_data jsonb, error_message text)
+        ON true
+     WHERE j.job_id = change.job_id
+    RETURNING 1
+)
+SELECT (SELECT count(*) FROM moved) AS moved,
+       (SELECT count(*) FROM born) AS born,
+       (SELECT count(*) FROM queued) + (SELECT count(*) FROM queued_again) AS queued,
+       (SELECT count(*) FROM told) AS told,
+       (SELECT count(*) FROM jobs) AS jobs,
+       ARRAY(SELECT queue FROM queued UNION SELECT queue FROM queued_again) AS queues;
+
+-- name: gather_children
+-- Fill in the output of fan_ins that this transaction completed, from their children's rows, in index order. What would be
+-- too large to keep twice stays a reference to those rows.
+WITH wanted AS MATERIALIZED (
+    SELECT g.*
+      FROM jsonb_to_recordset(%(gatherings)s::jsonb) AS g (job_id uuid, node_id text, fan_out text, aggregation text)
+), gathered AS (
+    SELECT w.job_id, w.node_id, w.fan_out, w.aggregation, dagapp.gather(w.job_id, w.fan_out, w.aggregation) AS output
+      FROM wanted w
+)
+UPDATE dagapp.dag_node_states n
+   SET output = CASE WHEN octet_length(g.output::text) <= %(inline)s THEN g.output END,
+       output_ref = CASE WHEN octet_length(g.output::text) > %(inline)s
+                         THEN jsonb_build_object('results_of', g.fan_out, 'aggregation', g.aggregation,
+                                                 'bytes', octet_length(g.output::text)) END
+  FROM gathered g
+ WHERE n.job_id = g.job_id AND n.node_id = g.node_id;
+
+-- name: gather_again
+-- What a fan_in that is kept by reference stands for.
+SELECT dagapp.gather(%(job_id)s, %(fan_out)s, %(aggregation)s) AS output;

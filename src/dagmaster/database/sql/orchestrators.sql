@@ -1,0 +1,149 @@
+-- name: beat_orchestrator
+-- Show that an orchestrator lives.
+INSERT INTO dagapp.orchestrators AS o (owner_id, host, pid, software_version, stats)
+VALUES (%(owner_id)s, %(host)s, %(pid)s, %(software_version)s, %(stats)s)
+    ON CONFLICT (owner_id) DO UPDATE
+   SET heartbeat_at = dagapp.clock(), stats = excluded.stats;
+
+-- name: claim_jobs
+-- Take jobs that nobody owns or whose owner is silent, up to a fair share; beyond it only those that have waited too long.
+-- A missing owner row counts as a dead owner. Materialized, so that LIMIT is honoured exactly once.
+WITH alive AS (
+    SELECT owner_id
+      FROM dagapp.orchestrators
+     WHERE heartbeat_at > dagapp.clock() - make_interval(secs => %(orphan_after)s)
+), load AS (
+    SELECT count(*) AS active,
+           count(*) FILTER (WHERE owner_id = %(owner_id)s) AS mine
+      FROM dagapp.dag_jobs
+     WHERE status IN ('pending', 'running')
+), share AS (
+    SELECT greatest(0, least(%(limit)s, ceil(active::float8 / greatest(1, (SELECT count(*) FROM alive))) - mine))::int AS room
+      FROM load
+), candidates AS MATERIALIZED (
+    SELECT j.job_id
+      FROM dagapp.dag_jobs j
+     CROSS JOIN share
+     WHERE j.status IN ('pending', 'running')
+       AND (j.owner_id IS NULL OR NOT EXISTS (SELECT 1 FROM alive a WHERE a.owner_id = j.owner_id))
+       AND (share.room > 0 OR j.updated_at < dagapp.clock() - make_interval(secs => %(patience)s))
+     ORDER BY j.priority DESC, j.job_id
+     LIMIT (SELECT CASE WHEN room > 0 THEN room ELSE %(limit)s END FROM share)
+       FOR NO KEY UPDATE OF j SKIP LOCKED
+)
+UPDATE dagapp.dag_jobs j
+   SET owner_id = %(owner_id)s,
+       claim_token = gen_random_uuid(),
+       epoch = j.epoch + 1,
+       owner_heartbeat_at = dagapp.clock(),
+       updated_at = dagapp.clock(),
+       version = j.version + 1
+  FROM candidates c
+ WHERE j.job_id = c.job_id
+RETURNING j.job_id, j.claim_token AS token, j.epoch;
+
+-- name: load_jobs
+-- Claimed jobs with their definitions.
+SELECT j.job_id, j.status, j.definition_hash, j.input_params, j.priority, j.correlation_id, j.submitted_by, d.body
+  FROM dagapp.dag_jobs j
+  JOIN dagapp.dag_workflow_definitions d USING (definition_hash)
+ WHERE j.job_id = ANY (%(job_ids)s::uuid[]);
+
+-- name: load_nodes
+-- The nodes of a job's definition, by whole key so that children are never read. Small outputs come along.
+SELECT n.job_id, n.node_id, n.status, n.attempt, n.retry_count, n.loss_count, n.reason, n.total, n.expanded, n.remaining,
+       n.failed_count, n.cancelled_count,
+       (n.status = 'completed' AND n.output_ref IS NULL AND coalesce(pg_column_size(n.output), 0) <= %(small)s) AS has_output,
+       CASE WHEN coalesce(pg_column_size(n.output), 0) <= %(small)s THEN n.output END AS output
+  FROM unnest(%(job_ids)s::uuid[], %(node_ids)s::text[]) AS k (job_id, node_id)
+  JOIN dagapp.dag_node_states n
+    ON n.job_id = k.job_id AND n.node_id = k.node_id;
+
+-- name: load_outputs
+-- The outputs of some nodes of a job.
+SELECT node_id, output, output_ref
+  FROM dagapp.dag_node_states
+ WHERE job_id = %(job_id)s AND node_id = ANY (%(node_ids)s::text[]) AND status = 'completed';
+
+-- name: reported_jobs
+-- Which of an owner's jobs have results that nobody has handled yet.
+SELECT j.job_id
+  FROM dagapp.dag_jobs j
+ WHERE j.owner_id = %(owner_id)s
+   AND j.status IN ('pending', 'running')
+   AND EXISTS (SELECT 1 FROM dagapp.dag_task_results r WHERE r.job_id = j.job_id AND NOT r.processed);
+
+-- name: sweep_jobs
+-- Which of an owner's jobs have lapsed leases, tasks past their time, waits that are over, or tasks to show as running.
+WITH mine AS MATERIALIZED (
+    SELECT job_id
+      FROM dagapp.dag_jobs
+     WHERE owner_id = %(owner_id)s AND status IN ('pending', 'running')
+), running AS (
+    SELECT t.job_id, t.node_id, t.started_at,
+           t.lease_until < dagapp.clock()
+           OR t.started_at + make_interval(secs => t.timeout_seconds + %(overrun_grace)s) < dagapp.clock() AS is_overdue
+      FROM mine
+      JOIN dagapp.dag_tasks t
+        ON t.job_id = mine.job_id AND t.status = 'running'
+), waits AS (
+    SELECT n.job_id, n.not_before
+      FROM mine
+      JOIN dagapp.dag_node_states n
+        ON n.job_id = mine.job_id AND n.not_before IS NOT NULL
+)
+SELECT 'overdue' AS kind, job_id, NULL::float8 AS seconds FROM running WHERE is_overdue GROUP BY job_id
+ UNION ALL
+SELECT 'overdue', job_id, NULL FROM waits WHERE not_before <= dagapp.clock() GROUP BY job_id
+ UNION ALL
+SELECT 'overdue', t.job_id, NULL
+  FROM mine
+  JOIN dagapp.dag_tasks t
+    ON t.job_id = mine.job_id AND t.status = 'queued' AND t.expires_at IS NOT NULL AND t.expires_at < dagapp.clock()
+ GROUP BY t.job_id
+ UNION ALL
+SELECT 'started', r.job_id, NULL
+  FROM running r
+  JOIN dagapp.dag_node_states n
+    ON n.job_id = r.job_id AND n.node_id = r.node_id AND n.status = 'dispatched'
+ WHERE r.started_at < dagapp.clock() - make_interval(secs => %(started_after)s)
+ GROUP BY r.job_id
+ UNION ALL
+SELECT 'next', NULL, extract(epoch FROM min(not_before) - dagapp.clock())::float8
+  FROM waits
+ WHERE not_before > dagapp.clock()
+HAVING count(*) > 0;
+
+-- name: release_jobs
+-- Give jobs back, if they are still ours.
+WITH held AS MATERIALIZED (
+    SELECT j.job_id
+      FROM unnest(%(job_ids)s::uuid[], %(tokens)s::uuid[]) AS k (job_id, token)
+      JOIN dagapp.dag_jobs j
+        ON j.job_id = k.job_id AND j.owner_id = %(owner_id)s AND j.claim_token = k.token
+     ORDER BY j.job_id
+       FOR NO KEY UPDATE OF j
+)
+UPDATE dagapp.dag_jobs j
+   SET owner_id = NULL, claim_token = NULL, updated_at = dagapp.clock(), version = j.version + 1
+  FROM held
+ WHERE j.job_id = held.job_id
+RETURNING j.job_id;
+
+-- name: retire_orchestrator
+-- A clean stop: every job of this owner is free at once, and the instance is forgotten.
+WITH gone AS (
+    DELETE FROM dagapp.orchestrators
+     WHERE owner_id = %(owner_id)s
+), held AS MATERIALIZED (
+    SELECT job_id
+      FROM dagapp.dag_jobs
+     WHERE owner_id = %(owner_id)s AND status IN ('pending', 'running')
+     ORDER BY job_id
+       FOR NO KEY UPDATE
+)
+UPDATE dagapp.dag_jobs j
+   SET owner_id = NULL, claim_token = NULL, updated_at = dagapp.clock(), version = j.version + 1
+  FROM held
+ WHERE j.job_id = held.job_id
+RETURNING j.job_id;

@@ -1,0 +1,86 @@
+-- name: insert_definitions
+-- Keep each definition once, under the hash of its content. In key order, because concurrent submitters wait for each other.
+INSERT INTO dagapp.dag_workflow_definitions (definition_hash, workflow_id, workflow_version, body)
+SELECT d.definition_hash, d.workflow_id, d.workflow_version, d.body
+  FROM jsonb_to_recordset(%(definitions)s::jsonb)
+       AS d (definition_hash text, workflow_id text, workflow_version text, body jsonb)
+ ORDER BY d.definition_hash
+    ON CONFLICT DO NOTHING;
+
+-- name: create_jobs
+-- Jobs, their nodes and their first events in one statement. A job or message that is known already is left as it is.
+WITH asked AS MATERIALIZED (
+    SELECT a.*
+      FROM jsonb_to_recordset(%(jobs)s::jsonb)
+           AS a (job_id uuid, workflow_id text, workflow_version text, definition_hash text, input_params jsonb,
+                 priority int, correlation_id text, submitted_by text, callback_url text, idempotency_key text,
+                 message_id text, timeout_seconds float8, nodes jsonb)
+), created AS (
+    INSERT INTO dagapp.dag_jobs
+           (job_id, workflow_id, workflow_version, definition_hash, status, input_params, priority, correlation_id,
+            submitted_by, callback_url, idempotency_key, message_id, deadline_at, last_sequence)
+    SELECT job_id, workflow_id, workflow_version, definition_hash, 'pending', input_params, priority, correlation_id,
+           submitted_by, callback_url, idempotency_key, message_id,
+           dagapp.clock() + make_interval(secs => timeout_seconds), 2
+      FROM asked
+     ORDER BY job_id
+        ON CONFLICT DO NOTHING
+    RETURNING job_id
+), nodes AS (
+    INSERT INTO dagapp.dag_node_states (job_id, node_id, status, max_retries)
+    SELECT a.job_id, n.node_id, n.status, n.max_retries
+      FROM created
+      JOIN asked a USING (job_id)
+     CROSS JOIN LATERAL jsonb_to_recordset(a.nodes) AS n (node_id text, status text, max_retries int)
+    RETURNING job_id, node_id, status
+), events AS (
+    INSERT INTO dagapp.dag_job_events (job_id, sequence, node_id, event_type, event_status, epoch, event_data)
+    SELECT a.job_id, 1, NULL, 'job_created', 'pending', 0,
+           jsonb_build_object(
+               'workflow_id', a.workflow_id,
+               'definition_hash', a.definition_hash,
+               'nodes', (SELECT jsonb_agg(n ->> 'node_id') FROM jsonb_array_elements(a.nodes) AS n))
+      FROM created
+      JOIN asked a USING (job_id)
+     UNION ALL
+    SELECT job_id, 2, node_id, 'node_ready', 'ready', 0, NULL
+      FROM nodes
+     WHERE status = 'ready'
+)
+SELECT job_id
+  FROM created;
+
+-- name: job_of_message
+-- The job that a message became, if any.
+SELECT job_id
+  FROM dagapp.dag_jobs
+ WHERE message_id = %(message_id)s;
+
+-- name: enqueue_message
+-- Put a submission into the queue; the same message id is the same submission.
+INSERT INTO dagapp.dag_job_messages (message_id, queue, body)
+VALUES (%(message_id)s, %(queue)s, %(body)s)
+    ON CONFLICT DO NOTHING
+RETURNING message_id;
+
+-- name: take_messages
+-- Take waiting submissions out of the queue; they are gone with the transaction that turns them into jobs.
+WITH waiting AS MATERIALIZED (
+    SELECT message_id
+      FROM dagapp.dag_job_messages
+     WHERE queue = %(queue)s
+     ORDER BY enqueued_at
+     LIMIT %(limit)s
+       FOR UPDATE SKIP LOCKED
+)
+DELETE FROM dagapp.dag_job_messages m
+ USING waiting w
+ WHERE m.message_id = w.message_id
+RETURNING m.message_id, m.queue, m.body, m.enqueued_at;
+
+-- name: insert_dead_letters
+-- Keep messages that can't be used, with the reason.
+INSERT INTO dagapp.dag_dead_letters (queue, message_id, reason, description, body)
+SELECT d.queue, d.message_id, d.reason, d.description, d.body
+  FROM jsonb_to_recordset(%(letters)s::jsonb)
+       AS d (queue text, message_id text, reason text, description text, body jsonb);

@@ -1,0 +1,182 @@
+"""How a handler is called: what it takes, what it may return.
+
+Shared by both ways of running one: in the worker's loop and in a process of its own. A handler is `handler(ctx)` or
+`handler(ctx, params: Model)`; it returns JSON values, a Pydantic model or a HandlerResult. What jsonb can't hold
+is refused here, with the path to it, instead of failing in the database for a whole batch of reports.
+"""
+
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, get_type_hints
+
+import orjson
+from pydantic import BaseModel, ValidationError
+
+from dagmaster.errors import HandlerFailed, Unavailable, UnfitData
+from dagmaster.handlers.context import HandlerResult
+from dagmaster.handlers.registry import Registration
+
+MAX_OUTPUT_BYTES = 100 * 1024 * 1024
+MAX_DEPTH = 200  # orjson stops at 254, and a result travels inside a frame
+UNLOADABLE = "handler.unloadable"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A resolved handler: its function, and the model of its params if it names one."""
+
+    function: Callable[..., Any]
+    takes_params: bool = False
+    model: type[BaseModel] | None = None
+
+    def parse(self, params: dict[str, Any]) -> Any:
+        """The params as the handler wants them; what doesn't fit is the data's fault, told by the field's name."""
+        if self.model is None:
+            return params
+        try:
+            return self.model.model_validate(params)
+        except ValidationError as error:
+            raise _unfit(error) from None
+
+    def call(self, context: Any, params: Any) -> Any:
+        return self.function(context, params) if self.takes_params else self.function(context)
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """What a handler returned, as plain JSON types."""
+
+    output: Any = None
+    metrics: dict[str, Any] | None = None
+    encoded: bytes = b"null"
+
+
+_NOTHING = Returned()
+
+
+def plan(registration: Registration) -> Plan:
+    """Import the handler and read its signature."""
+    try:
+        function = registration.resolve()
+    except (ImportError, AttributeError, SyntaxError) as error:
+        raise Unavailable(
+            f"this worker can't load handler '{registration.name}' from {registration.target}: {error}",
+            code=UNLOADABLE, hint="install what it imports where it shall run",
+        ) from error
+    if inspect.iscoroutinefunction(function) != registration.is_async:
+        kind = "async" if registration.is_async else "plain"
+        problem = f"handler '{registration.name}' is registered as {kind}, wrongly"
+        raise HandlerFailed(problem, code="handler.bad-target")
+    return _read_signature(function)
+
+
+def _read_signature(function: Callable[..., Any]) -> Plan:
+    parameters = list(inspect.signature(function).parameters.values())
+    if len(parameters) < 2 or parameters[1].kind is inspect.Parameter.KEYWORD_ONLY:
+        return Plan(function)
+    annotation = get_type_hints(function).get(parameters[1].name)
+    is_model = isinstance(annotation, type) and issubclass(annotation, BaseModel)
+    return Plan(function, True, annotation if is_model else None)
+
+
+def _unfit(error: ValidationError) -> UnfitData:
+    # Without the values: they may hold secrets.
+    problems = error.errors(include_input=False, include_url=False, include_context=False)
+    lines = [f"{'.'.join(['params', *map(str, problem['loc'])])}: {problem['msg']}" for problem in problems]
+    return UnfitData("; ".join(lines), code="params.invalid", fields=[".".join(map(str, p["loc"])) for p in problems])
+
+
+def accept(returned: Any) -> Returned:
+    """Check what a handler returned; raises HandlerFailed for what can't be stored or says it failed."""
+    if returned is None:
+        return _NOTHING
+    metrics = None
+    if isinstance(returned, HandlerResult):
+        if not returned.success:
+            raise HandlerFailed(returned.error_message or "the handler reported a failure without saying why")
+        returned, metrics = returned.output, to_json(returned.metrics, "metrics")
+    output = to_json(returned, "output")
+    encoded = orjson.dumps(output)
+    if len(encoded) > MAX_OUTPUT_BYTES:
+        raise HandlerFailed(
+            f"the output has {len(encoded):,} bytes, more than the {MAX_OUTPUT_BYTES:,} allowed",
+            code="handler.output-too-large", size_bytes=len(encoded), limit_bytes=MAX_OUTPUT_BYTES,
+            hint="write it to storage and return where it is",
+        )
+    return Returned(output, metrics, encoded)
+
+
+def to_json(value: Any, path: str, depth: int = 0) -> Any:
+    """The value as plain JSON types that jsonb can hold; HandlerFailed names the path to what it can't."""
+    kind = type(value)
+    if value is None or kind is bool:
+        return value
+    if kind is str:
+        return _text(value, path)
+    if kind is int or kind is float:
+        return _number(value, path)
+    if depth >= MAX_DEPTH:
+        raise _bad(path[:200], f"is nested more than {MAX_DEPTH} levels deep")
+    if isinstance(value, dict):
+        return {_key(key, path): to_json(item, f"{path}.{key}", depth + 1) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_json(item, f"{path}[{index}]", depth + 1) for index, item in enumerate(value)]
+    if isinstance(value, BaseModel):
+        return to_json(_dump(value, path), path, depth + 1)
+    return _from_subclass(value, path)
+
+
+def _from_subclass(value: Any, path: str) -> Any:
+    """Enums and numpy's float64 are strings and numbers in disguise; everything else is refused."""
+    if isinstance(value, str):
+        return _text(str.__str__(value), path)
+    if isinstance(value, int):
+        return _number(int(value), path)
+    if isinstance(value, float):
+        return _number(float(value), path)
+    problem = f"is a {type(value).__qualname__}, which JSON can't hold"
+    raise _bad(path, problem, hint="return JSON values or a Pydantic model")
+
+
+def _dump(model: BaseModel, path: str) -> Any:
+    try:
+        return model.model_dump(mode="json")  # keeps NaN, which is then found by its path
+    except (ValueError, TypeError) as error:
+        raise _bad(path, f"can't be written as JSON: {error}") from None
+
+
+def _text(value: str, path: str) -> str:
+    if "\x00" in value:
+        raise _bad(path, "contains a NUL character, which jsonb can't hold")
+    if not value.isascii() and _has_surrogates(value):
+        raise _bad(path, "is not valid Unicode (it has a lone surrogate)")
+    return value
+
+
+def _has_surrogates(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def _number(value: float, path: str) -> float:
+    if type(value) is float:
+        if not math.isfinite(value):
+            raise _bad(path, f"is {value}, which JSON can't hold", hint="return None for a missing number")
+    elif not -(1 << 63) <= value < 1 << 64:
+        raise _bad(path, "is an integer of more than 64 bits", hint="return it as a string")
+    return value
+
+
+def _key(key: Any, path: str) -> str:
+    if not isinstance(key, str):
+        raise _bad(path, f"has the key {key!r}, which is not a string")
+    return _text(str.__str__(key), path)
+
+
+def _bad(path: str, problem: str, hint: str | None = None) -> HandlerFailed:
+    return HandlerFailed(f"{path} {problem}", code="handler.bad-output", hint=hint, path=path)

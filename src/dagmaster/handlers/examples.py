@@ -1,0 +1,195 @@
+"""Handlers for tests, demonstrations and as examples of how to write one [H3]."""
+
+import asyncio
+import ctypes
+import hashlib
+import os
+import random
+import signal
+import time
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from dagmaster.errors import DagmasterError, HandlerFailed, Unavailable, UnfitData
+from dagmaster.handlers.context import Context, SyncContext
+
+CHECK_SECONDS = 0.1
+SURE_AFTER_RETRIES = 4
+
+
+async def echo(ctx: Context) -> dict[str, Any]:
+    return {"echoed_params": ctx.params}
+
+
+async def noop(_ctx: Context) -> None:
+    """The least a handler can do."""
+
+
+class HelloParams(BaseModel):
+    name: str = "World"
+
+
+async def hello_world(_ctx: Context, params: HelloParams) -> dict[str, str]:
+    return {"message": f"Hello, {params.name}!"}
+
+
+class SleepParams(BaseModel):
+    seconds: float = Field(1.0, ge=0)
+
+
+async def sleep(ctx: Context, params: SleepParams) -> dict[str, float]:
+    """Sleep in short naps, so that a cancel or a shutdown is noticed."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + params.seconds
+    while (left := end - loop.time()) > 0:
+        if ctx.cancelled or ctx.shutting_down:
+            raise ctx.give_back()
+        ctx.progress(1 - left / params.seconds)
+        await asyncio.sleep(min(CHECK_SECONDS, left))
+    return {"slept_seconds": params.seconds}
+
+
+def sleep_blocking(_ctx: SyncContext, params: SleepParams) -> dict[str, float]:
+    """Sleep as a library call would: deaf until it is over."""
+    time.sleep(params.seconds)
+    return {"slept_seconds": params.seconds}
+
+
+def hang(_ctx: SyncContext) -> None:
+    """A C call that never returns, keeps the interpreter's lock and ignores SIGTERM."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    libc = ctypes.PyDLL(None)
+    while True:
+        libc.pause()
+
+
+class FailParams(BaseModel):
+    message: str = "failed as asked"
+    blame: Literal["data", "environment", "handler"] = "handler"
+
+
+_FAILURES: dict[str, type[DagmasterError]] = {"data": UnfitData, "environment": Unavailable, "handler": HandlerFailed}
+
+
+async def fail(_ctx: Context, params: FailParams) -> None:
+    raise _FAILURES[params.blame](params.message)
+
+
+class FlakyParams(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    failure_rate: float = Field(0.2, ge=0, le=1)
+    seed: int | str | None = None
+
+
+async def flaky_echo(ctx: Context, params: FlakyParams) -> dict[str, Any]:
+    """Fails now and then. With a seed the same attempts of the same nodes fail each time, and the fifth succeeds."""
+    if _draws_failure(ctx, params):
+        raise HandlerFailed(f"flaky by design (attempt {ctx.attempt})", code="handler.flaky")
+    return {"echoed_params": params.model_dump(exclude_none=True), "attempt": ctx.attempt}
+
+
+def _draws_failure(ctx: Context, params: FlakyParams) -> bool:
+    if params.seed is None:
+        return random.random() < params.failure_rate  # noqa: S311 - not a secret
+    if ctx.retry_count >= SURE_AFTER_RETRIES:
+        return False
+    digest = hashlib.sha256(f"{params.seed}|{ctx.node_id}|{ctx.attempt}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") / 2**64 < params.failure_rate
+
+
+class PhasesParams(BaseModel):
+    phases: int = Field(3, ge=1, le=1000)
+    seconds_per_phase: float = Field(0.1, ge=0)
+
+
+def multi_phase(ctx: SyncContext, params: PhasesParams) -> dict[str, Any]:
+    """Work in phases, each kept by a checkpoint: a later attempt goes on after the last one."""
+    names = [f"phase_{number}" for number in range(1, params.phases + 1)]
+    last = ctx.load_checkpoint(lambda name, _data: name in names)
+    done = names.index(last[0]) + 1 if last else 0
+    run = []
+    for number, name in enumerate(names[done:], start=done + 1):
+        if ctx.cancelled or ctx.shutting_down:
+            raise ctx.give_back()
+        time.sleep(params.seconds_per_phase)
+        ctx.save_checkpoint(name, {"phase": number})
+        ctx.progress(number / params.phases, name, phases_done=number)
+        run.append(name)
+    return {"phases_run": run, "resumed_after": last[0] if last else None}
+
+
+class SizeParams(BaseModel):
+    size_mb: float = Field(ge=0)
+    threshold_mb: float = Field(100.0, ge=0)
+
+
+async def size_check(_ctx: Context, params: SizeParams) -> dict[str, Any]:
+    is_large = params.size_mb > params.threshold_mb
+    return {"size_mb": params.size_mb, "is_large": is_large, "category": "large" if is_large else "small"}
+
+
+class ChunkParams(BaseModel):
+    index: int = 0
+    value: float | None = None
+    items: list[float] | None = None
+
+
+async def chunk_processor(_ctx: Context, params: ChunkParams) -> dict[str, Any]:
+    """Double one value, or sum up a slice of them."""
+    if params.items is not None:
+        return {"count": len(params.items), "total": _plain(sum(params.items))}
+    if params.value is None:
+        raise UnfitData("chunk_processor needs `value` or `items`", code="params.invalid")
+    return {"index": params.index, "value": _plain(params.value * 2)}
+
+
+def _plain(number: float) -> float:
+    """Whole numbers without a decimal point, as they came in."""
+    return int(number) if float(number).is_integer() else number
+
+
+class ListParams(BaseModel):
+    count: int = Field(ge=0, le=1_000_000)
+    start: int = 0
+
+
+async def make_list(_ctx: Context, params: ListParams) -> dict[str, Any]:
+    return {"items": list(range(params.start, params.start + params.count)), "count": params.count}
+
+
+async def collect_results(ctx: Context) -> dict[str, Any]:
+    """Stream the results of a fan_out's children: how many completed, and the sum of their values."""
+    count, total = 0, 0.0
+    async for result in ctx.results():
+        if result.status not in ("completed", "succeeded"):
+            continue
+        count += 1
+        total += _value_of(result.output)
+    return {"count": count, "total": _plain(total)}
+
+
+def _value_of(output: Any) -> float:
+    value = output.get("value", output.get("total")) if isinstance(output, dict) else output
+    return value if isinstance(value, int | float) else 0.0
+
+
+class CrashParams(BaseModel):
+    exit_code: int = 13
+
+
+def crash(_ctx: SyncContext, params: CrashParams) -> None:
+    """End the process without a word, as a segmentation fault in a library would."""
+    os._exit(params.exit_code)
+
+
+class AllocateParams(BaseModel):
+    megabytes: int = Field(ge=0)
+
+
+def allocate(_ctx: SyncContext, params: AllocateParams) -> dict[str, int]:
+    """Take memory and touch every page of it."""
+    block = bytearray(params.megabytes * 1024 * 1024)
+    block[::4096] = b"\x01" * len(block[::4096])
+    return {"megabytes": len(block) // (1024 * 1024)}

@@ -1,0 +1,325 @@
+"""The verbs of the planner: each moves a node or the job to a new state and writes the event that says so.
+
+A draft starts from a view and ends as a new view plus the changes to write. It checks every move against the transition
+tables, so that a mistake in the planner surfaces here and not in the database.
+"""
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from dagmaster.jobs.changes import Changes, Gathering, JobChange, NewChild, NewTask, NextAttempt, NodeChange
+from dagmaster.jobs.news import Due, Failed, Lost, Overran, Returned, Started, Succeeded, Withdrawn
+from dagmaster.jobs.retry import Again
+from dagmaster.jobs.states import JOB_MOVES, NODE_MOVES, EventType, JobStatus, NodeStatus, SkipReason
+from dagmaster.jobs.view import JobView, NodeView
+from dagmaster.workflows.model import Aggregation
+
+_JOB_EVENTS = {
+    JobStatus.RUNNING: EventType.JOB_STARTED,
+    JobStatus.COMPLETED: EventType.JOB_COMPLETED,
+    JobStatus.PARTIAL_SUCCESS: EventType.JOB_PARTIAL_SUCCESS,
+    JobStatus.FAILED: EventType.JOB_FAILED,
+    JobStatus.CANCELLED: EventType.JOB_CANCELLED,
+}
+_Ran = Succeeded | Failed | Returned | Lost | Overran
+_Touched = _Ran | Started | Due | Withdrawn
+
+
+@dataclass(slots=True)
+class _Countdown:
+    """Children of one fan_out that ended in this transaction."""
+
+    ended: int = 0
+    failed: int = 0
+    cancelled: int = 0
+
+
+class Draft:
+    def __init__(self, view: JobView, epoch: int, sequence: int) -> None:
+        self.view = replace(view, nodes=dict(view.nodes), outputs=dict(view.outputs))
+        self.changes = Changes(view.job_id, epoch, sequence, view.priority)
+        self._rows: dict[str, NodeChange] = {}
+        self._countdowns: dict[str, _Countdown] = {}
+        self.touched: set[str] = set()  # nodes of the definition whose successors must be looked at
+
+    def node(self, node_id: str) -> NodeView:
+        return self.view.nodes[node_id]
+
+    def error_of(self, node_id: str) -> dict[str, Any] | None:
+        row = self._rows.get(node_id)
+        return row.error if row else None
+
+    def finish(self) -> Changes:
+        self.changes.nodes.extend(self._rows.values())
+        return self.changes
+
+    # Moving
+
+    def _move(self, node_id: str, to: NodeStatus, **facts: Any) -> None:
+        """Move a node of the definition, in the view and in the rows. Passing through `ready` is a move of its own."""
+        state = self.view.nodes[node_id]
+        if to not in NODE_MOVES[state.status]:
+            raise AssertionError(f"node {node_id} cannot go from {state.status} to {to}")
+        if to is NodeStatus.READY:
+            self.changes.promoted.append(node_id)
+        seen = {name: value for name, value in facts.items() if name in NodeView.__dataclass_fields__}
+        self.view.nodes[node_id] = replace(state, status=to, **seen)
+        row = {name: value for name, value in facts.items() if name in NodeChange.__dataclass_fields__}
+        known = self._rows.get(node_id)
+        self._rows[node_id] = replace(known, status=to, **row) if known else NodeChange(node_id, to, **row)
+        self.touched.add(node_id)
+
+    # Nodes of the definition
+
+    def make_ready(self, node_id: str) -> None:
+        self._move(node_id, NodeStatus.READY)
+        self.changes.record(EventType.NODE_READY, node=node_id, status=NodeStatus.READY)
+
+    def skip(self, node_id: str, reason: SkipReason) -> None:
+        self._move(node_id, NodeStatus.SKIPPED, reason=reason.value)
+        self.changes.record(
+            EventType.NODE_SKIPPED, node=node_id, status=NodeStatus.SKIPPED, data={"reason": reason.value}
+        )
+
+    def cancel(self, node_id: str, reason: str) -> None:
+        self._move(node_id, NodeStatus.CANCELLED, reason=reason)
+        self.changes.record(
+            EventType.NODE_CANCELLED, node=node_id, status=NodeStatus.CANCELLED, data={"reason": reason}
+        )
+
+    def complete_inside(self, node_id: str, output: Any = None, *, chosen: tuple[str, ...] = ()) -> None:
+        """A node that needs no worker is done."""
+        self._move(node_id, NodeStatus.COMPLETED, output=output, chosen=chosen)
+        if output is not None:
+            self.view.outputs[node_id] = output
+        self.changes.record(EventType.NODE_COMPLETED, node=node_id, status=NodeStatus.COMPLETED)
+
+    def gather(self, node_id: str, fan_out: str, aggregation: Aggregation) -> None:
+        """A fan_in is done; the ledger fills in what its children reported."""
+        self._move(node_id, NodeStatus.COMPLETED)
+        self.changes.gatherings.append(Gathering(node_id, fan_out, aggregation))
+        self.changes.record(EventType.NODE_COMPLETED, node=node_id, status=NodeStatus.COMPLETED)
+
+    def fail_inside(self, node_id: str, error: dict[str, Any], again: Again | None = None) -> None:
+        """A ready node failed before any worker saw it."""
+        self._move(node_id, NodeStatus.FAILED, error=error)
+        self.changes.record(EventType.NODE_FAILED, node=node_id, status=NodeStatus.FAILED, data={"error": error})
+        if again:
+            self._retry(node_id, again)
+
+    def dispatch(self, node_id: str, task: NewTask, max_retries: int) -> None:
+        self._move(
+            node_id, NodeStatus.DISPATCHED, attempt=task.attempt, input_params=task.params, max_retries=max_retries
+        )
+        self.changes.tasks.append(task)
+        self._dispatched(node_id, task.attempt)
+
+    def redispatch(self, news: _Touched) -> None:
+        """The node's next attempt goes out with the parameters of the one before."""
+        self._next_attempt(news, news.retry_count, news.loss_count)
+
+    def _next_attempt(self, news: _Touched, retry_count: int, loss_count: int) -> None:
+        attempt = news.attempt + 1
+        facts = {"attempt": attempt, "retry_count": retry_count, "loss_count": loss_count, "wait_seconds": None}
+        if news.parent is None:
+            self._move(news.node_id, NodeStatus.DISPATCHED, **facts)
+        else:
+            self._child(news, NodeStatus.DISPATCHED, **facts)
+        self.changes.next_attempts.append(NextAttempt(news.node_id, attempt, retry_count))
+        self._dispatched(news.node_id, attempt)
+
+    def _dispatched(self, node_id: str, attempt: int) -> None:
+        self.changes.record(EventType.NODE_DISPATCHED, node=node_id, status=NodeStatus.DISPATCHED, attempt=attempt)
+        if self.view.status is JobStatus.PENDING:
+            self.move_job(JobStatus.RUNNING)
+
+    def _retry(self, node_id: str, again: Again) -> None:
+        self._move(
+            node_id,
+            NodeStatus.READY,
+            retry_count=again.retry_count,
+            loss_count=again.loss_count,
+            wait_seconds=again.wait_seconds,
+        )
+        self.changes.record(
+            EventType.NODE_RETRIED,
+            node=node_id,
+            status=NodeStatus.READY,
+            data={"wait_seconds": round(again.wait_seconds, 3)},
+        )
+
+    # What workers reported, for nodes of the definition and children alike
+
+    def _child(self, news: _Touched, to: NodeStatus, **facts: Any) -> None:
+        """Move a child. It lives in its row only; its fan_out counts it when it ends."""
+        known = self._rows.get(news.node_id)
+        was = known.status if known else news.was
+        if to not in NODE_MOVES[was]:
+            raise AssertionError(f"node {news.node_id} cannot go from {was} to {to}")
+        if to is NodeStatus.READY:
+            self.changes.promoted.append(news.node_id)
+        self._rows[news.node_id] = (
+            replace(known, status=to, **facts) if known else NodeChange(news.node_id, to, **facts)
+        )
+
+    def _either(self, news: _Touched, to: NodeStatus, **facts: Any) -> None:
+        if news.parent is None:
+            self._move(news.node_id, to, **facts)
+        else:
+            self._child(news, to, **facts)
+
+    def started(self, news: Started | _Ran) -> None:
+        """Show a node as running, once, at the time its worker noted."""
+        if news.was is not NodeStatus.DISPATCHED or news.started_at is None:
+            return
+        self._either(news, NodeStatus.RUNNING, started_at=news.started_at)
+        self._record_started(news, news.started_at)
+
+    def _record_started(self, news: _Touched, at: datetime) -> None:
+        self.changes.record(
+            EventType.NODE_STARTED,
+            node=news.node_id,
+            status=NodeStatus.RUNNING,
+            attempt=news.attempt,
+            data={"worker_id": getattr(news, "worker_id", None)},
+            at=at,
+        )
+
+    def succeeded(self, news: Succeeded) -> None:
+        if news.parent is None:
+            self.started(news)
+            self._move(
+                news.node_id,
+                NodeStatus.COMPLETED,
+                takes_result=True,
+                attempt=news.attempt,
+                finished_at=news.finished_at,
+            )
+            if news.has_output:
+                self.view.outputs[news.node_id] = news.output
+        else:
+            # The commonest thing of all, so without detours: both legal moves of a child in one row.
+            if news.was is NodeStatus.DISPATCHED:
+                self._record_started(news, news.started_at)
+            self._rows[news.node_id] = NodeChange(
+                news.node_id,
+                NodeStatus.COMPLETED,
+                news.attempt,
+                takes_result=True,
+                started_at=news.started_at,
+                finished_at=news.finished_at,
+            )
+            self._countdown(news.parent).ended += 1
+        self.changes.record(
+            EventType.NODE_COMPLETED,
+            node=news.node_id,
+            status=NodeStatus.COMPLETED,
+            attempt=news.attempt,
+            at=news.finished_at,
+        )
+
+    def failed(self, news: Failed | Lost | Overran, error: dict[str, Any], again: Again | None) -> None:
+        self.started(news)
+        at = getattr(news, "finished_at", None)
+        self._either(news, NodeStatus.FAILED, error=error, finished_at=at)
+        self.changes.record(
+            EventType.NODE_FAILED,
+            node=news.node_id,
+            status=NodeStatus.FAILED,
+            attempt=news.attempt,
+            data={"error": error},
+            at=at,
+        )
+        if again is None:
+            if news.parent is not None:
+                counts = self._countdown(news.parent)
+                counts.ended += 1
+                counts.failed += 1
+            return
+        self.ready_again(news, again, wait=True)
+
+    def ready_again(self, news: _Touched, again: Again, *, wait: bool, reason: str | None = None) -> None:
+        """Given back, lost or retried: ready, now or after a wait."""
+        waits = again.wait_seconds > 0 and wait
+        counts = {"retry_count": again.retry_count, "loss_count": again.loss_count}
+        self._either(
+            news, NodeStatus.READY, **counts, started_at=None, wait_seconds=again.wait_seconds if waits else None
+        )
+        data: dict[str, Any] = {"wait_seconds": round(again.wait_seconds, 3)} if waits else {}
+        if reason:
+            data["reason"] = reason
+        self.changes.record(
+            EventType.NODE_RETRIED, node=news.node_id, status=NodeStatus.READY, attempt=news.attempt, data=data or None
+        )
+        if not waits:
+            self._next_attempt(news, again.retry_count, again.loss_count)
+
+    def withdrawn(self, news: Withdrawn | Due | _Ran, reason: str) -> None:
+        self._either(news, NodeStatus.CANCELLED, reason=reason)
+        self.changes.record(
+            EventType.NODE_CANCELLED,
+            node=news.node_id,
+            status=NodeStatus.CANCELLED,
+            attempt=news.attempt or None,
+            data={"reason": reason},
+        )
+        if news.parent is not None:
+            counts = self._countdown(news.parent)
+            counts.ended += 1
+            counts.cancelled += 1
+
+    # Fan-outs
+
+    def size_fan_out(self, node_id: str, total: int) -> None:
+        """A fan_out knows how many children it will have: the countdown starts before the first of them exists."""
+        state = self.view.nodes[node_id]
+        self.view.nodes[node_id] = replace(state, total=total, remaining=total, is_sized=True)
+        self._amend(node_id, total=total, expanded=0)
+
+    def add_children(self, node_id: str, children: list[NewChild], tasks: list[NewTask]) -> None:
+        state = self.view.nodes[node_id]
+        self.changes.children.setdefault(node_id, []).extend(children)
+        self.changes.tasks.extend(tasks)
+        record = self.changes.record
+        for child in children:
+            record(EventType.NODE_READY, node=child.node_id, status=NodeStatus.READY)
+            self._dispatched(child.node_id, 1)
+        expanded = state.expanded + len(children)
+        self.view.nodes[node_id] = replace(state, expanded=expanded)
+        self._amend(node_id, expanded=expanded)
+
+    def _amend(self, node_id: str, **facts: Any) -> None:
+        """Change columns of a node without moving it."""
+        known = self._rows.get(node_id)
+        status = self.view.nodes[node_id].status
+        self._rows[node_id] = replace(known, **facts) if known else NodeChange(node_id, status, **facts)
+
+    def _countdown(self, fan_out: str) -> _Countdown:
+        counts = self._countdowns.get(fan_out)
+        if counts is None:
+            counts = self._countdowns[fan_out] = _Countdown()
+        return counts
+
+    def settle_countdowns(self) -> None:
+        """Take what ended in this transaction off the counters, once per fan_out."""
+        for fan_out, counts in self._countdowns.items():
+            state = self.view.nodes[fan_out]
+            self.view.nodes[fan_out] = replace(
+                state,
+                remaining=state.remaining - counts.ended,
+                failed=state.failed + counts.failed,
+                cancelled=state.cancelled + counts.cancelled,
+            )
+            self._amend(fan_out, ended=counts.ended, ended_failed=counts.failed, ended_cancelled=counts.cancelled)
+            self.touched.add(fan_out)
+
+    # The job
+
+    def move_job(self, to: JobStatus, *, result: Any = None, error_message: str | None = None) -> None:
+        if to not in JOB_MOVES[self.view.status]:
+            raise AssertionError(f"job {self.view.job_id} cannot go from {self.view.status} to {to}")
+        self.view = replace(self.view, status=to)
+        self.changes.job_moves.append(JobChange(to, result, error_message))
+        data = {"error_message": error_message} if error_message else None
+        self.changes.record(_JOB_EVENTS[to], status=to, data=data)

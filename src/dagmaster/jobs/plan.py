@@ -1,0 +1,527 @@
+"""Decide what a job does next: the brain without hands.
+
+`Planner.decide` looks at a job's view and at what happened, and returns the changes to write with the view that holds once
+they are written. It reads no clock and touches no database; the orchestrator gives it facts and carries out what it says.
+
+    news ──▶ fold (results, losses, waits that are over)
+         ──▶ settle (nodes whose dependencies have spoken go, are skipped, or wait)
+         ──▶ conclude (everything has ended: the job's outcome and result)
+
+What a template needs but isn't at hand is named in `Plan.wanted`; the caller loads it and asks again.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Any, Protocol, assert_never
+
+from dagmaster.errors import DagmasterError, InvalidRequest
+from dagmaster.jobs import fan
+from dagmaster.jobs.changes import Changes, NewChild, NewTask
+from dagmaster.jobs.draft import Draft
+from dagmaster.jobs.model import child_id
+from dagmaster.jobs.news import Due, Failed, Lost, News, Overran, Returned, Started, Succeeded, Withdrawn
+from dagmaster.jobs.retry import Again, after_failure, after_loss
+from dagmaster.jobs.states import Blame, JobStatus, NodeStatus, SkipReason
+from dagmaster.jobs.view import JobView, Verdict, is_busy, is_ended, is_failing, outcome, overdrawn, verdict
+from dagmaster.workflows.expressions import Context
+from dagmaster.workflows.model import (
+    ConditionalNode,
+    EndNode,
+    FanInNode,
+    FanOutNode,
+    Retry,
+    StartNode,
+    TaskNode,
+    Work,
+    work_of,
+)
+
+JOB_FAILED = "job_failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    queue: str
+    timeout_seconds: float
+
+
+class Router(Protocol):
+    def route(self, work: Work) -> Route:
+        """Queue and time of this work: what the YAML says, then the handler's registration, then the default."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    changes: Changes
+    view: JobView
+    wanted: frozenset[str] = frozenset()  # nodes whose outputs must be loaded before the job can go on
+    is_unfinished: bool = False  # there is more to write at once (the next chunk of a fan_out)
+    is_failing: bool = False
+
+
+@dataclass(slots=True)
+class Planner:
+    router: Router
+    random: Random = field(default_factory=Random)
+    max_losses: int = 5
+    max_fan_out: int = 100_000
+    max_params_bytes: int = 262_144
+    chunk: int = 2000
+
+    def decide(
+        self, view: JobView, news: Sequence[News], *, epoch: int, sequence: int, look_at_all: bool = False
+    ) -> Plan:
+        draft = Draft(view, epoch, sequence)
+        return _Pass(self, draft).run(news, look_at_all=look_at_all)
+
+
+class _Pass:
+    """One decision about one job."""
+
+    def __init__(self, planner: Planner, draft: Draft) -> None:
+        self.planner = planner
+        self.draft = draft
+        self.graph = draft.view.graph
+        self.nodes = draft.view.graph.workflow.nodes
+        self.wanted: set[str] = set()
+        self.is_unfinished = False
+        self.failing = is_failing(draft.view)
+
+    def run(self, news: Sequence[News], *, look_at_all: bool) -> Plan:
+        for item in news:
+            self._fold(item)
+        self.draft.settle_countdowns()
+        self.failing = is_failing(self.draft.view)
+        if look_at_all:
+            self.draft.touched.update(self.nodes)
+        self._settle()
+        if self.failing:
+            self._wind_down()
+        self._conclude()
+        changes = self.draft.finish()
+        view = self._without_spent_outputs(self.draft.view)
+        return Plan(changes, view, frozenset(self.wanted), self.is_unfinished, self.failing and not self._is_over(view))
+
+    def _is_over(self, view: JobView) -> bool:
+        return view.status not in (JobStatus.PENDING, JobStatus.RUNNING)
+
+    # Folding in what happened
+
+    def _fold(self, news: News) -> None:
+        draft = self.draft
+        match news:
+            case Succeeded():
+                draft.succeeded(news)
+            case Failed():
+                draft.failed(news, news.error, None if self.failing else self._again(news, news.error))
+            case Overran():
+                error = _error(f"took longer than its {news.seconds:g} s", "task.overran", Blame.HANDLER)
+                draft.failed(news, error, None if self.failing else self._again(news, error))
+            case Lost():
+                self._lost(news)
+            case Returned():
+                draft.started(news)
+                if self.failing:
+                    draft.withdrawn(news, JOB_FAILED)
+                else:
+                    draft.ready_again(news, Again(news.retry_count, news.loss_count, 0), wait=False, reason="returned")
+            case Started():
+                draft.started(news)
+            case Due():
+                self._due(news)
+            case Withdrawn():
+                draft.withdrawn(news, JOB_FAILED)
+            case _:
+                assert_never(news)
+
+    def _again(self, news: Failed | Overran, error: dict[str, Any]) -> Again | None:
+        return after_failure(
+            self._retry_policy(news.parent or news.node_id),
+            Blame(error.get("blame", Blame.HANDLER)),
+            retry_count=news.retry_count,
+            loss_count=news.loss_count,
+            max_losses=self.planner.max_losses,
+            random=self.planner.random,
+        )
+
+    def _retry_policy(self, node_id: str) -> Retry:
+        work = work_of(self.nodes[node_id])
+        return work.retry if work else Retry(max_attempts=0)
+
+    def _lost(self, news: Lost) -> None:
+        again = after_loss(
+            retry_count=news.retry_count,
+            loss_count=news.loss_count,
+            max_losses=self.planner.max_losses,
+            random=self.planner.random,
+        )
+        if again and not self.failing:
+            self.draft.started(news)
+            self.draft.ready_again(news, again, wait=True, reason="lost")
+            return
+        message = f"its worker was lost {news.loss_count + 1} times" if again is None else "its worker was lost"
+        self.draft.failed(news, _error(message, "task.lost", Blame.ENVIRONMENT), None)
+
+    def _due(self, news: Due) -> None:
+        if self.failing:
+            self.draft.withdrawn(news, JOB_FAILED)
+        elif news.attempt:
+            self.draft.redispatch(news)
+        elif self._has_outputs(news.node_id):
+            self._go(news.node_id)  # failed before any worker saw it: render again
+
+    # Settling nodes whose dependencies have spoken
+
+    def _settle(self) -> None:
+        """Follow the consequences until nothing moves. Every node ends once, so this ends."""
+        place = {node_id: number for number, node_id in enumerate(self.graph.order)}
+        while self.draft.touched:
+            around = self._around(self.draft.touched)
+            self.draft.touched = set()
+            for node_id in sorted(around, key=place.__getitem__):
+                self._consider(node_id)
+
+    def _around(self, touched: Iterable[str]) -> set[str]:
+        """Whoever waits for one of these, and those that go on by themselves (start, fan_outs with children to make)."""
+        waiting = {successor for node_id in touched for successor in self.graph.successors[node_id]}
+        return waiting | {node_id for node_id in touched if isinstance(self.nodes[node_id], FanOutNode | StartNode)}
+
+    def _consider(self, node_id: str) -> None:
+        state = self.draft.node(node_id)
+        if state.status is NodeStatus.READY and isinstance(self.nodes[node_id], FanOutNode | StartNode):
+            if not self.failing:
+                self._go(node_id)
+            return
+        if state.status is not NodeStatus.PENDING:
+            return
+        match verdict(self.draft.view, node_id):
+            case Verdict.SKIP_BRANCH:
+                self.draft.skip(node_id, SkipReason.BRANCH_NOT_TAKEN)
+            case Verdict.SKIP_FAILED:
+                self.draft.skip(node_id, SkipReason.UPSTREAM_FAILED)
+            case Verdict.GO if self._may_go(node_id) and self._has_outputs(node_id):
+                self.draft.make_ready(node_id)
+                self._go(node_id)
+            case _:
+                pass
+
+    def _may_go(self, node_id: str) -> bool:
+        """In a failing job only fan_ins that need no worker: they gather what was kept, or say which children failed."""
+        node = self.nodes[node_id]
+        if not self.failing:
+            return True
+        return isinstance(node, FanInNode) and (
+            node.handler is None or overdrawn(self.draft.view, self.graph.fan_out_of[node_id])
+        )
+
+    def _has_outputs(self, node_id: str) -> bool:
+        """Whether what this node's templates need is at hand; else it is asked for."""
+        missing = {
+            needed
+            for needed in self.graph.needs.get(node_id, ())
+            if not self._is_at_hand(needed) and self.draft.node(needed).status is NodeStatus.COMPLETED
+        }
+        self.wanted |= missing
+        return not missing
+
+    def _is_at_hand(self, node_id: str) -> bool:
+        return node_id in self.draft.view.outputs or node_id in self.draft.view.unloadable
+
+    def _refuse_unloadable(self, node_ids: Iterable[str]) -> None:
+        for node_id in node_ids:
+            if node_id in self.draft.view.unloadable:
+                raise InvalidRequest(self.draft.view.unloadable[node_id], code="output.too-large")
+
+    def _go(self, node_id: str) -> None:
+        node = self.nodes[node_id]
+        try:
+            self._refuse_unloadable(self.graph.needs.get(node_id, ()))
+            match node:
+                case StartNode() | EndNode():
+                    self.draft.complete_inside(node_id)
+                case TaskNode():
+                    self._dispatch(node_id, node.retry, {})
+                case ConditionalNode():
+                    self._branch(node_id)
+                case FanOutNode():
+                    self._expand(node_id, node)
+                case FanInNode():
+                    self._join(node_id, node)
+                case _:
+                    assert_never(node)
+        except DagmasterError as error:
+            self._fail_inside(node_id, error)
+
+    def _fail_inside(self, node_id: str, error: DagmasterError) -> None:
+        """Templates, configuration, routing: retried like any failure where the node has a retry policy of its own."""
+        node, state = self.nodes[node_id], self.draft.node(node_id)
+        again = None
+        if isinstance(node, TaskNode | FanInNode) and work_of(node) and not self.failing:
+            again = after_failure(
+                node.retry,
+                Blame.ENGINE,
+                retry_count=state.retry_count,
+                loss_count=state.loss_count,
+                max_losses=self.planner.max_losses,
+                random=self.planner.random,
+            )
+        self.draft.fail_inside(node_id, _error(str(error), error.code, Blame.ENGINE), again)
+        self.failing = is_failing(self.draft.view)
+
+    # The kinds of nodes
+
+    def _context(self, **names: Any) -> Context:
+        view = self.draft.view
+        return Context(inputs=view.inputs, outputs=view.outputs, job=view.facts(), **names)
+
+    def _dispatch(self, node_id: str, retry: Retry, extra: dict[str, Any]) -> None:
+        work = work_of(self.nodes[node_id])
+        assert work is not None
+        route = self.planner.router.route(work)
+        params = {**self.graph.params[node_id].render(self._context()), **extra}
+        self._refuse_large(params, "its params")
+        state = self.draft.node(node_id)
+        task = NewTask(
+            node_id,
+            state.attempt + 1,
+            route.queue,
+            work.handler,
+            params,
+            route.timeout_seconds,
+            state.retry_count,
+            work.queue_timeout_seconds,
+        )
+        self.draft.dispatch(node_id, task, retry.max_attempts)
+
+    def _refuse_large(self, params: dict[str, Any], what: str) -> None:
+        size = fan.size_bytes(params)
+        if size > self.planner.max_params_bytes:
+            raise InvalidRequest(
+                f"{what} are {size} bytes, more than the limit of {self.planner.max_params_bytes}",
+                code="params.too-large",
+                hint="pass large data by reference, e.g. with results_of",
+            )
+
+    def _branch(self, node_id: str) -> None:
+        context = self._context()
+        if node_id in self.graph.conditions:
+            node = self.nodes[node_id]
+            assert isinstance(node, ConditionalNode)
+            holds = bool(self.graph.conditions[node_id].render(context))
+            chosen = node.on_true if holds else node.on_false
+            output: dict[str, Any] = {
+                "result": holds,
+                "branch": "on_true" if holds else "on_false",
+                "next": list(chosen),
+            }
+        else:
+            value = self.graph.fields[node_id].render(context)
+            branch, chosen = self._matching_branch(node_id, value)
+            output = {"result": value, "branch": branch, "next": list(chosen)}
+        self.draft.complete_inside(node_id, output, chosen=tuple(chosen))
+
+    def _matching_branch(self, node_id: str, value: Any) -> tuple[int, tuple[str, ...]]:
+        """The first branch whose condition holds of the value, else the default one."""
+        default: tuple[int, tuple[str, ...]] | None = None
+        for number, (condition, targets) in enumerate(self.graph.branches[node_id]):
+            if condition is None:
+                default = (number, targets)
+            elif condition.render(self._context(value=value)):
+                return number, targets
+        assert default is not None, "the loader demands a default branch"
+        return default
+
+    def _join(self, node_id: str, node: FanInNode) -> None:
+        fan_out = self.graph.fan_out_of[node_id]
+        state = self.draft.node(fan_out)
+        if overdrawn(self.draft.view, fan_out):
+            raise InvalidRequest(
+                f"{state.failed} of {state.total} children of '{fan_out}' failed"
+                + (f" and {state.cancelled} were cancelled" if state.cancelled else ""),
+                code="fan-in.children-failed",
+            )
+        if node.handler is None:
+            self.draft.gather(node_id, fan_out, node.aggregation)
+        else:
+            self._dispatch(node_id, node.retry, {"results_of": _slice(fan_out, 0, state.total)})
+
+    # Fan-outs
+
+    def _expand(self, node_id: str, node: FanOutNode) -> None:
+        """Make the next children, as many as one transaction and `max_parallel` allow."""
+        if not self._has_outputs(node_id):
+            return
+        items, total = self._source(node_id, node)
+        if not self.draft.node(node_id).is_sized:
+            self.draft.size_fan_out(node_id, total)
+        state = self.draft.node(node_id)
+        room = total - state.expanded
+        if node.max_parallel is not None:
+            room = min(room, node.max_parallel - state.live_children)
+        count = max(0, min(room, self.planner.chunk - self._written()))
+        if count:
+            self._add_children(node_id, node, items, range(state.expanded, state.expanded + count))
+        self.is_unfinished = self.is_unfinished or count < room
+        if self.draft.node(node_id).expanded == total:
+            self.draft.complete_inside(node_id, fan.fan_out_output(node_id, total))
+
+    def _written(self) -> int:
+        return len(self.draft.changes.tasks)
+
+    def _source(self, node_id: str, node: FanOutNode) -> tuple[Sequence[Any] | None, int]:
+        """The items (None for children's results, which stay in the database) and how many children they make."""
+        items: Sequence[Any] | None = None
+        if node.results_of is not None:
+            length = self.draft.node(node.results_of).total
+        else:
+            items = self.graph.sources[node_id].render(self._context())
+            if not isinstance(items, list | tuple):
+                raise InvalidRequest(f"its source is {type(items).__name__}, not an array", code="fan-out.not-an-array")
+            length = len(items)
+        total = fan.batch_count(length, node.batch_size)
+        if total > self.planner.max_fan_out:
+            raise InvalidRequest(
+                f"its source makes {total} children, more than the limit of {self.planner.max_fan_out}",
+                code="fan-out.too-large",
+                hint="set batch_size so that each child takes several items",
+            )
+        return items, total
+
+    def _add_children(self, node_id: str, node: FanOutNode, items: Sequence[Any] | None, indexes: range) -> None:
+        route = self.planner.router.route(node.task)
+        children, tasks = [], []
+        for index in indexes:
+            params, label = self._child_params(node_id, node, items, index)
+            name = child_id(node_id, index)
+            children.append(NewChild(name, index, label, node.task.retry.max_attempts))
+            tasks.append(
+                NewTask(
+                    name,
+                    1,
+                    route.queue,
+                    node.task.handler,
+                    params,
+                    route.timeout_seconds,
+                    0,
+                    node.task.queue_timeout_seconds,
+                )
+            )
+        self.draft.add_children(node_id, children, tasks)
+
+    def _child_params(
+        self, node_id: str, node: FanOutNode, items: Sequence[Any] | None, index: int
+    ) -> tuple[dict[str, Any], str | None]:
+        size = node.batch_size or 1
+        names: dict[str, Any] = {"index": index}
+        extra: dict[str, Any] = {}
+        if items is None:
+            total = self.draft.node(node.results_of or "").total
+            extra = {"results_of": _slice(node.results_of or "", index * size, min(size, total - index * size))}
+        elif node.batch_size:
+            names["items"] = items[index * size : (index + 1) * size]
+            extra = {"items": names["items"]}
+        else:
+            names["item"] = items[index]
+        try:
+            context = self._context(**names)
+            params = {**extra, **self.graph.params[node_id].render(context)}
+            label = self.graph.labels[node_id].render(context) if node_id in self.graph.labels else None
+            self._refuse_large(params, "the params")
+        except DagmasterError as error:
+            raise InvalidRequest(f"child {index}: {error.message}", code=error.code, hint=error.hint) from error
+        return params, None if label is None else str(label)
+
+    # Ending
+
+    def _wind_down(self) -> None:
+        """A critical node has failed: nothing new goes out; when nothing is out any more, what never ran is closed."""
+        for node_id, state in list(self.draft.view.nodes.items()):
+            if state.status is NodeStatus.READY:
+                self.draft.cancel(node_id, JOB_FAILED)
+        if is_busy(self.draft.view):
+            return
+        self.draft.touched.update(self.nodes)
+        self._settle()
+        for node_id in self.graph.order:
+            if self.draft.node(node_id).status is NodeStatus.PENDING:
+                broken = verdict(self.draft.view, node_id) is Verdict.SKIP_FAILED
+                if broken:
+                    self.draft.skip(node_id, SkipReason.UPSTREAM_FAILED)
+                else:
+                    self.draft.cancel(node_id, JOB_FAILED)
+
+    def _conclude(self) -> None:
+        view = self.draft.view
+        if self._is_over(view) or not is_ended(view):
+            return
+        status = outcome(view)
+        if status is JobStatus.FAILED:
+            self.draft.move_job(status, error_message=self._first_error())
+            return
+        if not self._has_result_outputs():
+            return
+        try:
+            self.draft.move_job(status, result=self._result())
+        except DagmasterError as error:
+            self.draft.move_job(JobStatus.FAILED, error_message=f"the workflow's outputs: {error}")
+
+    def _first_error(self) -> str:
+        """The failure that the others followed from, for people: the first failed node in the order of the workflow."""
+        for node_id in self.graph.order:
+            state = self.draft.node(node_id)
+            if state.status is NodeStatus.FAILED:
+                known = self.draft.error_of(node_id)
+                return f"node '{node_id}' failed" + (f": {known['message']}" if known else "")
+            if state.failed and overdrawn(self.draft.view, node_id):
+                return f"{state.failed} of {state.total} children of '{node_id}' failed"
+        return "a node of the job failed"
+
+    def _result_nodes(self) -> list[str]:
+        """The nodes before `end`, in order: what a job answers when its workflow names no outputs."""
+        ends = [node_id for node_id, node in self.nodes.items() if isinstance(node, EndNode)]
+        before = {source for end in ends for source in (*self.graph.all_of[end], *self.graph.any_of[end])}
+        return [
+            node_id
+            for node_id in self.graph.order
+            if node_id in before and self.draft.node(node_id).status is NodeStatus.COMPLETED
+        ]
+
+    def _has_result_outputs(self) -> bool:
+        if self.graph.outputs is not None:
+            return self._has_outputs("")
+        missing = {node_id for node_id in self._result_nodes() if not self._is_at_hand(node_id)}
+        missing = {node_id for node_id in missing if not isinstance(self.nodes[node_id], StartNode)}
+        self.wanted |= missing
+        return not missing
+
+    def _result(self) -> Any:
+        if self.graph.outputs is not None:
+            self._refuse_unloadable(self.graph.needs.get("", ()))
+            context = self._context()
+            return {name: compiled.render(context) for name, compiled in self.graph.outputs.items()}
+        return {node_id: self.draft.view.outputs.get(node_id) for node_id in self._result_nodes()}
+
+    def _without_spent_outputs(self, view: JobView) -> JobView:
+        """Keep only outputs that something may still ask for."""
+        keep = {node_id: output for node_id, output in view.outputs.items() if self._is_needed(view, node_id)}
+        return view if len(keep) == len(view.outputs) else replace(view, outputs=keep)
+
+    def _is_needed(self, view: JobView, node_id: str) -> bool:
+        if self.graph.outputs is None and node_id in self._result_nodes():
+            return True
+        waiting = (NodeStatus.PENDING, NodeStatus.READY)
+        return any(
+            consumer == "" or view.nodes[consumer].status in waiting
+            for consumer in self.graph.consumers.get(node_id, ())
+        )
+
+
+def _error(message: str, code: str, blame: Blame) -> dict[str, Any]:
+    return {"message": message, "code": code, "blame": blame.value}
+
+
+def _slice(node_id: str, offset: int, limit: int) -> dict[str, Any]:
+    """A reference to children's results, instead of the results."""
+    return {"node_id": node_id, "offset": offset, "limit": limit}

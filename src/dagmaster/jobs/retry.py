@@ -1,0 +1,56 @@
+"""Whether a failed attempt is tried again, and after how long.
+
+Two budgets: what the handler got wrong is counted against the workflow's `retry.max_attempts`; what the environment took
+away (a lost worker, an unreachable service) against a cap of its own, so that a deploy burns no retry and a poison task still
+stops. Bad data is never tried again.
+"""
+
+from dataclasses import dataclass
+from random import Random
+
+from dagmaster.jobs.states import Blame
+from dagmaster.workflows.model import Retry
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """Try again: the node's counters afterwards, and the wait before it."""
+
+    retry_count: int
+    loss_count: int
+    wait_seconds: float
+
+
+LOSS_POLICY = Retry(initial_delay_seconds=0.5, max_delay_seconds=30)
+
+
+def backoff_seconds(policy: Retry, nth: int, random: Random) -> float:
+    """The wait before the nth retry (from 1): within the policy's bounds, spread over its upper half by jitter."""
+    factor = 2.0 ** min(nth - 1, 30) if policy.backoff == "exponential" else 1.0
+    wait = min(policy.initial_delay_seconds * factor, policy.max_delay_seconds)
+    return wait * random.uniform(0.5, 1.0) if policy.jitter else wait
+
+
+def after_failure(
+    policy: Retry, blame: Blame, *, retry_count: int, loss_count: int, max_losses: int, random: Random
+) -> Again | None:
+    """None: the failure stands."""
+    match blame:
+        case Blame.DATA:
+            return None
+        case Blame.ENVIRONMENT:
+            if loss_count >= max_losses:
+                return None
+            return Again(retry_count, loss_count + 1, backoff_seconds(LOSS_POLICY, loss_count + 1, random))
+        case Blame.HANDLER | Blame.ENGINE:
+            if retry_count >= policy.max_attempts:
+                return None
+            return Again(retry_count + 1, loss_count, backoff_seconds(policy, retry_count + 1, random))
+
+
+def after_loss(*, retry_count: int, loss_count: int, max_losses: int, random: Random) -> Again | None:
+    """A worker vanished with the task. The first loss is tried again at once: its lease was wait enough."""
+    if loss_count >= max_losses:
+        return None
+    wait = backoff_seconds(LOSS_POLICY, loss_count, random) if loss_count else 0.0
+    return Again(retry_count, loss_count + 1, wait)

@@ -1,0 +1,211 @@
+"""A job as its owner holds it in memory: the nodes of its definition with the counters of their children.
+
+Children themselves are not here, so a view costs the same for ten children as for a hundred thousand. Views are values: the
+planner returns a new one, and the owner keeps it only once the transaction behind it is committed.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any
+from uuid import UUID
+
+from dagmaster.jobs.fan import tolerated
+from dagmaster.jobs.model import NodeState
+from dagmaster.jobs.states import NODE_LIVE, NODE_TERMINAL, JobStatus, NodeStatus, SkipReason
+from dagmaster.workflows.graph import Graph
+from dagmaster.workflows.model import ConditionalNode, EndNode, FanOutNode, Importance, Node, StartNode
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    status: NodeStatus = NodeStatus.PENDING
+    attempt: int = 0
+    retry_count: int = 0
+    loss_count: int = 0
+    reason: str | None = None
+    chosen: tuple[str, ...] = ()  # a conditional's branch
+    total: int = 0  # a fan_out's children: how many there will be, exist, are not ended, failed, were cancelled
+    expanded: int = 0
+    remaining: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    is_sized: bool = False
+
+    @property
+    def live_children(self) -> int:
+        return self.expanded - (self.total - self.remaining)
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    job_id: UUID
+    graph: Graph
+    inputs: dict[str, Any]
+    status: JobStatus = JobStatus.PENDING
+    priority: int = 0
+    correlation_id: str | None = None
+    submitted_by: str | None = None
+    nodes: dict[str, NodeView] = field(default_factory=dict)
+    outputs: dict[str, Any] = field(default_factory=dict)  # those at hand; others are loaded when a template needs them
+    unloadable: dict[str, str] = field(default_factory=dict)  # outputs that can't be had, and why
+
+    def facts(self) -> dict[str, Any]:
+        """What templates see as `job`."""
+        workflow = self.graph.workflow
+        return {
+            "job_id": str(self.job_id),
+            "workflow_id": workflow.workflow_id,
+            "workflow_version": workflow.version,
+            "correlation_id": self.correlation_id,
+            "submitted_by": self.submitted_by,
+            "priority": self.priority,
+        }
+
+
+class Edge(Enum):
+    """What a dependency says to the node that waits for it."""
+
+    WAIT = auto()
+    LIVE = auto()  # go
+    EMPTY = auto()  # satisfied, but not completed: a failed optional node
+    DEAD = auto()  # skipped by a branch
+    BROKEN = auto()  # failed, or skipped because of a failure
+
+
+def edge(view: JobView, source: str, target: str) -> Edge:
+    """What `source` says to `target`."""
+    node = view.graph.workflow.nodes[source]
+    state = view.nodes[source]
+    match state.status:
+        case NodeStatus.COMPLETED:
+            if isinstance(node, ConditionalNode) and target not in state.chosen:
+                return Edge.DEAD
+            if isinstance(node, FanOutNode):
+                return _fan_out_edge(view, source, target)
+            return Edge.LIVE
+        case NodeStatus.SKIPPED:
+            return Edge.DEAD if state.reason == SkipReason.BRANCH_NOT_TAKEN else Edge.BROKEN
+        case NodeStatus.CANCELLED:
+            return Edge.BROKEN
+        case NodeStatus.FAILED:
+            if node.importance is not Importance.OPTIONAL:
+                return Edge.BROKEN
+            return Edge.WAIT if state.live_children else Edge.EMPTY
+        case _:
+            return Edge.WAIT
+
+
+def _fan_out_edge(view: JobView, source: str, target: str) -> Edge:
+    """A fan_out lets its successors go when all children have ended; its own fan_in judges failures by itself."""
+    state = view.nodes[source]
+    if state.remaining:
+        return Edge.WAIT
+    if not overdrawn(view, source) or view.graph.fan_out_of.get(target) == source:
+        return Edge.LIVE
+    return Edge.EMPTY if view.graph.workflow.nodes[source].importance is Importance.OPTIONAL else Edge.BROKEN
+
+
+def overdrawn(view: JobView, fan_out: str) -> bool:
+    """More children failed than this fan_out tolerates."""
+    node = view.graph.workflow.nodes[fan_out]
+    state = view.nodes[fan_out]
+    return isinstance(node, FanOutNode) and state.failed + state.cancelled > tolerated(node, state.total)
+
+
+class Verdict(Enum):
+    WAIT = auto()
+    GO = auto()
+    SKIP_BRANCH = auto()
+    SKIP_FAILED = auto()
+
+
+def verdict(view: JobView, target: str) -> Verdict:
+    """Whether a pending node may go, must wait, or will never run."""
+    needed = [edge(view, source, target) for source in view.graph.all_of[target]]
+    options = [edge(view, source, target) for source in view.graph.any_of[target]]
+    if Edge.BROKEN in needed:
+        return Verdict.SKIP_FAILED
+    some = _any_of(options)
+    if some is Verdict.SKIP_FAILED:
+        return some
+    if Edge.WAIT in needed or some is Verdict.WAIT:
+        return Verdict.WAIT
+    if some is Verdict.SKIP_BRANCH:
+        return some
+    if needed and not options and all(answer is Edge.DEAD for answer in needed):
+        return Verdict.SKIP_BRANCH
+    return Verdict.GO
+
+
+def _any_of(options: list[Edge]) -> Verdict:
+    """At least one must be completed. It goes with the first that is."""
+    if not options or Edge.LIVE in options:
+        return Verdict.GO
+    if Edge.WAIT in options:
+        return Verdict.WAIT
+    return Verdict.SKIP_FAILED if Edge.BROKEN in options or Edge.EMPTY in options else Verdict.SKIP_BRANCH
+
+
+def is_failing(view: JobView) -> bool:
+    """A critical node has failed for good: nothing new is dispatched."""
+    for node_id, state in view.nodes.items():
+        if view.graph.workflow.nodes[node_id].importance is not Importance.CRITICAL:
+            continue
+        if state.status is NodeStatus.FAILED or (state.failed and overdrawn(view, node_id)):
+            return True
+    return False
+
+
+def is_busy(view: JobView) -> bool:
+    """Something is with the workers, or waits for its next attempt."""
+    return any(
+        state.status in NODE_LIVE or state.status is NodeStatus.READY or state.live_children
+        for state in view.nodes.values()
+    )
+
+
+def is_ended(view: JobView) -> bool:
+    return all(state.status in NODE_TERMINAL and not state.live_children for state in view.nodes.values())
+
+
+def outcome(view: JobView) -> JobStatus:
+    """The job's last state, from those of its nodes [E17]. Start and end carry no work and don't count."""
+    result = JobStatus.COMPLETED
+    for node_id, state in view.nodes.items():
+        node = view.graph.workflow.nodes[node_id]
+        if isinstance(node, StartNode | EndNode) or not _fell_short(view, node_id, state):
+            continue
+        if node.importance is Importance.CRITICAL:
+            return JobStatus.FAILED
+        if node.importance is Importance.IMPORTANT:
+            result = JobStatus.PARTIAL_SUCCESS
+    return result
+
+
+def _fell_short(view: JobView, node_id: str, state: NodeView) -> bool:
+    if state.status in (NodeStatus.FAILED, NodeStatus.CANCELLED):
+        return True
+    if state.status is NodeStatus.SKIPPED:
+        return state.reason == SkipReason.UPSTREAM_FAILED
+    return overdrawn(view, node_id)
+
+
+def node_view(state: NodeState, node: Node) -> NodeView:
+    """A node as loaded from its row."""
+    chosen: tuple[str, ...] = ()
+    if isinstance(node, ConditionalNode) and isinstance(state.output, dict):
+        chosen = tuple(str(target) for target in state.output.get("next", ()))  # type: ignore[union-attr]
+    return NodeView(
+        status=state.status,
+        attempt=state.attempt,
+        retry_count=state.retry_count,
+        loss_count=state.loss_count,
+        reason=state.reason,
+        chosen=chosen,
+        total=state.total or 0,
+        expanded=state.expanded or 0,
+        remaining=state.remaining or 0,
+        failed=state.failed_count or 0,
+        cancelled=state.cancelled_count or 0,
+        is_sized=state.total is not None,
+    )

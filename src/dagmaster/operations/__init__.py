@@ -1,0 +1,1 @@
+"""Operations: one verb a module, one transaction each."""

@@ -1,0 +1,1 @@
+"""Orchestrators decide: they claim jobs, fold in what workers reported, and write what happens next."""

@@ -1,0 +1,386 @@
+"""The orchestrator's loop: claim jobs, look what stirs, let the planner decide, write it down.
+
+    ring or poll ──▶ claim unowned and orphaned jobs
+                 ──▶ look which jobs stir (results, lapsed leases, waits that are over)
+                 ──▶ advance them, a set in one transaction ──▶ tell workers and each other
+
+The loop owns no state that matters: what it holds in memory is a view of rows that only it may write, as long as its claim
+tokens hold. After any doubt (a lost connection, a refused write) the view is thrown away and read again. A job that
+fails by itself is set aside for a while and the others go on.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from uuid import UUID, uuid4
+
+from dagmaster import faults, log
+from dagmaster.database.bell import JOBS, Bell
+from dagmaster.database.ledger import Claim, Held, Ledger, LoadedJob, Look, OrchestratorInfo
+from dagmaster.errors import DagmasterError, Unavailable
+from dagmaster.jobs.changes import Changes
+from dagmaster.jobs.plan import Plan, Planner
+from dagmaster.jobs.states import JOB_TERMINAL
+from dagmaster.jobs.view import JobView, is_failing, node_view
+from dagmaster.operations.catalog import Catalog
+from dagmaster.operations.submit import take_submissions
+from dagmaster.settings import Settings
+from dagmaster.transports.transport import Ticket, Transport
+from dagmaster.workflows.graph import Graph, build
+
+SWEEP_SECONDS = 0.2  # at most this often, however much it rings
+GRAPHS_KEPT = 256
+_log = log.get("orchestrator")
+
+
+@dataclass(slots=True)
+class Owned:
+    """A job that this instance owns, as far as it knows."""
+
+    claim: Claim
+    view: JobView | None = None  # None: to be read again before anything is decided
+    look_at_all: bool = True
+    is_failing: bool = False
+    failures: int = 0
+    resting_until: float = 0.0
+
+
+@dataclass(slots=True)
+class Counters:
+    cycles: int = 0
+    claimed: int = 0
+    advanced: int = 0
+    fenced: int = 0
+    finished: int = 0
+    errors: int = 0
+    messages: int = 0
+
+
+@dataclass
+class Orchestrator:
+    settings: Settings
+    ledger: Ledger
+    beat_ledger: Ledger  # a connection of its own, so that a busy loop still shows that it lives
+    bell: Bell
+    transport: Transport
+    planner: Planner
+    catalog: Catalog
+    host: str = "localhost"
+    pid: int = 0
+    software_version: str = ""
+    owner_id: UUID = field(default_factory=uuid4)  # fresh at every start
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+
+    def __post_init__(self) -> None:
+        self.counters = Counters()
+        self._owned: dict[UUID, Owned] = {}
+        self._dirty: set[UUID] = set()
+        self._graphs: dict[str, Graph] = {}
+        self._is_stopping = asyncio.Event()
+        self._progressed_at = 0.0
+        self._next_sweep = 0.0
+        self._next_poll = 0.0
+        self._next_due: float | None = None
+        self._overdue: frozenset[UUID] = frozenset()
+        self._started: frozenset[UUID] = frozenset()
+
+    # Life
+
+    async def run(self) -> None:
+        """Work until `stop`; then give every job back."""
+        self._progressed_at = self._now()
+        await self._say_hello()
+        beating = asyncio.create_task(self._beat(), name="orchestrator-beat")
+        try:
+            while not self._is_stopping.is_set():
+                heard = await self._pause()
+                if not self._is_stopping.is_set():
+                    await self._turn_safely(heard)
+        finally:
+            beating.cancel()
+            with suppress(asyncio.CancelledError):
+                await beating
+            await self._retire()
+
+    def stop(self) -> None:
+        self._is_stopping.set()
+
+    async def _say_hello(self) -> None:
+        """The first beat comes before the first claim, or the others would take our jobs for orphans."""
+        while not self._is_stopping.is_set():
+            try:
+                await self.beat_ledger.beat(self._info())
+                return
+            except Unavailable as error:
+                _log.warning("waiting for the database", error=str(error))
+                await self.sleep(1.0)
+
+    async def _beat(self) -> None:
+        while True:
+            await self.sleep(self.settings.heartbeat_interval_sec)
+            silent = self._now() - self._progressed_at
+            if silent > max(self.settings.orphan_threshold_sec / 2, 3 * self.settings.orchestrator_poll_interval):
+                _log.error("the loop is stuck, so no heartbeat is sent", seconds=round(silent, 1))
+                continue
+            try:
+                await self.beat_ledger.beat(self._info())
+            except Unavailable as error:
+                _log.warning("heartbeat failed", error=str(error))
+
+    def _info(self) -> OrchestratorInfo:
+        stats = {name: getattr(self.counters, name) for name in Counters.__dataclass_fields__}
+        return OrchestratorInfo(
+            self.owner_id, self.host, self.pid, self.software_version, {**stats, "jobs": len(self._owned)}
+        )
+
+    async def _retire(self) -> None:
+        """A clean stop: others may claim our jobs at once."""
+        try:
+            released = await self.ledger.retire(self.owner_id)
+        except DagmasterError as error:
+            _log.warning("could not give the jobs back; they will be reclaimed", error=str(error))
+            return
+        if released:
+            self.bell.ring(JOBS)
+        _log.info("stopped", released=released)
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    async def _pause(self) -> frozenset[str]:
+        """Wait for the bell, the next poll, the next wait that is over, or not at all while work is left."""
+        until = self._next_poll if self._next_due is None else min(self._next_poll, self._next_due)
+        timeout = 0.0 if self._dirty else max(0.0, until - self._now())
+        waiting = asyncio.ensure_future(self.bell.wait(timeout))
+        stopping = asyncio.ensure_future(self._is_stopping.wait())
+        try:
+            await asyncio.wait((waiting, stopping), return_when=asyncio.FIRST_COMPLETED)
+            return waiting.result() if waiting.done() else frozenset()
+        finally:
+            for task in (waiting, stopping):
+                task.cancel()
+
+    # One turn
+
+    async def _turn_safely(self, heard: frozenset[str]) -> None:
+        try:
+            await self._turn(heard)
+        except Unavailable as error:
+            self.counters.errors += 1
+            self._distrust(self._owned)
+            _log.warning("the database is not available, trying again", error=str(error))
+            await self.sleep(min(1.0, self.settings.orchestrator_poll_interval))
+        self._progressed_at = self._now()
+
+    async def _turn(self, heard: frozenset[str]) -> None:
+        self.counters.cycles += 1
+        is_poll = self._now() >= self._next_poll
+        if is_poll:
+            self._next_poll = self._now() + self.settings.orchestrator_poll_interval
+        if is_poll or JOBS in heard:
+            await self._take_messages()
+            await self._claim()
+        await self._look(sweep=self._is_sweep_due())
+        await self._advance_all()
+        self._overdue = self._started = frozenset()
+
+    def _is_sweep_due(self) -> bool:
+        now = self._now()
+        if now < self._next_sweep:
+            return False
+        self._next_sweep = now + SWEEP_SECONDS
+        return True
+
+    async def _take_messages(self) -> None:
+        self.counters.messages += await take_submissions(self.ledger, self.catalog, self.settings.job_queue_name)
+
+    async def _claim(self) -> None:
+        """Take what is free, in batches until none is left, so that load spreads over instances."""
+        while len(self._owned) < self.settings.orchestrator_max_jobs:
+            claims = await self.ledger.claim_jobs(
+                self.owner_id,
+                limit=min(self.settings.orchestrator_batch, self.settings.orchestrator_max_jobs - len(self._owned)),
+                orphan_after_seconds=self.settings.orphan_threshold_sec,
+                patience_seconds=2 * self.settings.orchestrator_poll_interval,
+            )
+            if not claims:
+                return
+            self.counters.claimed += len(claims)
+            for claim in claims:
+                self._owned[claim.job_id] = Owned(claim)
+                self._dirty.add(claim.job_id)
+            self._progressed_at = self._now()
+
+    async def _look(self, *, sweep: bool) -> None:
+        if not self._owned:
+            self._next_due = None
+            return
+        stirrings = await self.ledger.stirrings(self.owner_id, sweep=sweep)
+        self._dirty.update(job_id for job_id in stirrings.reported if job_id in self._owned)
+        if not sweep:
+            return
+        self._overdue = frozenset(stirrings.overdue)
+        self._started = frozenset(stirrings.started)
+        self._dirty.update(job_id for job_id in self._overdue | self._started if job_id in self._owned)
+        wait = stirrings.next_due_seconds
+        self._next_due = None if wait is None else self._now() + wait
+
+    async def _advance_all(self) -> None:
+        now = self._now()
+        ready = sorted(job_id for job_id in self._dirty if self._owned[job_id].resting_until <= now)
+        size = self.settings.orchestrator_batch
+        for first in range(0, len(ready), size):
+            await self._advance_safely(ready[first : first + size])
+            self._progressed_at = self._now()
+
+    async def _advance_safely(self, job_ids: Sequence[UUID]) -> None:
+        """Advance a set of jobs; if that fails, each by itself, so that one bad job doesn't hold up the others."""
+        try:
+            await self._advance(job_ids)
+        except Unavailable:
+            raise
+        except Exception as error:
+            self._distrust(job_ids)
+            if len(job_ids) == 1:
+                self._set_aside(job_ids[0], error)
+                return
+            for job_id in job_ids:
+                await self._advance_safely([job_id])
+
+    def _set_aside(self, job_id: UUID, error: Exception) -> None:
+        owned = self._owned.get(job_id)
+        if owned is None:
+            return
+        owned.failures += 1
+        self.counters.errors += 1
+        rest = min(60.0, 0.5 * 2**owned.failures)
+        owned.resting_until = self._now() + rest
+        _log.error("a job could not be advanced, trying again later", job_id=str(job_id), seconds=rest, exc_info=error)
+
+    def _distrust(self, job_ids: Iterable[UUID]) -> None:
+        """What we hold of these jobs may be behind the database: read them again before deciding anything."""
+        for job_id in list(job_ids):
+            owned = self._owned.get(job_id)
+            if owned is not None:
+                owned.view = None
+                self._dirty.add(job_id)
+
+    async def _advance(self, job_ids: Sequence[UUID]) -> None:
+        await self._read_views(job_ids)
+        batch = [self._owned[job_id] for job_id in job_ids if job_id in self._owned]
+        plans: dict[UUID, Plan] = {}
+
+        def decide(held: Held) -> list[Changes]:
+            for owned in batch:
+                job_id = owned.claim.job_id
+                if job_id in held.epochs and owned.view is not None:
+                    plans[job_id] = self.planner.decide(
+                        owned.view,
+                        held.news.get(job_id, ()),
+                        epoch=held.epochs[job_id],
+                        sequence=held.sequences[job_id],
+                        look_at_all=owned.look_at_all,
+                    )
+            return [plan.changes for plan in plans.values()]
+
+        advanced = await self.ledger.advance(self.owner_id, [o.claim for o in batch], self._looking(batch), decide)
+        self._dirty.difference_update(job_ids)
+        for job_id in advanced.fenced:
+            self._drop_fenced(job_id)
+        await self._keep(plans)
+        self._dirty.update(job_id for job_id in advanced.has_more if job_id in self._owned)
+        if advanced.queues:
+            await self.transport.publish([Ticket(queue) for queue in sorted(advanced.queues)])
+            faults.reach("orchestrator.after-publish")
+        self.counters.advanced += len(plans)
+
+    def _looking(self, batch: Sequence[Owned]) -> Look:
+        failing = {owned.claim.job_id for owned in batch if owned.is_failing}
+        fast = {
+            owned.claim.job_id
+            for owned in batch
+            if owned.is_failing and owned.view and owned.view.graph.workflow.fail_fast
+        }
+        return Look(self._overdue, self._started, frozenset(failing), frozenset(fast))
+
+    def _drop_fenced(self, job_id: UUID) -> None:
+        """Someone else owns this job, or it is over: forget it."""
+        self._owned.pop(job_id, None)
+        self._dirty.discard(job_id)
+        self.counters.fenced += 1
+        _log.warning("fenced: a job is no longer ours", job_id=str(job_id))
+
+    async def _keep(self, plans: dict[UUID, Plan]) -> None:
+        """The transaction is committed: what was planned is now how things are."""
+        for job_id, plan in plans.items():
+            owned = self._owned[job_id]
+            owned.view, owned.look_at_all, owned.failures = plan.view, plan.is_unfinished, 0
+            self._note_waits(plan.changes)
+            if plan.view.status in JOB_TERMINAL:
+                del self._owned[job_id]
+                self.counters.finished += 1
+                continue
+            if plan.is_unfinished or (plan.is_failing and not owned.is_failing):
+                self._dirty.add(job_id)
+            owned.is_failing = plan.is_failing
+            if plan.wanted:
+                await self._load_outputs(owned, plan.view, sorted(plan.wanted))
+
+    def _note_waits(self, changes: Changes) -> None:
+        waits = [row.wait_seconds for row in changes.nodes if row.wait_seconds is not None]
+        if waits:
+            due = self._now() + min(waits)
+            self._next_due = due if self._next_due is None else min(self._next_due, due)
+
+    async def _load_outputs(self, owned: Owned, view: JobView, node_ids: list[str]) -> None:
+        outputs, unloadable = dict(view.outputs), dict(view.unloadable)
+        for node_id in node_ids:
+            try:
+                outputs |= await self.ledger.load_outputs(view.job_id, [node_id])
+            except Unavailable:
+                raise
+            except DagmasterError as error:
+                unloadable[node_id] = str(error)
+        owned.view = replace(view, outputs=outputs, unloadable=unloadable)
+        owned.look_at_all = True
+        self._dirty.add(view.job_id)
+
+    # Views
+
+    async def _read_views(self, job_ids: Sequence[UUID]) -> None:
+        missing = [self._owned[job_id].claim for job_id in job_ids if self._owned[job_id].view is None]
+        if not missing:
+            return
+        loaded = {job.job_id: job for job in await self.ledger.load_jobs(missing)}
+        for claim in missing:
+            if claim.job_id not in loaded:
+                self._drop_fenced(claim.job_id)
+                continue
+            owned = self._owned[claim.job_id]
+            owned.view = self._view(loaded[claim.job_id])
+            owned.look_at_all = True
+            owned.is_failing = is_failing(owned.view)
+
+    def _view(self, job: LoadedJob) -> JobView:
+        graph = self._graph(job)
+        nodes = {state.node_id: node_view(state, graph.workflow.nodes[state.node_id]) for state in job.nodes}
+        return JobView(
+            job.job_id,
+            graph,
+            job.input_params,
+            job.status,
+            job.priority,
+            job.correlation_id,
+            job.submitted_by,
+            nodes,
+            job.outputs,
+        )
+
+    def _graph(self, job: LoadedJob) -> Graph:
+        graph = self._graphs.get(job.definition_hash)
+        if graph is None:
+            if len(self._graphs) >= GRAPHS_KEPT:
+                self._graphs.pop(next(iter(self._graphs)))
+            graph = self._graphs[job.definition_hash] = build(job.workflow)
+        return graph

@@ -1,0 +1,25 @@
+"""Where work goes and how long it may take: what the YAML says, then the handler's registration, then the default."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from dagmaster.errors import InvalidRequest
+from dagmaster.handlers.registry import DEFAULT_TIMEOUT_SECONDS, Registration
+from dagmaster.jobs.plan import Route
+from dagmaster.workflows.model import Work
+
+
+@dataclass(frozen=True)
+class RegistryRouter:
+    handlers: Mapping[str, Registration]
+    queues: Collection[str]
+    default_queue: str
+
+    def route(self, work: Work) -> Route:
+        if work.handler not in self.handlers:
+            raise InvalidRequest(f"no handler is registered as '{work.handler}'", code="handler.unknown")
+        registered = self.handlers[work.handler]
+        queue = work.queue or registered.queue or self.default_queue
+        if queue not in self.queues:
+            raise InvalidRequest(f"no queue is named '{queue}'", code="queue.unknown", hint="add it to KNOWN_QUEUES")
+        return Route(queue, work.timeout_seconds or registered.timeout_seconds or DEFAULT_TIMEOUT_SECONDS)

@@ -1,0 +1,72 @@
+"""A transport within one process, for tests and simulations. Carries ids, as a broker does.
+
+Ends that share a `Broker` share its queues: each ticket goes to one of those who listen, and comes again if the one
+that received it closes without settling.
+"""
+
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import Sequence
+
+from dagmaster.transports.transport import Delivery, Ticket
+
+
+class Broker:
+    """The queues, and who waits for them."""
+
+    def __init__(self) -> None:
+        self._queues: dict[str, deque[Ticket]] = {}
+        self._waiting: set[asyncio.Event] = set()
+        self._receipts = itertools.count(1)
+
+    def put(self, tickets: Sequence[Ticket]) -> None:
+        for ticket in tickets:
+            self._queues.setdefault(ticket.queue, deque()).append(ticket)
+        for event in self._waiting:
+            event.set()
+
+    def take(self, queues: Sequence[str], limit: int) -> list[Delivery]:
+        waiting = (queue for name in queues if (queue := self._queues.get(name)))
+        tickets = itertools.islice((queue.popleft() for queue in waiting for _ in range(len(queue))), limit)
+        return [Delivery(ticket.queue, ticket.task_id, str(next(self._receipts))) for ticket in tickets]
+
+    async def change(self, timeout_seconds: float) -> None:
+        """Until something was put, or the time is over."""
+        event = asyncio.Event()
+        self._waiting.add(event)
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await event.wait()
+        except TimeoutError:
+            return
+        finally:
+            self._waiting.discard(event)
+
+
+class MemoryTransport:
+    def __init__(self, broker: Broker, queues: Sequence[str] = (), *, batch: int = 100) -> None:
+        self._broker = broker
+        self._queues = tuple(queues)
+        self._batch = batch
+        self._unsettled: dict[str, Ticket] = {}
+
+    async def publish(self, tickets: Sequence[Ticket]) -> None:
+        self._broker.put(tickets)
+
+    async def receive(self, timeout_seconds: float) -> Sequence[Delivery]:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_seconds
+        while not (found := self._broker.take(self._queues, self._batch)) and (left := deadline - loop.time()) > 0:
+            await self._broker.change(left)
+        self._unsettled |= {d.receipt: Ticket(d.queue, d.task_id) for d in found if d.receipt and d.task_id}
+        return found
+
+    async def settle(self, deliveries: Sequence[Delivery]) -> None:
+        for delivery in deliveries:
+            if delivery.receipt:
+                self._unsettled.pop(delivery.receipt, None)
+
+    async def close(self) -> None:
+        tickets, self._unsettled = list(self._unsettled.values()), {}
+        self._broker.put(tickets)

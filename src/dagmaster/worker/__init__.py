@@ -1,0 +1,1 @@
+"""The worker: claims tasks, runs their handlers, keeps their leases, reports. It decides nothing."""

@@ -1,0 +1,152 @@
+"""What the worker knows of one running attempt: an async handler's Context, and the worker's half of a plain one's."""
+
+import math
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+from uuid import UUID
+
+from dagmaster import log
+from dagmaster.database.ledger import ChildResult, Ledger, Running
+from dagmaster.errors import Fenced, InvalidRequest
+from dagmaster.handlers.calling import to_json
+from dagmaster.handlers.context import GiveBack, IsValid, TaskLogger
+from dagmaster.jobs.model import TaskMessage
+from dagmaster.worker.outcome import bounded
+
+MAX_LOG_LINES = 100
+MAX_LOG_LINE = 500
+
+OnSignal = Callable[[str], None]
+
+
+class TaskContext:
+    """Progress stays here until the next renewal of the lease takes it along."""
+
+    __slots__ = (
+        "_cancelled", "_ledger", "_lines", "_logger", "_progress", "_shutting_down", "_signal", "attempt", "has_news",
+        "job_id", "node_id", "params", "retry_count", "task", "task_id",
+    )  # fmt: skip
+
+    def __init__(self, task: TaskMessage, ledger: Ledger) -> None:
+        self.task = task
+        self.task_id: str = task.task_id
+        self.job_id: UUID = task.job_id
+        self.node_id: str = task.node_id
+        self.attempt: int = task.attempt
+        self.retry_count: int = task.retry_count
+        self.params: Any = task.params
+        self.has_news = False
+        self._ledger = ledger
+        self._cancelled = False
+        self._shutting_down = False
+        self._signal: OnSignal | None = None
+        self._progress: dict[str, Any] | None = None
+        self._logger: Any = None
+        self._lines: list[str] | None = None
+
+    # What a handler sees
+
+    @property
+    def cancelled(self) -> bool:
+        return self._cancelled
+
+    @property
+    def shutting_down(self) -> bool:
+        return self._shutting_down
+
+    @property
+    def logger(self) -> TaskLogger:
+        return TaskLogger(self.log)
+
+    def give_back(self) -> GiveBack:
+        return GiveBack("stopped early, as it was told")
+
+    def progress(self, fraction: float | None = None, message: str | None = None, **counts: int) -> None:
+        told: dict[str, Any] = dict(to_json(counts, "progress"))
+        if fraction is not None and math.isfinite(fraction):
+            told["fraction"] = min(max(float(fraction), 0.0), 1.0)
+        if message is not None:
+            told["message"] = bounded(message, MAX_LOG_LINE)
+        self._progress = told
+        self.has_news = True
+
+    async def save_checkpoint(self, name: str, data: Any = None) -> None:
+        """Keep a phase's state. Fenced: the task is someone else's by now, and this attempt counts for nothing."""
+        is_kept = await self._ledger.save_checkpoint(self._running(None), name, to_json(data, "checkpoint"))
+        if not is_kept:
+            raise Fenced(f"checkpoint '{name}' refused: this attempt no longer holds its task", task_id=self.task_id)
+
+    async def load_checkpoint(self, is_valid: IsValid | None = None) -> tuple[str, Any] | None:
+        saved = reversed(await self.load_checkpoints())
+        return next(((name, data) for name, data in saved if is_valid is None or is_valid(name, data)), None)
+
+    async def results(self, page: int = 500) -> AsyncIterator[ChildResult]:
+        offset = 0
+        while rows := await self.read_results(offset, page):
+            for row in rows:
+                yield row
+            offset += len(rows)
+
+    # What the worker does with it
+
+    async def load_checkpoints(self) -> list[tuple[str, Any]]:
+        """Every checkpoint, oldest first."""
+        return [(saved.name, saved.data) for saved in await self._ledger.load_checkpoints(self.job_id, self.node_id)]
+
+    async def read_results(self, skip: int, page: int) -> list[ChildResult]:
+        """One page of the results that the params refer to; empty at the end."""
+        node, offset, limit = _reference(self.task)
+        count = page if limit is None else min(page, limit - skip)
+        return await self._ledger.read_results(self.job_id, node, offset + skip, count) if count > 0 else []
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        self._tell("cancel")
+
+    def shut_down(self) -> None:
+        self._shutting_down = True
+        self._tell("shutdown")
+
+    def on_signal(self, tell: OnSignal | None) -> None:
+        """Pass cancel and shutdown on, also those that came before."""
+        self._signal = tell
+        if self._cancelled:
+            self._tell("cancel")
+        if self._shutting_down:
+            self._tell("shutdown")
+
+    def running(self) -> Running:
+        self.has_news = False
+        return self._running(self._progress)
+
+    def log(self, level: str, event: str, facts: dict[str, Any]) -> None:
+        if self._logger is None:
+            self._logger = log.get("handler").bind(
+                job_id=str(self.job_id), node_id=self.node_id, task_id=self.task_id, attempt=self.attempt
+            )
+        getattr(self._logger, level)(event, **facts)
+        self._keep(level, event, facts)
+
+    def log_lines(self) -> list[str] | None:
+        """The last lines this attempt logged, without secrets."""
+        return self._lines
+
+    def _keep(self, level: str, event: str, facts: dict[str, Any]) -> None:
+        text = " ".join([f"{level}: {event}", *(f"{name}={value}" for name, value in facts.items())])
+        self._lines = [*(self._lines or ())[1 - MAX_LOG_LINES :], bounded(text, MAX_LOG_LINE)]
+
+    def _running(self, progress: dict[str, Any] | None) -> Running:
+        return Running(self.job_id, self.node_id, self.attempt, progress)
+
+    def _tell(self, what: str) -> None:
+        if self._signal is not None:
+            self._signal(what)
+
+
+def _reference(task: TaskMessage) -> tuple[str, int, int | None]:
+    reference = task.params.get("results_of")
+    if not isinstance(reference, dict) or "node_id" not in reference:
+        raise InvalidRequest(
+            f"node '{task.node_id}' has no `results_of` to read results from", code="params.no-results-of"
+        )
+    return reference["node_id"], reference.get("offset") or 0, reference.get("limit")

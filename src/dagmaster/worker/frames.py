@@ -1,0 +1,80 @@
+"""The words that pass between a worker and its child processes: length-prefixed JSON over a socket pair.
+
+    worker → child    start, run, answer, cancel, shutdown
+    child → worker    ready, progress, log, ask (save_checkpoint | load_checkpoints | results), done, failed, returned
+"""
+
+import asyncio
+import socket
+import struct
+import threading
+from typing import Any
+
+import orjson
+
+MAX_FRAME_BYTES = 110 * 1024 * 1024  # the largest output, and what surrounds it
+_LENGTH = struct.Struct("!I")
+
+Frame = dict[str, Any]
+
+
+class BrokenChannel(Exception):
+    """The other side is gone, or doesn't speak our language."""
+
+
+def pack(frame: Frame) -> bytes:
+    # Log facts may be anything: those that JSON doesn't know travel as text.
+    body = orjson.dumps(frame, default=str, option=orjson.OPT_NON_STR_KEYS)
+    if len(body) > MAX_FRAME_BYTES:
+        raise ValueError(f"a frame of {len(body):,} bytes exceeds the {MAX_FRAME_BYTES:,} allowed")
+    return _LENGTH.pack(len(body)) + body
+
+
+def _length(header: bytes) -> int:
+    (length,) = _LENGTH.unpack(header)
+    if length > MAX_FRAME_BYTES:
+        raise BrokenChannel(f"a frame announces {length:,} bytes")
+    return int(length)
+
+
+def _unpack(body: bytes) -> Frame:
+    try:
+        frame: Frame = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise BrokenChannel(f"a frame isn't JSON: {error}") from None
+    return frame
+
+
+async def read(reader: asyncio.StreamReader) -> tuple[Frame, int]:
+    """The next frame and its size."""
+    try:
+        length = _length(await reader.readexactly(_LENGTH.size))
+        return _unpack(await reader.readexactly(length)), length
+    except (asyncio.IncompleteReadError, OSError) as error:
+        raise BrokenChannel("the channel is closed") from error
+
+
+class Channel:
+    """The child's end: blocking, one reader, many writers."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._sending = threading.Lock()
+
+    def send(self, frame: Frame) -> None:
+        packed = pack(frame)
+        with self._sending:
+            self._connection.sendall(packed)
+
+    def receive(self) -> Frame:
+        return _unpack(self._exactly(_length(self._exactly(_LENGTH.size))))
+
+    def _exactly(self, count: int) -> bytes:
+        parts = bytearray(count)
+        view = memoryview(parts)
+        while view:
+            got = self._connection.recv_into(view)
+            if not got:
+                raise BrokenChannel("the channel is closed")
+            view = view[got:]
+        return bytes(parts)

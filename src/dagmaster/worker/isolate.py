@@ -1,0 +1,352 @@
+"""Plain handlers run here: in warm, reused child processes that can be killed.
+
+A child leads a process group of its own. Its death, by whatever cause, ends the group; a timeout ends it by SIGKILL at
+once, since a hung C call hears nothing gentler. See `child` for what happens when the worker itself dies.
+
+    start ─▶ idle ─▶ busy ─▶ idle …      after `recycle_after` tasks, or grown too large: killed, a fresh one follows
+                       └──▶ killed       timed out, told to stop and didn't, died, spoke nonsense
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from dagmaster import log
+from dagmaster.errors import DagmasterError, TimedOut, Unavailable
+from dagmaster.handlers.registry import Registration
+from dagmaster.jobs.model import TaskMessage
+from dagmaster.jobs.states import TaskStatus
+from dagmaster.worker import frames
+from dagmaster.worker.context import TaskContext
+from dagmaster.worker.frames import BrokenChannel, Frame
+from dagmaster.worker.outcome import RETURNED, Outcome, failed
+
+START_SECONDS = 60.0
+DEATH_SECONDS = 10.0
+SAMPLE_SECONDS = 1.0
+
+_STATUSES = {"done": TaskStatus.SUCCEEDED, "failed": TaskStatus.FAILED, "returned": TaskStatus.RETURNED}
+
+_log = log.get("worker")
+
+
+class Child:
+    """One child process and the channel to it."""
+
+    def __init__(self, process: asyncio.subprocess.Process, streams: "_Streams", lifeline: int) -> None:
+        self.process = process
+        self.pid = process.pid
+        self.tasks_run = 0
+        self.resident_mb = 0.0
+        self.peak_mb: float | None = None
+        self._guard: int | None = None
+        self._streams = streams
+        self._lifeline = lifeline
+        self._watch = asyncio.create_task(self._end_group_with_leader())
+
+    @classmethod
+    async def start(cls) -> "Child":
+        ours, theirs = socket.socketpair()
+        lifeline_read, lifeline_write = os.pipe()
+        streams = _Streams(*await asyncio.open_connection(sock=ours))
+        try:
+            process = await _spawn(theirs.fileno(), lifeline_read)
+        except BaseException:
+            streams.writer.close()
+            os.close(lifeline_write)
+            raise
+        finally:
+            theirs.close()
+            os.close(lifeline_read)
+        child = cls(process, streams, lifeline_write)
+        try:
+            await child._greet()
+        except BaseException:
+            await asyncio.shield(child.kill())
+            raise
+        return child
+
+    async def _greet(self) -> None:
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                await self.send({"kind": "start", "path": sys.path})
+                ready, _ = await self.receive()
+        except (TimeoutError, BrokenChannel) as error:
+            raise Unavailable("a child process did not start", code="worker.child-not-started") from error
+        self._guard = ready["guard"]
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process.returncode is None
+
+    def say(self, frame: Frame) -> None:
+        """Write without waiting; a child that is gone is noticed elsewhere."""
+        self._streams.writer.write(frames.pack(frame))
+
+    async def send(self, frame: Frame) -> None:
+        self.say(frame)
+        with contextlib.suppress(ConnectionError):
+            await self._streams.writer.drain()
+
+    async def receive(self) -> tuple[Frame, int]:
+        return await frames.read(self._streams.reader)
+
+    async def kill(self) -> None:
+        """End the whole group and wait until it is dead."""
+        _kill_group(self.pid)
+        try:
+            async with asyncio.timeout(DEATH_SECONDS):
+                await self.process.wait()
+                await self._watch
+                await self._bury()
+        except TimeoutError:
+            _log.error("a killed child process does not die; it hangs in the kernel", pid=self.pid)
+        finally:
+            self._streams.writer.close()
+            self._close_lifeline()
+
+    async def _end_group_with_leader(self) -> None:
+        # The guard still belongs to the group, so its id can't have been given to anyone else yet. Killing the rest
+        # also closes every copy of the channel: the reader sees the end, after all that was written before.
+        await self.process.wait()
+        _kill_group(self.pid)
+
+    async def _bury(self) -> None:
+        while _group_is_alive(self.pid):  # noqa: ASYNC110 - the kernel sets no event
+            await asyncio.sleep(0.005)
+        if self._guard is not None:
+            # Only where the worker is init itself (a container) do orphans become its children.
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(self._guard, os.WNOHANG)  # noqa: ASYNC222 - doesn't wait
+
+    def _close_lifeline(self) -> None:
+        if self._lifeline >= 0:
+            os.close(self._lifeline)
+            self._lifeline = -1
+
+    def sample_peak(self) -> None:
+        """Remember the most memory seen, for the case that the process is killed for it."""
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            status = Path(f"/proc/{self.pid}/status").read_text()
+            self.peak_mb = round(int(status.split("VmHWM:")[1].split()[0]) / 1024, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Streams:
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+
+async def _spawn(channel: int, lifeline: int) -> asyncio.subprocess.Process:
+    # -P: the child's import path comes from the worker, not from whatever folder it happens to stand in.
+    arguments = ("-u", "-P", "-m", "dagmaster.worker.child", str(channel), str(lifeline), str(os.getpid()))
+    return await asyncio.create_subprocess_exec(
+        sys.executable, *arguments, pass_fds=(channel, lifeline), start_new_session=True,
+        stdin=asyncio.subprocess.DEVNULL, stdout=2,  # what a handler prints belongs to the log
+    )  # fmt: skip
+
+
+def _kill_group(group: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
+
+
+def _group_is_alive(group: int) -> bool:
+    """Whether any process of the group still runs; the dead that init has not buried yet don't count."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return any(_runs_in(group, path) for path in Path("/proc").glob("[0-9]*/stat"))
+
+
+def _runs_in(group: int, stat: Path) -> bool:
+    try:
+        fields = stat.read_text().rpartition(")")[2].split()
+    except OSError:
+        return False
+    return int(fields[2]) == group and fields[0] not in "ZX"
+
+
+class Pool:
+    """Runs plain handlers, each in a child process; starts children when they are needed and keeps them warm."""
+
+    def __init__(self, *, memory_mb: int, recycle_after: int = 100, cancel_grace_seconds: float = 5.0) -> None:
+        self._memory_mb = memory_mb
+        self._recycle_after = recycle_after
+        self._grace_seconds = cancel_grace_seconds
+        self._idle: list[Child] = []
+        self._is_closed = False
+
+    @property
+    def idle_pids(self) -> list[int]:
+        return [child.pid for child in self._idle]
+
+    async def run(
+        self, registration: Registration, task: TaskMessage, timeout_seconds: float, context: TaskContext
+    ) -> Outcome:
+        """Run a task to its end, or end it. When this call is cancelled the child is killed before it returns."""
+        memory_mb = registration.memory_mb or self._memory_mb
+        try:
+            child = await self._take()
+        except (DagmasterError, OSError) as error:
+            return failed(Unavailable(f"no process for the handler: {error}", code="worker.child-not-started"))
+        visit = Visit(child, context, timeout_seconds, self._grace_seconds)
+        is_reusable = False
+        try:
+            outcome = await visit.run(_run_frame(registration, task, memory_mb))
+            is_reusable = visit.is_clean and self._may_serve_again(child, memory_mb)
+        finally:
+            if is_reusable:
+                self._idle.append(child)
+            else:
+                await asyncio.shield(child.kill())
+        return outcome
+
+    async def close(self) -> None:
+        self._is_closed = True
+        children, self._idle = self._idle, []
+        await asyncio.gather(*(child.kill() for child in children))
+
+    async def _take(self) -> Child:
+        while self._idle:
+            child = self._idle.pop()
+            if child.is_alive:
+                return child
+            await child.kill()
+        return await Child.start()
+
+    def _may_serve_again(self, child: Child, memory_mb: int) -> bool:
+        # A process that stays large would leave the next handler less than its share.
+        is_slim = child.resident_mb < memory_mb / 2
+        return child.is_alive and is_slim and child.tasks_run < self._recycle_after and not self._is_closed
+
+
+def _run_frame(registration: Registration, task: TaskMessage, memory_mb: int) -> Frame:
+    return {
+        "kind": "run", "handler": registration.name, "target": registration.target, "memory_mb": memory_mb,
+        "task_id": task.task_id, "job_id": task.job_id, "node_id": task.node_id, "attempt": task.attempt,
+        "retry_count": task.retry_count, "params": task.params,
+    }  # fmt: skip
+
+
+class Visit:
+    """One task in one child: from the run frame to its end. `is_clean` when the child is ready for another."""
+
+    def __init__(self, child: Child, context: TaskContext, timeout_seconds: float, grace_seconds: float) -> None:
+        self.is_clean = False
+        self._child = child
+        self._context = context
+        self._timeout_seconds = timeout_seconds
+        self._grace_seconds = grace_seconds
+
+    async def run(self, frame: Frame) -> Outcome:
+        deadline = asyncio.timeout(self._timeout_seconds)
+        try:
+            async with deadline:
+                self._child.say(frame)
+                with self._watching_memory(), self._passing_signals_on(deadline):
+                    return await self._converse()
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            return self._overran()
+        except BrokenChannel:
+            return await self._died()
+
+    @contextlib.contextmanager
+    def _passing_signals_on(self, deadline: asyncio.Timeout) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+
+        def pass_on(what: str) -> None:
+            if deadline.expired():
+                return
+            self._child.say({"kind": what})
+            if what == "cancel":
+                soon = loop.time() + self._grace_seconds
+                deadline.reschedule(min(soon, deadline.when() or soon))
+
+        self._context.on_signal(pass_on)
+        try:
+            yield
+        finally:
+            self._context.on_signal(None)
+
+    def _overran(self) -> Outcome:
+        if self._context.cancelled:
+            return RETURNED  # told to stop, and didn't within its grace
+        return failed(TimedOut(f"killed after {self._timeout_seconds:g} s", timeout_seconds=self._timeout_seconds))
+
+    async def _converse(self) -> Outcome:
+        while True:
+            frame, size = await self._child.receive()
+            match frame["kind"]:
+                case "progress":
+                    self._context.progress(frame["fraction"], frame["message"], **frame["counts"])
+                case "log":
+                    self._context.log(frame["level"], frame["event"], frame["facts"])
+                case "ask":
+                    await self._child.send({"kind": "answer", "id": frame["id"], **await self._answer(frame)})
+                case "done" | "failed" | "returned":
+                    return self._outcome(frame, size)
+                case unknown:
+                    raise BrokenChannel(f"unknown frame {unknown!r}")
+
+    async def _answer(self, frame: Frame) -> Frame:
+        try:
+            return {"value": await self._do(frame)}
+        except DagmasterError as error:
+            return {"error": error.message, "code": error.code, "type": type(error).__name__}
+
+    async def _do(self, frame: Frame) -> Any:
+        match frame["verb"]:
+            case "save_checkpoint":
+                return await self._context.save_checkpoint(frame["name"], frame["data"])
+            case "load_checkpoints":
+                return await self._context.load_checkpoints()
+            case "results":
+                return [asdict(row) for row in await self._context.read_results(frame["skip"], frame["page"])]
+            case unknown:
+                raise Unavailable(f"the worker can't {unknown!r}", code="worker.unknown-verb")
+
+    def _outcome(self, frame: Frame, size: int) -> Outcome:
+        self.is_clean = True
+        self._child.tasks_run += 1
+        metrics = frame["metrics"]
+        self._child.resident_mb = metrics.pop("resident_mb", None) or 0.0
+        return Outcome(_STATUSES[frame["kind"]], frame.get("output"), frame.get("error"), metrics, size)
+
+    async def _died(self) -> Outcome:
+        await self._child.kill()
+        code = self._child.process.returncode
+        peak = self._child.peak_mb
+        how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
+        memory = f" (it had used up to {peak:g} MB)" if peak else ""
+        error = Unavailable(f"the handler's process {how}{memory}", code="worker.child-died", exit_code=code)
+        return failed(error, metrics={"peak_mb": peak} if peak else None)
+
+    @contextlib.contextmanager
+    def _watching_memory(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        timer: asyncio.TimerHandle
+
+        def sample() -> None:
+            nonlocal timer
+            self._child.sample_peak()
+            timer = loop.call_later(SAMPLE_SECONDS, sample)
+
+        self._child.peak_mb = None
+        timer = loop.call_later(SAMPLE_SECONDS, sample)
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+

@@ -1,0 +1,516 @@
+"""The worker's loop: hand in what is finished, claim what fits, run it, rest until something happens.
+
+One exchange with the ledger is in flight at a time; it carries every finished report and asks for as many tasks as
+there are free places. Handlers run meanwhile, each as a task of the event loop, and leave their reports for the next.
+
+    claimed ─▶ held (running) ─▶ finished ─▶ handed in         leases are renewed until the report is accepted
+                  │                  ▲
+                  ├─ cancelled, timed out, failed
+                  └─ lost: no longer ours, stopped, its report dropped
+"""
+
+import asyncio
+import os
+import random
+import socket
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+from uuid import UUID, uuid4
+
+from dagmaster import __version__, faults, log
+from dagmaster.database.bell import RESULTS, Bell
+from dagmaster.database.ledger import Demand, Exchange, Ledger, Report, Running, WorkerInfo
+from dagmaster.errors import Unavailable
+from dagmaster.handlers.calling import UNLOADABLE
+from dagmaster.handlers.registry import Registry
+from dagmaster.jobs.model import TaskMessage
+from dagmaster.jobs.model import task_id as task_id_of
+from dagmaster.jobs.states import Blame, TaskStatus
+from dagmaster.settings import Settings
+from dagmaster.transports.transport import Delivery, Transport
+from dagmaster.worker import heartbeat
+from dagmaster.worker.context import TaskContext
+from dagmaster.worker.isolate import Pool
+from dagmaster.worker.outcome import describe
+from dagmaster.worker.run import Runner
+
+MAX_CLAIM = 200
+MAX_REPORTS = 500
+MAX_REPORT_BYTES = 8 * 1024 * 1024
+LINGER_SECONDS = 0.002  # how long a report waits for those of its batch
+FRESH_SECONDS = 0.005  # handlers claimed this recently are about to finish
+SHOW_RUNNING_SECONDS = 0.2
+BACKOFF_SECONDS = (0.05, 5.0)
+LAST_REPORTS_SECONDS = 5.0
+STOPPING_SECONDS = 12.0  # for handlers that were cancelled to end; a kill takes milliseconds
+
+_OUTAGES = (Unavailable, OSError)  # TimeoutError is one
+
+_log = log.get("worker")
+
+
+@dataclass(slots=True)
+class Counters:
+    claimed: int = 0
+    succeeded: int = 0
+    failed: int = 0
+    returned: int = 0
+    late_reports: int = 0
+    lost_tasks: int = 0
+    refused_reports: int = 0
+    exchanges: int = 0
+    outages: int = 0
+
+
+class HeldTask:
+    """A task this worker runs."""
+
+    __slots__ = ("context", "is_light", "is_lost", "job", "task_id")
+
+    def __init__(self, context: TaskContext, is_light: bool) -> None:
+        self.context = context
+        self.task_id = context.task_id
+        self.is_light = is_light
+        self.is_lost = False
+        self.job: asyncio.Task[tuple[Report, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    report: Report
+    size_bytes: int
+
+
+class Worker:
+    """`run` until `stop`.
+
+    A ledger serves one call at a time. So that none waits for another there may be three: `ledger` for claims and
+    reports, `lease_ledger` for leases and beats, `handler_ledger` for what handlers read and keep.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        ledger: Ledger,
+        transport: Transport,
+        bell: Bell,
+        registry: Registry,
+        *,
+        lease_ledger: Ledger | None = None,
+        handler_ledger: Ledger | None = None,
+        name: str | None = None,
+        worker_id: UUID | None = None,
+        pool: Pool | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.worker_id = worker_id or uuid4()  # fresh per start: nobody is mistaken for its predecessor
+        self.name = name or socket.gethostname()
+        self.counters = Counters()
+        self._settings = settings
+        self._ledger = ledger
+        self._handler_ledger = handler_ledger or ledger
+        self._transport = transport
+        self._bell = bell
+        self._pool = pool or Pool(memory_mb=settings.worker_memory_mb)
+        self._runner = Runner(registry, self._pool)
+        self._rng = rng or random.Random()  # noqa: S311 - jitter
+        self._heavy_names = frozenset(name for name in registry if not registry[name].is_async)
+        self._heavy_handlers = tuple(sorted(self._heavy_names))
+        self._light_handlers = tuple(sorted(set(registry) - self._heavy_names))
+        self._keeper = self._lease_keeper(lease_ledger or ledger)
+
+        self._held: dict[str, HeldTask] = {}
+        self._light_running = 0
+        self._finished: list[Finished] = []
+        self._in_flight: Sequence[Finished] = ()
+        self._deliveries: list[Delivery] = []
+        self._receiving: asyncio.Task[Sequence[Delivery]] | None = None
+        self._wake = asyncio.Event()
+        self._stop = asyncio.Event()
+        self._grace_seconds = settings.shutdown_grace_sec
+        self._shall_look = True
+        self._claimed_at = 0.0
+        self._failures = 0
+
+    def _lease_keeper(self, ledger: Ledger) -> heartbeat.LeaseKeeper:
+        settings = self._settings
+        held = heartbeat.Held(self._held_now, self._held_with_news, self.info, self._lose)
+        return heartbeat.LeaseKeeper(
+            ledger, held, lease_seconds=settings.task_lease_sec, renew_seconds=settings.lease_renew_sec, rng=self._rng
+        )
+
+    # What others may ask
+
+    def stop(self, grace_seconds: float | None = None) -> None:
+        """Stop claiming, tell the handlers, give them their grace, return the rest. Safe from a signal handler."""
+        if grace_seconds is not None:
+            self._grace_seconds = grace_seconds
+        self._stop.set()
+        self._wake.set()
+
+    @property
+    def running(self) -> list[TaskMessage]:
+        return [held.context.task for held in self._held.values()]
+
+    def info(self) -> WorkerInfo:
+        stats = asdict(self.counters) | {"running": len(self._held), "unreported": len(self._finished)}
+        handlers = self._light_handlers + self._heavy_handlers
+        kind, queues = self._settings.worker_type, self._settings.worker_queue
+        return WorkerInfo(self.worker_id, self.name, os.getpid(), __version__, kind, queues, handlers, stats)
+
+    async def run(self) -> None:
+        """Work until `stop`; then hand everything back and leave. Never ends because a call failed [E27]."""
+        keeper = asyncio.create_task(self._keeper.run(), name="lease keeper")
+        _log.info("worker started", worker_id=str(self.worker_id), queues=self._settings.worker_queue)
+        try:
+            while not self._stop.is_set():
+                await self._turn()
+            await self._drain()
+        finally:
+            await asyncio.shield(self._leave(keeper))
+        _log.info("worker stopped", **asdict(self.counters))
+
+    async def _leave(self, keeper: asyncio.Task[None]) -> None:
+        tasks: list[asyncio.Task[Any]] = [keeper, *(held.job for held in self._held.values())]
+        if self._receiving:
+            tasks.append(self._receiving)
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks, timeout=STOPPING_SECONDS)
+        await self._pool.close()
+
+    # One turn
+
+    async def _turn(self) -> None:
+        self._wake.clear()
+        demand = self._demand()
+        if self._finished:
+            await self._linger()
+            await self._exchange(self._demand())
+        elif self._shall_look and demand.total:
+            await self._exchange(demand)
+        else:
+            await self._rest(demand)
+
+    def _demand(self) -> Demand:
+        heavy_running = len(self._held) - self._light_running
+        light = self._settings.worker_slots - self._light_running if self._light_handlers else 0
+        heavy = self._settings.worker_processes - heavy_running if self._heavy_handlers else 0
+        return Demand(
+            self._settings.worker_queue,
+            self._light_handlers, max(0, min(light, MAX_CLAIM)),
+            self._heavy_handlers, max(0, min(heavy, MAX_CLAIM)),
+        )  # fmt: skip
+
+    async def _linger(self) -> None:
+        """Handlers of the last claim that are about to finish shall share the exchange."""
+        if self._light_running and asyncio.get_running_loop().time() - self._claimed_at < FRESH_SECONDS:
+            await asyncio.sleep(LINGER_SECONDS)
+
+    async def _rest(self, demand: Demand) -> None:
+        """Until a handler finishes, the transport has news, or it is time to look anyway."""
+        if demand.total:
+            self._listen()
+        interval = self._settings.worker_poll_interval * self._rng.uniform(0.5, 1.0)
+        timer = asyncio.get_running_loop().call_later(interval, self._look)
+        try:
+            await self._wake.wait()
+        finally:
+            timer.cancel()
+
+    def _look(self) -> None:
+        self._shall_look = True
+        self._wake.set()
+
+    # News of work
+
+    def _listen(self) -> None:
+        """Receive in the background: an unfinished receive is kept, so that none is lost by cancelling it."""
+        if self._receiving is None:
+            receive = self._transport.receive(self._settings.worker_poll_interval)
+            self._receiving = asyncio.ensure_future(receive)
+            self._receiving.add_done_callback(self._on_received)
+
+    def _on_received(self, receiving: asyncio.Task[Sequence[Delivery]]) -> None:
+        if receiving.cancelled():
+            self._receiving = None
+        elif error := receiving.exception():
+            _log.warning("the transport can't be reached; polling goes on", error=str(error))
+            asyncio.get_running_loop().call_later(self._settings.worker_poll_interval, self._forget_receiving)
+        else:
+            self._receiving = None
+            self._deliveries.extend(receiving.result())
+            if self._deliveries:
+                self._look()
+            else:
+                self._wake.set()
+
+    def _forget_receiving(self) -> None:
+        self._receiving = None
+        self._wake.set()
+
+    async def _settle(self) -> None:
+        """Whatever was announced before this exchange has been claimed by now, by us or by someone else."""
+        deliveries, self._deliveries = self._deliveries, []
+        try:
+            await self._transport.settle(deliveries)
+        except _OUTAGES as error:
+            _log.warning("deliveries could not be settled; they will come again and find nothing", error=str(error))
+
+    # Exchanging reports for tasks
+
+    async def _exchange(self, demand: Demand) -> None:
+        handed = self._take_finished()
+        if demand.total:
+            # Before the call: a hint that comes while it is under way may be of something it doesn't see.
+            self._shall_look = False
+        faults.reach("worker.before-claim")
+        try:
+            answer = await self._hand_over(handed, demand)
+        except Exception as error:  # one bad report, or a bug in a statement, must not end the loop [E27]
+            await self._recover(handed, error)
+            return
+        self._failures = 0
+        self._after_exchange(answer, handed, demand)
+        if self._deliveries:
+            await self._settle()
+
+    async def _recover(self, handed: Sequence[Finished], error: Exception) -> None:
+        """Keep the reports and wait; or, where it is a report's fault, find out which one's."""
+        self._shall_look = True
+        if handed and not isinstance(error, _OUTAGES):
+            _log.error("an exchange was refused", error=str(error), reports=len(handed))
+            await self._hand_over_singly(handed)
+        else:
+            self._keep(handed)
+            await self._back_off(error)
+
+    def _take_finished(self) -> Sequence[Finished]:
+        """As many reports as one statement should carry, oldest first."""
+        count = size = 0
+        for item in self._finished[:MAX_REPORTS]:
+            size += item.size_bytes
+            if count and size > MAX_REPORT_BYTES:
+                break
+            count += 1
+        taken, self._finished = self._finished[:count], self._finished[count:]
+        return taken
+
+    def _keep(self, handed: Sequence[Finished]) -> None:
+        self._finished = [*handed, *self._finished]
+
+    async def _hand_over(self, handed: Sequence[Finished], demand: Demand) -> Exchange:
+        self.counters.exchanges += 1
+        self._in_flight = handed
+        lease_seconds = self._settings.task_lease_sec
+        try:
+            async with asyncio.timeout(lease_seconds):  # a half-open connection would hang for ever
+                reports = [item.report for item in handed]
+                return await self._ledger.exchange(self.worker_id, reports, demand, lease_seconds=lease_seconds)
+        finally:
+            self._in_flight = ()
+
+    def _after_exchange(self, answer: Exchange, handed: Sequence[Finished], demand: Demand) -> None:
+        if handed:
+            faults.reach("worker.after-report")
+            self._note_late(answer)
+            self._bell.ring(RESULTS)
+        if answer.claimed:
+            faults.reach("worker.after-claim")
+            self._start(answer.claimed)
+        if self._claimed_all(answer.claimed, demand):
+            self._shall_look = True
+
+    def _claimed_all(self, claimed: Sequence[TaskMessage], demand: Demand) -> bool:
+        """Whether a kind got all it asked for, so that there may be more of it."""
+        heavy = sum(1 for task in claimed if task.handler in self._heavy_names) if self._heavy_names else 0
+        return 0 < demand.light <= len(claimed) - heavy or 0 < demand.heavy <= heavy
+
+    def _note_late(self, answer: Exchange) -> None:
+        if answer.late:
+            self.counters.late_reports += len(answer.late)
+            _log.warning("reports came too late to count", tasks=list(answer.late[:10]), count=len(answer.late))
+
+    async def _hand_over_singly(self, handed: Sequence[Finished]) -> None:
+        """The batch was refused: one report at a time, so that only the one at fault is."""
+        nothing = Demand(self._settings.worker_queue)
+        for position, item in enumerate(handed):
+            try:
+                self._note_late(await self._hand_over([item], nothing))
+            except _OUTAGES as error:
+                self._keep(handed[position:])
+                await self._back_off(error)
+                break
+            except Exception as error:  # see _exchange
+                self._replace_refused(item.report, error)
+        self._bell.ring(RESULTS)
+
+    def _replace_refused(self, report: Report, error: Exception) -> None:
+        """Say at least that the result could not be stored. If even that is refused, the lease will lapse."""
+        self.counters.refused_reports += 1
+        task_id = task_id_of(report.job_id, report.node_id, report.attempt)
+        _log.error("a report can't be stored", task_id=task_id, error=str(error))
+        if report.error and report.error.get("code") == "worker.report-refused":
+            return
+        told = describe(error) | {"blame": Blame.ENGINE.value, "code": "worker.report-refused"}
+        told["message"] = f"the result could not be stored: {told['message']}"
+        substitute = Report(report.job_id, report.node_id, report.attempt, TaskStatus.FAILED, error=told)
+        self._finished.append(Finished(substitute, 1000))
+
+    async def _back_off(self, error: Exception) -> None:
+        """Wait longer after each failure, with jitter; a stop ends the wait."""
+        self.counters.outages += self._failures == 0
+        if self._failures == 0:
+            _log.warning("the database can't be used for now; reports are kept", error=str(error))
+        low, high = BACKOFF_SECONDS
+        seconds = min(high, low * 2**self._failures) * self._rng.uniform(0.5, 1.0)
+        self._failures = min(self._failures + 1, 20)
+        self._shall_look = True
+        if self._stop.is_set():
+            await asyncio.sleep(min(seconds, 0.2))
+            return
+        try:
+            async with asyncio.timeout(seconds):
+                await self._stop.wait()
+        except TimeoutError:
+            return
+
+    # Running handlers
+
+    def _start(self, claimed: Sequence[TaskMessage]) -> None:
+        self.counters.claimed += len(claimed)
+        if self._stop.is_set():
+            for task in claimed:
+                self._finish(_returned(task), 4)
+            return
+        loop = asyncio.get_running_loop()
+        self._claimed_at = loop.time()
+        batch = [self._start_one(task, loop) for task in claimed]
+        loop.call_later(SHOW_RUNNING_SECONDS, self._show_running, batch)
+
+    def _start_one(self, task: TaskMessage, loop: asyncio.AbstractEventLoop) -> HeldTask:
+        held = HeldTask(TaskContext(task, self._handler_ledger), task.handler not in self._heavy_names)
+        self._held[held.task_id] = held
+        self._light_running += held.is_light
+        held.job = loop.create_task(self._runner.run(held.context))
+        held.job.add_done_callback(partial(self._on_done, held))
+        return held
+
+    def _on_done(self, held: HeldTask, job: asyncio.Task[tuple[Report, int]]) -> None:
+        if self._held.pop(held.task_id, None) is None:
+            return  # given up on: it was returned while it still ran
+        self._light_running -= held.is_light
+        self._wake.set()
+        if held.is_lost:
+            return
+        faults.reach("worker.after-handler")
+        if job.cancelled():
+            self._finish(_returned(held.context.task), 4)
+        elif error := job.exception():
+            _log.error("a bug in the worker ended a task", task_id=held.task_id, exc_info=error)
+            self._finish(_broken(held.context.task, error), 1000)
+        else:
+            report, size_bytes = job.result()
+            self._finish(report, size_bytes)
+            if report.error and report.error["code"] == UNLOADABLE:
+                self._withdraw(held.context.task.handler)
+
+    def _withdraw(self, handler: str) -> None:
+        """What can't be loaded here may run elsewhere: stop asking for it."""
+        _log.error("a handler can't be loaded; this worker no longer offers it", handler=handler)
+        self._light_handlers = tuple(name for name in self._light_handlers if name != handler)
+        self._heavy_handlers = tuple(name for name in self._heavy_handlers if name != handler)
+
+    def _finish(self, report: Report, size_bytes: int) -> None:
+        if report.status is TaskStatus.SUCCEEDED:
+            self.counters.succeeded += 1
+        elif report.status is TaskStatus.RETURNED:
+            self.counters.returned += 1
+        else:
+            self.counters.failed += 1
+        self._finished.append(Finished(report, size_bytes))
+
+    def _show_running(self, batch: Sequence[HeldTask]) -> None:
+        """The owner shows `running` for what takes a while, and hears of it now."""
+        if any(not held.job.done() for held in batch):
+            self._bell.ring(RESULTS)
+
+    # Leases
+
+    def _held_now(self) -> Collection[Running]:
+        """What runs, and what is finished but not handed in: that must not be taken for lost in an outage either."""
+        waiting = [*self._in_flight, *self._finished]
+        running = [held.context.running() for held in self._held.values() if not held.is_lost]
+        return running + [Running(item.report.job_id, item.report.node_id, item.report.attempt) for item in waiting]
+
+    def _held_with_news(self) -> Collection[Running]:
+        return [held.context.running() for held in self._held.values() if held.context.has_news and not held.is_lost]
+
+    def _lose(self, task_ids: Iterable[str]) -> None:
+        """Stop what is someone else's by now. Finished reports are still handed in: recorded, and ignored."""
+        for task_id in task_ids:
+            held = self._held.get(task_id)
+            if held is None or held.is_lost:
+                continue
+            held.is_lost = True
+            self.counters.lost_tasks += 1
+            _log.warning("a task is no longer ours; stopping it", task_id=task_id)
+            held.context.cancel()
+            if held.is_light:
+                held.job.cancel()
+
+    # Stopping
+
+    async def _drain(self) -> None:
+        """Give handlers their grace, stop the rest, hand everything in."""
+        loop = asyncio.get_running_loop()
+        _log.info("worker stops", running=len(self._held), grace_seconds=self._grace_seconds)
+        for held in self._held.values():
+            held.context.shut_down()
+        await self._await_handlers(loop.time() + self._grace_seconds)
+        for held in self._held.values():
+            held.job.cancel()
+        await self._await_handlers(loop.time() + STOPPING_SECONDS)
+        self._give_up_on_the_deaf()
+        await self._hand_in_the_last(loop.time() + LAST_REPORTS_SECONDS)
+
+    async def _await_handlers(self, deadline: float) -> None:
+        nothing = Demand(self._settings.worker_queue)
+        loop = asyncio.get_running_loop()
+        while self._held and loop.time() < deadline:
+            self._wake.clear()
+            if self._finished:
+                await self._exchange(nothing)
+                continue
+            timer = loop.call_at(deadline, self._wake.set)
+            await self._wake.wait()
+            timer.cancel()
+
+    def _give_up_on_the_deaf(self) -> None:
+        """Async handlers that swallow their cancellation: the process ends, and with it they."""
+        deaf, self._held = self._held, {}
+        for held in deaf.values():
+            _log.error("a handler ignores its cancellation", task_id=held.task_id)
+            if not held.is_lost:
+                self._finish(_returned(held.context.task), 4)
+
+    async def _hand_in_the_last(self, deadline: float) -> None:
+        nothing = Demand(self._settings.worker_queue)
+        try:
+            async with asyncio.timeout_at(deadline):
+                while self._finished:
+                    await self._exchange(nothing)
+                await self._ledger.retire_worker(self.worker_id)
+        except _OUTAGES as error:
+            _log.warning("could not say goodbye; leases will lapse", unreported=len(self._finished), error=str(error))
+
+
+def _returned(task: TaskMessage) -> Report:
+    return Report(task.job_id, task.node_id, task.attempt, TaskStatus.RETURNED)
+
+
+def _broken(task: TaskMessage, error: BaseException) -> Report:
+    told: dict[str, Any] = describe(error) | {"blame": Blame.ENGINE.value}
+    return Report(task.job_id, task.node_id, task.attempt, TaskStatus.FAILED, error=told)

@@ -1,0 +1,87 @@
+"""How an attempt ended, and whose move it is when it failed."""
+
+import errno
+import socket
+import traceback
+from dataclasses import dataclass
+from typing import Any
+
+from dagmaster.errors import DagmasterError, InvalidRequest, Unavailable, UnfitData
+from dagmaster.jobs.states import Blame, TaskStatus
+from dagmaster.log import redact
+
+MAX_MESSAGE = 4_000
+MAX_TRACEBACK = 8_000
+OUT_OF_MEMORY = "handler.out-of-memory"
+
+_ENVIRONMENT_ERRNOS = frozenset({
+    errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN,
+    errno.ESTALE, errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ETIMEDOUT,
+})  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """`status` is succeeded, failed, or returned: stopped early because it was told to."""
+
+    status: TaskStatus
+    output: Any = None
+    error: dict[str, Any] | None = None
+    metrics: dict[str, Any] | None = None
+    size_bytes: int = 4
+
+
+RETURNED = Outcome(TaskStatus.RETURNED)
+
+
+def failed(error: BaseException, *, metrics: dict[str, Any] | None = None) -> Outcome:
+    return Outcome(TaskStatus.FAILED, error=describe(error), metrics=metrics)
+
+
+def blame_of(error: BaseException) -> Blame:
+    if isinstance(error, UnfitData | InvalidRequest):
+        return Blame.DATA
+    if isinstance(error, Unavailable | ConnectionError | TimeoutError | socket.gaierror):
+        return Blame.ENVIRONMENT
+    if isinstance(error, OSError) and error.errno in _ENVIRONMENT_ERRNOS:
+        return Blame.ENVIRONMENT
+    return Blame.HANDLER
+
+
+def describe(error: BaseException) -> dict[str, Any]:
+    """The error as it is stored and shown: bounded, without secrets."""
+    told: dict[str, Any] = {
+        "message": bounded(_message(error), MAX_MESSAGE),
+        "blame": blame_of(error).value,
+        "code": _code(error),
+        "type": type(error).__qualname__,
+    }
+    if isinstance(error, DagmasterError) and error.hint:
+        told["hint"] = bounded(error.hint, MAX_MESSAGE)
+    if error.__traceback__ is not None:
+        told["traceback"] = bounded("".join(traceback.format_exception(error)), MAX_TRACEBACK, keep_end=True)
+    return told
+
+
+def _message(error: BaseException) -> str:
+    if isinstance(error, DagmasterError):
+        return error.message
+    return str(error) or type(error).__qualname__
+
+
+def _code(error: BaseException) -> str:
+    if isinstance(error, DagmasterError):
+        return error.code
+    if isinstance(error, MemoryError):
+        return OUT_OF_MEMORY
+    return "environment.failed" if blame_of(error) is Blame.ENVIRONMENT else "handler.failed"
+
+
+def bounded(text: str, limit: int, *, keep_end: bool = False) -> str:
+    """The text without secrets, fit for jsonb and no longer than the limit."""
+    # Redact before the last cut: one through the middle of a secret would hide it from the pattern.
+    near = text[-10 * limit :] if keep_end else text[: 10 * limit]
+    clean = redact(near).replace("\x00", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()
+    if len(clean) <= limit:
+        return clean
+    return f"…{clean[1 - limit :]}" if keep_end else f"{clean[: limit - 1]}…"

@@ -1,0 +1,509 @@
+"""The rules a workflow must keep beyond its shape [W3]. Each yields every problem it finds, with node and place.
+
+A rule is a generator over a `Case`. Rules about single nodes always run; rules about the graph as a whole run only when
+all edges could be read, or they would blame healthy nodes for a misspelt neighbour.
+"""
+
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import orjson
+
+from dagmaster.errors import Problem
+from dagmaster.workflows import graph
+from dagmaster.workflows.document import Bounds, Document, Path, strings
+from dagmaster.workflows.expressions import (
+    Compiled,
+    TemplateInvalid,
+    compile_branch,
+    compile_condition,
+    compile_expression,
+    compile_value,
+    has_template,
+)
+from dagmaster.workflows.inputs import misfit
+from dagmaster.workflows.model import (
+    AnyNode,
+    ConditionalNode,
+    EndNode,
+    FanInNode,
+    FanOutNode,
+    StartNode,
+    TaskNode,
+    Work,
+    Workflow,
+    work_of,
+)
+from dagmaster.workflows.nearest import did_you_mean
+
+UNREAD = "?"
+"""Stands for a handler that could not be read; its absence has been reported already."""
+
+_N = TypeVar("_N")
+_COMMON = frozenset({"inputs", "nodes", "job"})
+_CHILD_LIKE = re.compile(r"__\d+$")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    max_bytes: int = 262_144
+    max_nodes: int = 500
+    max_params_bytes: int = 262_144
+    max_depth: int = 30
+    max_yaml_nodes: int = 20_000
+
+    @property
+    def bounds(self) -> Bounds:
+        return Bounds(self.max_bytes, self.max_depth, self.max_yaml_nodes)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A workflow under examination. `broken` nodes have a wrong shape, which is reported elsewhere."""
+
+    workflow: Workflow
+    document: Document
+    limits: Limits
+    handlers: Mapping[str, Any] | None
+    queues: Collection[str] | None
+    broken: frozenset[str]
+    edges_known: bool
+    waits: graph.Edges = field(init=False)
+    upstream: Mapping[str, frozenset[str]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        waits = graph.waits_for(self.workflow)
+        order = graph.topological(waits)
+        # What lies on or behind a cycle has no order; the cycle itself is the problem to solve first.
+        object.__setattr__(self, "waits", waits)
+        object.__setattr__(self, "upstream", graph.upstream(order, waits))
+
+    def problem(self, message: str, *path: str | int, key: bool = False) -> Problem:
+        node = str(path[1]) if len(path) > 1 and path[0] == "nodes" else None
+        return Problem(message, *self.document.place(path, key=key), node=node)
+
+    def sound(self, kind: type[_N]) -> Iterator[tuple[str, _N]]:
+        """The nodes of one kind whose shape is right."""
+        for node_id, node in self.workflow.nodes.items():
+            if isinstance(node, kind) and node_id not in self.broken:
+                yield node_id, node
+
+
+Rule = Callable[[Case], Iterable[Problem]]
+
+
+def check(
+    workflow: Workflow,
+    document: Document | None = None,
+    *,
+    limits: Limits | None = None,
+    handlers: Mapping[str, Any] | None = None,
+    queues: Collection[str] | None = None,
+    broken: frozenset[str] = frozenset(),
+    edges_known: bool = True,
+) -> list[Problem]:
+    """Every problem. Handlers and queues are not checked where None is given."""
+    case = Case(workflow, document or Document(), limits or Limits(), handlers, queues, broken, edges_known)
+    rules = NODE_RULES + (GRAPH_RULES if edges_known else ())
+    return [problem for rule in rules for problem in rule(case)]
+
+
+# --- names and edges -------------------------------------------------------------------------------------------------
+
+
+def _references(node: AnyNode) -> Iterator[tuple[Path, str]]:
+    """Every name of another node, with the path of the field that says it."""
+    said: dict[Path, tuple[str, ...]] = {("next",): node.next}
+    if node.depends_on:
+        said |= {("depends_on", "all_of"): node.depends_on.all_of, ("depends_on", "any_of"): node.depends_on.any_of}
+    if isinstance(node, ConditionalNode):
+        said |= {("on_true",): node.on_true, ("on_false",): node.on_false}
+        said |= {("branches", n, "next"): branch.next for n, branch in enumerate(node.branches)}
+    if isinstance(node, FanOutNode) and node.results_of:
+        yield ("results_of",), node.results_of
+    if isinstance(node, FanInNode) and node.fan_out:
+        yield ("fan_out",), node.fan_out
+    for path, names in said.items():
+        for index, name in enumerate(names):
+            yield (*path, index), name
+
+
+def _unknown_names(case: Case) -> Iterator[Problem]:
+    known = case.workflow.nodes
+    for node_id, node in known.items():
+        for path, name in _references(node):
+            if name not in known:
+                field = next(part for part in reversed(path) if isinstance(part, str))
+                yield case.problem(
+                    f"`{field}` names '{name}', which does not exist{did_you_mean(name, known)}",
+                    "nodes",
+                    node_id,
+                    *path,
+                )
+
+
+def _ids(case: Case) -> Iterator[Problem]:
+    for node_id in case.workflow.nodes:
+        if _CHILD_LIKE.search(node_id):
+            yield case.problem(
+                f"'{node_id}' ends like the child of a fan_out (__ and digits); give it another name",
+                "nodes",
+                node_id,
+                key=True,
+            )
+
+
+def _starts(case: Case) -> Iterator[Problem]:
+    starts = [node_id for node_id, node in case.workflow.nodes.items() if isinstance(node, StartNode)]
+    if not starts and case.edges_known:
+        yield case.problem("there is no node of type start; add one", "nodes", key=True)
+    for extra in starts[1:]:
+        yield case.problem(f"a second start; '{starts[0]}' is one already, keep one of them", "nodes", extra, key=True)
+    for start in starts:
+        if case.waits[start] or case.workflow.nodes[start].depends_on:
+            before = ", ".join(f"'{node_id}'" for node_id in case.waits[start])
+            yield case.problem(
+                f"a start depends on nothing{f', but {before} leads here' if before else '; remove its depends_on'}",
+                *("nodes", start, "depends_on"),
+                key=True,
+            )
+
+
+def _ends(case: Case) -> Iterator[Problem]:
+    ends = [node_id for node_id, node in case.workflow.nodes.items() if isinstance(node, EndNode)]
+    if not ends and case.edges_known:
+        yield case.problem("there is no node of type end; add one", "nodes", key=True)
+    for node_id in ends:
+        if case.workflow.nodes[node_id].next:
+            yield case.problem("an end leads nowhere; remove its `next`", "nodes", node_id, "next", key=True)
+
+
+def _empty_dependencies(case: Case) -> Iterator[Problem]:
+    for node_id, node in case.workflow.nodes.items():
+        if node.depends_on and not (node.depends_on.all_of or node.depends_on.any_of) and node_id not in case.broken:
+            yield case.problem(
+                "`depends_on` names nothing; fill it or remove it", "nodes", node_id, "depends_on", key=True
+            )
+
+
+def _cycles(case: Case) -> Iterator[Problem]:
+    """Also over pointers that a depends_on overrides: whoever wrote such a circle did not mean it."""
+    nodes = case.workflow.nodes
+    leads = {
+        node_id: tuple(dict.fromkeys([*(t for t in graph.targets(nodes[node_id]) if t in nodes), *followers]))
+        for node_id, followers in graph.inverse(case.waits).items()
+    }
+    suspects = set(leads) - set(graph.topological(graph.inverse(leads))) - set(graph.topological(leads))
+    while suspects:
+        first = min(suspects)
+        if cycle := _shortest_cycle(first, leads, suspects):
+            yield case.problem(f"a cycle: {' → '.join(cycle)}; remove one of these edges", "nodes", first, key=True)
+            around = _reach(first, leads) & _reach(first, graph.inverse(leads))
+            suspects -= around
+        suspects.discard(first)
+
+
+def _shortest_cycle(first: str, leads: graph.Edges, among: Collection[str]) -> list[str]:
+    came_from: dict[str, str] = {}
+    pending = [first]
+    for here in pending:
+        for there in leads[here]:
+            if there == first:
+                way = [first, here] if here != first else [first]
+                while way[-1] != first:
+                    way.append(came_from[way[-1]])
+                return [*reversed(way), first] if way == [first] else list(reversed(way))
+            if there in among and there not in came_from:
+                came_from[there] = here
+                pending.append(there)
+    return []
+
+
+def _reach(first: str, leads: graph.Edges) -> set[str]:
+    found = {first}
+    pending = [first]
+    while pending:
+        fresh = [node_id for node_id in leads[pending.pop()] if node_id not in found]
+        found.update(fresh)
+        pending += fresh
+    return found
+
+
+def _unreachable(case: Case) -> Iterator[Problem]:
+    starts = [node_id for node_id, node in case.workflow.nodes.items() if isinstance(node, StartNode)]
+    if not starts:
+        return
+    reached = set().union(*(_reach(node_id, graph.inverse(case.waits)) for node_id in starts))
+    for node_id in case.workflow.nodes:
+        if node_id not in reached:
+            yield case.problem(
+                f"cannot be reached from '{starts[0]}'; let a node lead here with `next`, or give it a depends_on",
+                *("nodes", node_id),
+                key=True,
+            )
+
+
+def _dead_ends(case: Case) -> Iterator[Problem]:
+    ends = [node_id for node_id, node in case.workflow.nodes.items() if isinstance(node, EndNode)]
+    if not ends:
+        return
+    leading = set().union(*(_reach(node_id, case.waits) for node_id in ends))
+    for node_id in case.workflow.nodes:
+        if node_id not in leading:
+            yield case.problem("no path leads from here to an end; add a `next`", "nodes", node_id, key=True)
+
+
+# --- kinds of nodes --------------------------------------------------------------------------------------------------
+
+
+def _conditionals(case: Case) -> Iterator[Problem]:
+    for node_id, node in case.sound(ConditionalNode):
+        field_form = node.condition_field is not None or bool(node.branches)
+        if (node.condition is not None) == field_form:
+            yield case.problem(
+                "a conditional has either `condition` with on_true / on_false, or `condition_field` with branches",
+                *("nodes", node_id),
+                key=True,
+            )
+        elif field_form:
+            yield from _field_form(case, node_id, node)
+        else:
+            yield from _condition_form(case, node_id, node)
+        if node.next:
+            yield case.problem(
+                "a conditional leads on by its branches; remove `next`", "nodes", node_id, "next", key=True
+            )
+
+
+def _condition_form(case: Case, node_id: str, node: ConditionalNode) -> Iterator[Problem]:
+    if not (node.on_true or node.on_false):
+        yield case.problem("`condition` needs on_true or on_false", "nodes", node_id, "condition", key=True)
+
+
+def _field_form(case: Case, node_id: str, node: ConditionalNode) -> Iterator[Problem]:
+    if node.condition_field is None:
+        yield case.problem("`branches` need a condition_field to look at", "nodes", node_id, "branches", key=True)
+    if node.on_true or node.on_false:
+        yield case.problem("on_true and on_false belong to `condition`; use branches", "nodes", node_id, key=True)
+    defaults = [n for n, branch in enumerate(node.branches) if branch.default]
+    if len(defaults) != 1:
+        yield case.problem(
+            f"exactly one branch must have `default: true`, not {len(defaults)}", "nodes", node_id, "branches", key=True
+        )
+    for n, branch in enumerate(node.branches):
+        if branch.default == (branch.condition is not None):
+            yield case.problem("a branch has either a condition or `default: true`", "nodes", node_id, "branches", n)
+        if not branch.next:
+            yield case.problem("a branch needs a `next`", "nodes", node_id, "branches", n)
+
+
+def _branch_targets(case: Case) -> Iterator[Problem]:
+    for node_id, node in case.sound(ConditionalNode):
+        for target in graph.targets(node):
+            if target in case.waits and node_id not in case.waits[target]:
+                yield case.problem(
+                    f"'{node_id}' branches to this node, but its own depends_on does not name it; add '{node_id}' there",
+                    *("nodes", target, "depends_on"),
+                    key=True,
+                )
+
+
+def _fan_outs(case: Case) -> Iterator[Problem]:
+    for node_id, node in case.sound(FanOutNode):
+        if (node.source is None) == (node.results_of is None):
+            yield case.problem("a fan_out has either `source` or `results_of`", "nodes", node_id, key=True)
+
+
+def _results_of(case: Case) -> Iterator[Problem]:
+    for node_id, node in case.sound(FanOutNode):
+        if node.results_of in case.workflow.nodes:
+            yield from _is_fan_out_before(case, node_id, "results_of", str(node.results_of))
+
+
+def _fan_ins(case: Case) -> Iterator[Problem]:
+    for node_id, node in case.sound(FanInNode):
+        if node.fan_out:
+            if node.fan_out in case.workflow.nodes:
+                yield from _is_fan_out_before(case, node_id, "fan_out", node.fan_out)
+            continue
+        found = graph.fan_outs_of(case.workflow, node_id, case.waits)
+        if not found:
+            yield case.problem(
+                "there is no fan_out before this fan_in; a fan_in gathers its children", "nodes", node_id, key=True
+            )
+        if len(found) > 1:
+            names = ", ".join(f"'{name}'" for name in sorted(found))
+            yield case.problem(
+                f"{names} are equally near; say whose children with `fan_out:`", "nodes", node_id, key=True
+            )
+
+
+def _is_fan_out_before(case: Case, node_id: str, field: str, name: str) -> Iterator[Problem]:
+    if not isinstance(case.workflow.nodes[name], FanOutNode):
+        yield case.problem(f"`{field}` names '{name}', which is not a fan_out", "nodes", node_id, field)
+    elif node_id in case.upstream and name not in case.upstream[node_id]:
+        yield case.problem(
+            f"`{field}` names '{name}', which is not upstream; let it lead here", "nodes", node_id, field
+        )
+
+
+def _idle_fan_ins(case: Case) -> Iterator[Problem]:
+    work_fields = {"params", "queue", "timeout_seconds", "queue_timeout_seconds", "retry"}
+    for node_id, node in case.sound(FanInNode):
+        for name in sorted(work_fields & node.model_fields_set if node.handler is None else ()):
+            yield case.problem(f"`{name}` is for a fan_in with a `handler`", "nodes", node_id, name, key=True)
+
+
+# --- work ------------------------------------------------------------------------------------------------------------
+
+
+def _works(case: Case) -> Iterator[tuple[Path, Work]]:
+    for node_id, node in case.workflow.nodes.items():
+        if work := work_of(node):
+            yield ("nodes", node_id, "task") if isinstance(node, FanOutNode) else ("nodes", node_id), work
+
+
+def _handlers(case: Case) -> Iterator[Problem]:
+    for path, work in _works(case):
+        if case.handlers is not None and work.handler not in (*case.handlers, UNREAD):
+            hint = did_you_mean(work.handler, case.handlers)
+            yield case.problem(f"no handler '{work.handler}' is registered{hint}", *path, "handler")
+
+
+def _queues(case: Case) -> Iterator[Problem]:
+    for path, work in _works(case):
+        if case.queues is not None and work.queue is not None and work.queue not in case.queues:
+            hint = did_you_mean(work.queue, case.queues)
+            yield case.problem(f"there is no queue '{work.queue}'{hint}", *path, "queue")
+
+
+def _retries(case: Case) -> Iterator[Problem]:
+    for path, work in _works(case):
+        if work.retry.max_delay_seconds < work.retry.initial_delay_seconds:
+            yield case.problem(
+                f"retry: max_delay_seconds ({work.retry.max_delay_seconds:g}) is shorter than "
+                f"initial_delay_seconds ({work.retry.initial_delay_seconds:g})",
+                *(*path, "retry"),
+            )
+
+
+def _sizes(case: Case) -> Iterator[Problem]:
+    if len(case.workflow.nodes) > case.limits.max_nodes:
+        count = len(case.workflow.nodes)
+        yield case.problem(f"{count} nodes; at most {case.limits.max_nodes} are allowed", "nodes", key=True)
+    for path, work in _works(case):
+        size = len(orjson.dumps(work.params))
+        if size > case.limits.max_params_bytes:
+            yield case.problem(
+                f"params of {size:,} bytes; at most {case.limits.max_params_bytes:,} are allowed", *path, "params"
+            )
+
+
+def _inputs(case: Case) -> Iterator[Problem]:
+    for name, declared in case.workflow.inputs.items():
+        if not declared.has_default:
+            continue
+        if declared.required:
+            yield case.problem(f"input '{name}' is required and has a default; choose one", "inputs", name, "required")
+        if fault := misfit(name, declared, declared.default):
+            yield case.problem(f"the default of input {fault}", "inputs", name, "default")
+
+
+# --- templates -------------------------------------------------------------------------------------------------------
+
+_Template = tuple[Path, str, Callable[[str], Compiled], frozenset[str]]
+
+
+def _templates(case: Case) -> Iterator[Problem]:
+    for path, text, compiler, names in _all_templates(case.workflow):
+        try:
+            compiled = compiler(text)
+        except TemplateInvalid as error:
+            yield case.problem(str(error), *path)
+        else:
+            yield from _foreign_names(case, path, compiled, names)
+            yield from _foreign_inputs(case, path, compiled)
+            yield from _foreign_nodes(case, path, compiled)
+
+
+def _all_templates(workflow: Workflow) -> Iterator[_Template]:
+    """Every text that is rendered, with how it is compiled and the names it may use."""
+    for node_id, node in workflow.nodes.items():
+        here: Path = ("nodes", node_id)
+        match node:
+            case TaskNode() | FanInNode():
+                yield from _rendered(node.params, (*here, "params"), _COMMON)
+            case FanOutNode():
+                yield from _fan_out_templates(node, here)
+            case ConditionalNode():
+                yield from _conditional_templates(node, here)
+    yield from _rendered(workflow.outputs or {}, ("outputs",), _COMMON)
+
+
+def _rendered(value: Any, path: Path, names: frozenset[str]) -> Iterator[_Template]:
+    for where, text in strings(value, path):
+        if has_template(text):
+            yield where, text, compile_value, names
+
+
+def _fan_out_templates(node: FanOutNode, here: Path) -> Iterator[_Template]:
+    child = _COMMON | {"index", "items" if node.batch_size else "item"}
+    yield from _rendered(node.task.params, (*here, "task", "params"), child)
+    yield from _rendered(node.label or "", (*here, "label"), child)
+    if isinstance(node.source, str):
+        yield (*here, "source"), node.source, compile_expression, _COMMON
+    else:
+        yield from _rendered(node.source or (), (*here, "source"), _COMMON)
+
+
+def _conditional_templates(node: ConditionalNode, here: Path) -> Iterator[_Template]:
+    if node.condition is not None:
+        yield (*here, "condition"), node.condition, compile_condition, _COMMON
+    if node.condition_field is not None:
+        yield (*here, "condition_field"), node.condition_field, compile_expression, _COMMON
+    for n, branch in enumerate(node.branches):
+        if branch.condition is not None:
+            yield (*here, "branches", n, "condition"), branch.condition, compile_branch, _COMMON | {"value"}
+
+
+def _foreign_names(case: Case, path: Path, compiled: Compiled, names: frozenset[str]) -> Iterator[Problem]:
+    for name in sorted(compiled.names - names):
+        if name == "value":
+            why = "exists only in the conditions of branches"
+        elif "index" not in names:
+            why = "exists only in the task and the label of a fan_out"
+        else:
+            other = "items" if name == "item" else "item"
+            why = (
+                f"does not exist here: {'with' if other == 'items' else 'without'} batch_size, children have `{other}`"
+            )
+        yield case.problem(f"`{name}` {why}", *path)
+
+
+def _foreign_inputs(case: Case, path: Path, compiled: Compiled) -> Iterator[Problem]:
+    for name in sorted(compiled.inputs - case.workflow.inputs.keys()):
+        hint = did_you_mean(name, case.workflow.inputs) or "; declare it under `inputs`"
+        yield case.problem(f"`inputs.{name}` is not an input of this workflow{hint}", *path)
+
+
+def _foreign_nodes(case: Case, path: Path, compiled: Compiled) -> Iterator[Problem]:
+    reader = path[1] if path[0] == "nodes" else None
+    for name in sorted(compiled.nodes):
+        if name not in case.workflow.nodes:
+            hint = did_you_mean(name, case.workflow.nodes)
+            yield case.problem(f"`nodes.{name}` does not exist{hint}", *path)
+        elif case.edges_known and reader in case.upstream and name not in case.upstream[str(reader)]:
+            yield case.problem(
+                f"`nodes.{name}` is not upstream of '{reader}', so its output may not exist yet; "
+                f"let '{name}' lead to '{reader}', or use another node",
+                *path,
+            )
+
+
+NODE_RULES: tuple[Rule, ...] = (
+    *(_unknown_names, _ids, _starts, _ends, _empty_dependencies, _cycles, _conditionals, _fan_outs, _idle_fan_ins),
+    *(_handlers, _queues, _retries, _sizes, _inputs, _templates),
+)
+GRAPH_RULES: tuple[Rule, ...] = (_unreachable, _dead_ends, _branch_targets, _results_of, _fan_ins)

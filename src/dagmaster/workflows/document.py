@@ -1,0 +1,277 @@
+"""A YAML document as plain JSON values, each with the place where it was written.
+
+Stricter than YAML. No anchors and aliases (a few hundred bytes of them exhaust any memory), no tags, no merge keys, no
+second document, no key twice. Plain scalars are JSON's numbers and YAML 1.2's true, false and null: `no`, `0x1f`,
+`1_000`, `12:30` and `2024-01-01` stay texts. Size, depth and number of values are bounded while parsing, not after.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from dagmaster.errors import Problem
+
+Path = tuple[str | int, ...]
+Place = tuple[int, int]
+
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
+_WORDS = {
+    **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),
+    **dict.fromkeys(("true", "True", "TRUE"), True),
+    **dict.fromkeys(("false", "False", "FALSE"), False),
+}
+# What YAML itself forbids, and the marks of a text that runs backwards, which hide what is written.
+_FORBIDDEN = re.compile(
+    r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff\ufffe\uffff\u202a-\u202e\u2066-\u2069]"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    max_bytes: int
+    max_depth: int
+    max_nodes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """`places` has the line and column of every value, `keys` those of every key, `texts` the scalars as written."""
+
+    value: Any = None
+    places: dict[Path, Place] = field(default_factory=dict)
+    keys: dict[Path, Place] = field(default_factory=dict)
+    texts: dict[Path, str] = field(default_factory=dict)
+
+    def place(self, path: Path, *, key: bool = False) -> Place:
+        """Where the value (or its key) stands; for one that was not written, where it should have been."""
+        if key and path in self.keys:
+            return self.keys[path]
+        while path and path not in self.places:
+            path = path[:-1]
+        return self.places.get(path, (0, 0))
+
+
+class Unreadable(Exception):
+    """The text is not a document; nothing more can be said about it."""
+
+    def __init__(self, *problems: Problem) -> None:
+        super().__init__(problems[0].message)
+        self.problems = list(problems)
+
+
+def parse(text: str | bytes, bounds: Bounds) -> tuple[Document, list[Problem]]:
+    """The document, and what is wrong with it although it could be read."""
+    source = _decoded(text, bounds)
+    builder = _Builder(bounds)
+    try:
+        for event in yaml.parse(source, Loader=_LOADER):
+            builder.take(event)
+    except yaml.MarkedYAMLError as error:
+        raise Unreadable(*builder.problems, _syntax(error, source)) from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise Unreadable(Problem(f"this is not YAML: {error}")) from None
+    return builder.finish()
+
+
+def _decoded(text: str | bytes, bounds: Bounds) -> str:
+    raw = text.encode(errors="surrogatepass") if isinstance(text, str) else text
+    if len(raw) > bounds.max_bytes:
+        raise Unreadable(Problem(f"the file has {len(raw):,} bytes; at most {bounds.max_bytes:,} are allowed"))
+    try:
+        source = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line, column = _position(raw[: error.start].decode(errors="replace"))
+        raise Unreadable(Problem("the file is not UTF-8; save it as UTF-8", line, column)) from None
+    if bad := _FORBIDDEN.search(source):
+        name = f"U+{ord(bad.group()):04X}"
+        raise Unreadable(Problem(f"the control character {name} is not allowed", *_position(source[: bad.start()])))
+    return source
+
+
+def _position(before: str) -> Place:
+    return before.count("\n") + 1, len(before) - (before.rfind("\n") + 1) + 1
+
+
+def _syntax(error: yaml.MarkedYAMLError, source: str) -> Problem:
+    mark = error.problem_mark or error.context_mark
+    said = ", ".join(part for part in (error.context, error.problem) if part)
+    if not mark:
+        return Problem(f"this is not YAML: {said}", code="workflow.yaml")
+    if source.splitlines()[mark.line : mark.line + 1] and "\t" in source.splitlines()[mark.line][: mark.column + 1]:
+        said += "; indent with spaces, not tabs"
+    return Problem(f"this is not YAML: {said}", mark.line + 1, mark.column + 1, code="workflow.yaml")
+
+
+@dataclass(slots=True)
+class _Open:
+    """A mapping or sequence under construction. In a mapping, `key` is set while its value is awaited."""
+
+    into: dict[str, Any] | list[Any]
+    path: Path
+    key: str | None = None
+    skipping: bool = False
+
+
+class _Builder:
+    """Takes the parser's events one by one, so that limits hold before anything is built."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        self.bounds = bounds
+        self.document = Document(value=[])
+        self.problems: list[Problem] = []
+        self.stack: list[_Open] = []
+        self.documents = self.count = 0
+        self.fatal = False
+
+    def take(self, event: Any) -> None:
+        match event:
+            case yaml.DocumentStartEvent():
+                self._document(event)
+            case yaml.AliasEvent():
+                self._alias(event)
+            case yaml.ScalarEvent():
+                self._decorations(event)
+                self._scalar(event)
+            case yaml.MappingStartEvent():
+                self._decorations(event)
+                self._open(event, {})
+            case yaml.SequenceStartEvent():
+                self._decorations(event)
+                self._open(event, [])
+            case yaml.MappingEndEvent() | yaml.SequenceEndEvent():
+                self.stack.pop()
+
+    def finish(self) -> tuple[Document, list[Problem]]:
+        if not self.documents or not self.document.places:
+            raise Unreadable(Problem("the file is empty"))
+        if self.fatal:
+            raise Unreadable(*self.problems)
+        built = self.document
+        return Document(built.value[0], built.places, built.keys, built.texts), self.problems
+
+    def _document(self, event: Any) -> None:
+        self.documents += 1
+        if self.documents > 1:
+            raise Unreadable(*self.problems, _problem_at(event, "a second document begins; one file is one workflow"))
+
+    def _alias(self, event: Any) -> None:
+        self.fatal = True
+        self._problem(event, f"aliases are not allowed (*{event.anchor}); write the value again")
+        if self._awaits_key():
+            raise Unreadable(*self.problems)
+        self._place_value(event, None)
+
+    def _decorations(self, event: Any) -> None:
+        if event.anchor:
+            self._problem(event, f"anchors are not allowed (&{event.anchor}); write the value where it is needed")
+        if event.tag and event.tag != "!":
+            self._problem(event, f"tags are not allowed ({event.tag})")
+
+    def _open(self, event: Any, into: dict[str, Any] | list[Any]) -> None:
+        if self._awaits_key():
+            raise Unreadable(*self.problems, _problem_at(event, "a key must be a plain text, not a list or a mapping"))
+        if len(self.stack) >= self.bounds.max_depth:
+            raise Unreadable(*self.problems, _problem_at(event, f"nested deeper than {self.bounds.max_depth} levels"))
+        self.stack.append(_Open(into, self._place_value(event, into)))
+
+    def _scalar(self, event: Any) -> None:
+        if _FORBIDDEN.search(event.value):
+            self._problem(event, "control characters are not allowed, even escaped")
+        if self._awaits_key():
+            self._key(event)
+            return
+        path = self._place_value(event, self._scalar_value(event))
+        self.document.texts[path] = event.value
+
+    def _awaits_key(self) -> bool:
+        return bool(self.stack) and isinstance(self.stack[-1].into, dict) and self.stack[-1].key is None
+
+    def _key(self, event: Any) -> None:
+        self._count(event)
+        top, key = self.stack[-1], event.value
+        top.key = key
+        # The first one stands, and the problem names both.
+        top.skipping = key in top.into
+        if top.skipping:
+            line, _ = self.document.keys[(*top.path, key)]
+            self._problem(event, f"'{key}' is written twice; it is already in line {line}")
+        elif key == "<<" and event.implicit[0]:
+            self._problem(event, "merge keys (<<) are not allowed; write the values where they are needed")
+        elif not key:
+            self._problem(event, "a key is empty")
+        if not top.skipping:
+            self.document.keys[(*top.path, key)] = _place(event)
+
+    def _place_value(self, event: Any, value: Any) -> Path:
+        self._count(event)
+        if not self.stack:
+            self.document.value.append(value)
+            path: Path = ()
+        else:
+            path = self._into(self.stack[-1], value)
+        self.document.places.setdefault(path, _place(event))
+        return path
+
+    @staticmethod
+    def _into(top: _Open, value: Any) -> Path:
+        if isinstance(top.into, list):
+            top.into.append(value)
+            return (*top.path, len(top.into) - 1)
+        assert top.key is not None
+        key, top.key = top.key, None
+        if top.skipping:
+            # Below a path of its own, so that places of the first one stay true.
+            return (*top.path, key, "(again)")
+        top.into[key] = value
+        return (*top.path, key)
+
+    def _scalar_value(self, event: Any) -> Any:
+        text: str = event.value
+        if not event.implicit[0]:
+            return text
+        if text in _WORDS:
+            return _WORDS[text]
+        return self._number(event, text) if _NUMBER.fullmatch(text) else text
+
+    def _number(self, event: Any, text: str) -> Any:
+        if len(text) > 40:
+            self._problem(event, "the number has too many digits; write it in quotes to keep it as text")
+            return 0
+        number = json.loads(text)
+        if number in (float("inf"), float("-inf")) or (isinstance(number, int) and not -(2**63) <= number < 2**63):
+            self._problem(event, "the number does not fit into 64 bits; write it in quotes to keep it as text")
+            return 0
+        return number
+
+    def _count(self, event: Any) -> None:
+        self.count += 1
+        if self.count > self.bounds.max_nodes:
+            raise Unreadable(_problem_at(event, f"the file has more than {self.bounds.max_nodes:,} values"))
+
+    def _problem(self, event: Any, message: str) -> None:
+        self.problems.append(_problem_at(event, message))
+
+
+def _place(event: Any) -> Place:
+    return event.start_mark.line + 1, event.start_mark.column + 1
+
+
+def _problem_at(event: Any, message: str) -> Problem:
+    return Problem(message, *_place(event), code="workflow.yaml")
+
+
+def strings(value: Any, path: Path) -> Iterator[tuple[Path, str]]:
+    """Every text in a value, with its path."""
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from strings(item, (*path, key))
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from strings(item, (*path, index))

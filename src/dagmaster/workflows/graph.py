@@ -1,0 +1,252 @@
+"""A workflow as a graph: who waits for whom, who reads whose output, and every template compiled.
+
+`build` expects a definition that `load` has accepted. The functions that derive edges are also what `check` reasons
+with, so that a workflow is judged by the same edges it runs on. A Graph never changes; its caller keeps and shares it.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dagmaster.workflows.expressions import (
+    Compiled,
+    compile_branch,
+    compile_condition,
+    compile_expression,
+    compile_value,
+)
+from dagmaster.workflows.model import AnyNode, ConditionalNode, FanInNode, FanOutNode, StartNode, Workflow, work_of
+
+Edges = dict[str, tuple[str, ...]]
+Branches = tuple[tuple[Compiled | None, tuple[str, ...]], ...]
+
+OUTPUTS = ""
+"""Stands for the workflow's `outputs` among the readers of outputs."""
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """See the fields: each is keyed by node id.
+
+    `all_of` and `any_of` are what a node effectively waits for, `successors` is their inverse, `upstream` everything
+    before a node. `needs` are the nodes whose outputs a node's templates read, `consumers` its inverse; OUTPUTS ("") is the
+    workflow's own `outputs`. A default branch has no condition.
+    """
+
+    workflow: Workflow
+    start: str
+    order: tuple[str, ...]
+    all_of: Edges
+    any_of: Edges
+    successors: Edges
+    upstream: dict[str, frozenset[str]]
+    branch_targets: dict[str, frozenset[str]]
+    fan_out_of: dict[str, str]
+    stages: dict[str, tuple[int, str]]
+    params: dict[str, Compiled]
+    sources: dict[str, Compiled]
+    labels: dict[str, Compiled]
+    conditions: dict[str, Compiled]
+    fields: dict[str, Compiled]
+    branches: dict[str, Branches]
+    outputs: dict[str, Compiled] | None
+    needs: dict[str, frozenset[str]]
+    consumers: dict[str, frozenset[str]]
+
+
+def build(workflow: Workflow) -> Graph:
+    nodes = workflow.nodes
+    all_of, any_of = dependencies(workflow)
+    waits = waits_for(workflow)
+    order = topological(waits)
+    templates = _templates(nodes)
+    outputs = None if workflow.outputs is None else {k: compile_value(v) for k, v in workflow.outputs.items()}
+    needs = _needs(nodes, templates, outputs)
+    return Graph(
+        workflow=workflow,
+        start=next(node_id for node_id, node in nodes.items() if isinstance(node, StartNode)),
+        order=order,
+        all_of=all_of,
+        any_of=any_of,
+        successors=inverse(waits),
+        upstream=upstream(order, waits),
+        branch_targets={
+            node_id: frozenset(targets(node)) for node_id, node in nodes.items() if isinstance(node, ConditionalNode)
+        },
+        fan_out_of={
+            node_id: fan_outs_of(workflow, node_id, waits)[0]
+            for node_id, node in nodes.items()
+            if isinstance(node, FanInNode)
+        },
+        stages=stages(workflow, order),
+        outputs=outputs,
+        needs=needs,
+        consumers={
+            node_id: frozenset(reader for reader, read in needs.items() if node_id in read) for node_id in nodes
+        },
+        **templates,
+    )
+
+
+# --- edges -----------------------------------------------------------------------------------------------------------
+
+
+def targets(node: AnyNode) -> tuple[str, ...]:
+    """The nodes this one points to, each once."""
+    pointed = list(node.next)
+    if isinstance(node, ConditionalNode):
+        pointed += [*node.on_true, *node.on_false, *(name for branch in node.branches for name in branch.next)]
+    return tuple(dict.fromkeys(pointed))
+
+
+def reading_order(workflow: Workflow) -> tuple[str, ...]:
+    """Breadth first from the start. Not as written: a stored definition has lost the order of its keys."""
+    dependents: dict[str, list[str]] = {}
+    for node_id, node in sorted(workflow.nodes.items()):
+        for other in (*node.depends_on.all_of, *node.depends_on.any_of) if node.depends_on else ():
+            dependents.setdefault(other, []).append(node_id)
+    pending = deque(sorted(node_id for node_id, node in workflow.nodes.items() if isinstance(node, StartNode)))
+    found: dict[str, None] = {}
+    while pending:
+        here = pending.popleft()
+        if here in workflow.nodes and here not in found:
+            found[here] = None
+            pending.extend((*targets(workflow.nodes[here]), *dependents.get(here, ())))
+    return (*found, *sorted(workflow.nodes.keys() - found.keys()))
+
+
+def dependencies(workflow: Workflow) -> tuple[Edges, Edges]:
+    """What each node waits for, as (all_of, any_of): its own `depends_on`, else all that point to it."""
+    order = reading_order(workflow)
+    pointing: dict[str, list[str]] = {node_id: [] for node_id in order}
+    for node_id in order:
+        for target in targets(workflow.nodes[node_id]):
+            pointing.setdefault(target, []).append(node_id)
+    all_of: Edges = {}
+    any_of: Edges = {}
+    for node_id in order:
+        said = workflow.nodes[node_id].depends_on
+        all_of[node_id] = tuple(dict.fromkeys(said.all_of)) if said else tuple(pointing[node_id])
+        any_of[node_id] = tuple(dict.fromkeys(said.any_of)) if said else ()
+    return all_of, any_of
+
+
+def waits_for(workflow: Workflow) -> Edges:
+    """All dependencies of each node that exist, whether all or any of them are needed."""
+    all_of, any_of = dependencies(workflow)
+    return {
+        node_id: tuple(d for d in dict.fromkeys(all_of[node_id] + any_of[node_id]) if d in all_of) for node_id in all_of
+    }
+
+
+def inverse(edges: Mapping[str, Iterable[str]]) -> Edges:
+    found: dict[str, list[str]] = {node_id: [] for node_id in edges}
+    for node_id, others in edges.items():
+        for other in others:
+            found[other].append(node_id)
+    return {node_id: tuple(others) for node_id, others in found.items()}
+
+
+def topological(waits: Edges) -> tuple[str, ...]:
+    """Every node after those it waits for, else in the given order. Nodes on a cycle or behind one are missing."""
+    position = {node_id: n for n, node_id in enumerate(waits)}
+    successors = inverse(waits)
+    open_count = {node_id: len(others) for node_id, others in waits.items()}
+    ready = [position[node_id] for node_id, count in open_count.items() if not count]
+    names = tuple(waits)
+    order: list[str] = []
+    while ready:
+        order.append(names[heapq.heappop(ready)])
+        for successor in successors[order[-1]]:
+            open_count[successor] -= 1
+            if not open_count[successor]:
+                heapq.heappush(ready, position[successor])
+    return tuple(order)
+
+
+def upstream(order: Iterable[str], waits: Edges) -> dict[str, frozenset[str]]:
+    found: dict[str, frozenset[str]] = {}
+    for node_id in order:
+        found[node_id] = frozenset(waits[node_id]).union(*(found[other] for other in waits[node_id]))
+    return found
+
+
+def fan_outs_of(workflow: Workflow, fan_in: str, waits: Edges) -> tuple[str, ...]:
+    """The fan_out that a fan_in names, else the nearest before it. Several, where none is nearer than the others."""
+    node = workflow.nodes[fan_in]
+    if isinstance(node, FanInNode) and node.fan_out:
+        return (node.fan_out,)
+    distance = {fan_in: 0}
+    pending = deque([fan_in])
+    found: list[str] = []
+    while pending and not (found and distance[pending[0]] >= distance[found[0]]):
+        here = pending.popleft()
+        for other in waits[here]:
+            if other not in distance:
+                distance[other] = distance[here] + 1
+                pending.append(other)
+                found += [other] if isinstance(workflow.nodes[other], FanOutNode) else []
+    return tuple(found)
+
+
+def stages(workflow: Workflow, order: Iterable[str]) -> dict[str, tuple[int, str]]:
+    """Number and label of each node's stage, by first appearance; a node without a label is a stage of its own."""
+    numbers: dict[tuple[bool, str], int] = {}
+    found: dict[str, tuple[int, str]] = {}
+    for node_id in order:
+        label = workflow.nodes[node_id].stage
+        number = numbers.setdefault((label is None, label or node_id), len(numbers) + 1)
+        found[node_id] = (number, label or node_id)
+    return found
+
+
+# --- templates -------------------------------------------------------------------------------------------------------
+
+
+def _templates(nodes: Mapping[str, AnyNode]) -> dict[str, Any]:
+    """Every node's templates, under the names of the Graph's fields."""
+    found: dict[str, dict[str, Any]] = {
+        name: {} for name in ("params", "sources", "labels", "conditions", "fields", "branches")
+    }
+    for node_id, node in nodes.items():
+        if work := work_of(node):
+            found["params"][node_id] = compile_value(work.params)
+        if isinstance(node, FanOutNode):
+            _fan_out(found, node_id, node)
+        if isinstance(node, ConditionalNode):
+            _conditional(found, node_id, node)
+    return found
+
+
+def _fan_out(found: dict[str, dict[str, Any]], node_id: str, node: FanOutNode) -> None:
+    if isinstance(node.source, str):
+        found["sources"][node_id] = compile_expression(node.source)
+    elif node.source is not None:
+        found["sources"][node_id] = compile_value(node.source)
+    if node.label is not None:
+        found["labels"][node_id] = compile_value(node.label)
+
+
+def _conditional(found: dict[str, dict[str, Any]], node_id: str, node: ConditionalNode) -> None:
+    if node.condition is not None:
+        found["conditions"][node_id] = compile_condition(node.condition)
+    if node.condition_field is not None:
+        found["fields"][node_id] = compile_expression(node.condition_field)
+        found["branches"][node_id] = tuple(
+            (None if branch.condition is None else compile_branch(branch.condition), branch.next)
+            for branch in node.branches
+        )
+
+
+def _needs(
+    nodes: Iterable[str], templates: Mapping[str, dict[str, Any]], outputs: Mapping[str, Compiled] | None
+) -> dict[str, frozenset[str]]:
+    found: dict[str, set[str]] = {node_id: set() for node_id in nodes}
+    for name, by_node in templates.items():
+        for node_id, compiled in by_node.items():
+            each = [c for c, _ in compiled if c] if name == "branches" else [compiled]
+            found[node_id].update(*(c.nodes for c in each))
+    found[OUTPUTS] = set().union(*(compiled.nodes for compiled in (outputs or {}).values()))
+    return {node_id: frozenset(read) for node_id, read in found.items()}

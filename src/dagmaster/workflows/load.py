@@ -1,0 +1,345 @@
+"""Read workflow files: text to a `Workflow`, or every mistake in it at once, each with its line and column.
+
+Three steps: `document` reads the YAML strictly, Pydantic gives it its shape, `check` judges what it means. A mistake in
+one step does not hide those of the next: what has the wrong shape is reported, taken out, and the rest is judged too.
+"""
+
+import copy
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path as FilePath
+from typing import Any
+
+import orjson
+from pydantic import BaseModel, ValidationError
+
+from dagmaster.errors import InvalidRequest, InvalidWorkflow, Problem
+from dagmaster.workflows import document as yaml_document
+from dagmaster.workflows.check import UNREAD, Limits, check
+from dagmaster.workflows.document import Document, Path, Unreadable
+from dagmaster.workflows.model import (
+    Branch,
+    ConditionalNode,
+    DependsOn,
+    EndNode,
+    FanInNode,
+    FanOutNode,
+    Input,
+    Retry,
+    StartNode,
+    TaskNode,
+    Work,
+    Workflow,
+)
+from dagmaster.workflows.nearest import did_you_mean, nearest
+
+__all__ = ["Limits", "Loaded", "read", "read_all", "read_folder", "shipped"]
+
+_KINDS: dict[str, type[BaseModel]] = {
+    "start": StartNode, "end": EndNode, "task": TaskNode,
+    "conditional": ConditionalNode, "fan_out": FanOutNode, "fan_in": FanInNode,
+}  # fmt: skip
+_INNER: dict[str, type[BaseModel]] = {"retry": Retry, "depends_on": DependsOn, "task": Work, "branches": Branch}
+_EDGE_FIELDS = {
+    "type",
+    "next",
+    "depends_on",
+    "on_true",
+    "on_false",
+    "branches",
+    "results_of",
+    "fan_out",
+    "all_of",
+    "any_of",
+}
+_ANSWERS = {
+    "tolerate": "must be a number of children, or a share such as 10% or 0.1",
+    "source": "must be an expression that gives an array, or an array",
+    "version": "must be a number or a text",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What could be read, by workflow_id, and what could not. `files` says where each workflow came from."""
+
+    workflows: dict[str, Workflow] = field(default_factory=dict)
+    refused: list[InvalidWorkflow] = field(default_factory=list)
+    files: dict[str, str] = field(default_factory=dict)
+
+
+def shipped() -> list[FilePath]:
+    """The files of the workflows that come with dagmaster."""
+    library = resources.files("dagmaster.workflows") / "library"
+    return sorted(FilePath(str(entry)) for entry in library.iterdir() if entry.name.endswith(".yaml"))
+
+
+def read_folder(
+    folder: FilePath,
+    *,
+    limits: Limits | None = None,
+    handlers: Mapping[str, Any] | None = None,
+    queues: Collection[str] | None = None,
+) -> Loaded:
+    """Every .yaml and .yml file in a folder."""
+    if not folder.is_dir():
+        raise InvalidRequest(f"there is no folder {folder}", code="workflows.no-folder", hint="see WORKFLOW_FOLDERS")
+    paths = sorted(path for path in folder.iterdir() if path.suffix in {".yaml", ".yml"})
+    return read_all(paths, limits=limits, handlers=handlers, queues=queues)
+
+
+def read_all(
+    paths: Iterable[FilePath],
+    *,
+    limits: Limits | None = None,
+    handlers: Mapping[str, Any] | None = None,
+    queues: Collection[str] | None = None,
+) -> Loaded:
+    """Read files one by one; a bad one does not stop the others. Of two with the same workflow_id the first stands."""
+    loaded = Loaded()
+    for path in paths:
+        try:
+            text = _bytes_of(path, limits or Limits())
+            workflow = read(text, str(path), limits=limits, handlers=handlers, queues=queues)
+            _add(loaded, workflow, str(path))
+        except InvalidWorkflow as error:
+            loaded.refused.append(error)
+    return loaded
+
+
+def _add(loaded: Loaded, workflow: Workflow, file: str) -> None:
+    name = workflow.workflow_id
+    if name in loaded.workflows:
+        taken = f"workflow_id '{name}' is already taken by {loaded.files[name]}; rename one of them"
+        raise InvalidWorkflow(file, [Problem(taken)])
+    loaded.workflows[name] = workflow
+    loaded.files[name] = file
+
+
+def _bytes_of(path: FilePath, limits: Limits) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(limits.max_bytes + 1)
+    except OSError as error:
+        raise InvalidWorkflow(str(path), [Problem(f"cannot be read: {error.strerror}")]) from None
+
+
+def read(
+    text: str | bytes,
+    file: str,
+    *,
+    limits: Limits | None = None,
+    handlers: Mapping[str, Any] | None = None,
+    queues: Collection[str] | None = None,
+) -> Workflow:
+    """The workflow in a text, or InvalidWorkflow with every problem. Handlers and queues are not checked if None."""
+    limits = limits or Limits()
+    try:
+        document, problems = yaml_document.parse(text, limits.bounds)
+    except Unreadable as error:
+        raise InvalidWorkflow(file, error.problems) from None
+    workflow, shape = _shaped(document)
+    problems += shape.problems
+    if workflow:
+        problems += check(
+            workflow, document, limits=limits, handlers=handlers, queues=queues,
+            broken=frozenset(shape.broken), edges_known=shape.edges_known,
+        )  # fmt: skip
+    if problems or workflow is None:
+        raise InvalidWorkflow(file, list(dict.fromkeys(problems)))
+    return workflow
+
+
+# --- shape -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Shape:
+    """What is wrong with the shape, the nodes it touches, and whether all edges could be read nevertheless."""
+
+    problems: list[Problem] = field(default_factory=list)
+    broken: set[str] = field(default_factory=set)
+    edges_known: bool = True
+
+
+def _shaped(document: Document) -> tuple[Workflow | None, _Shape]:
+    """The workflow, without what has the wrong shape; None where too little is left."""
+    shape = _Shape()
+    value = copy.deepcopy(document.value)
+    if not isinstance(value, dict):
+        shape.problems.append(Problem("a workflow is a mapping with workflow_id and nodes", *document.place(())))
+        return None, shape
+    if isinstance(value.get("version"), int | float) and not isinstance(value["version"], bool):
+        # Not the number's text: 1.10 would become 1.1.
+        value["version"] = document.texts["version",]
+    # Taking one mistake out can bring another to light, but not for ever.
+    for _ in range(4):
+        try:
+            return Workflow.model_validate_json(orjson.dumps(value), strict=True), shape
+        except ValidationError as error:
+            faults = list(_faults(error, value))
+            for fault in faults:
+                _report(shape, document, fault, value)
+            for fault in faults:
+                _take_out(value, fault)
+    return None, shape
+
+
+@dataclass(frozen=True, slots=True)
+class _Fault:
+    """One of Pydantic's errors, in terms of the document. `kind` and `expected` are Pydantic's words."""
+
+    kind: str
+    path: Path
+    of_key: bool
+    said: str
+    expected: str
+    given: Any
+
+    @property
+    def name(self) -> str:
+        return str(self.path[-1]) if self.path else ""
+
+    @property
+    def node(self) -> str | None:
+        return str(self.path[1]) if len(self.path) > 1 and self.path[0] == "nodes" else None
+
+
+def _faults(error: ValidationError, value: Any) -> Iterator[_Fault]:
+    seen: set[Path] = set()
+    for entry in error.errors(include_url=False):
+        loc = entry["loc"]
+        path = _path(loc, value, missing=entry["type"] == "missing")
+        # A union complains once for each of its members.
+        if path not in seen:
+            seen.add(path)
+            expected = str(entry.get("ctx", {}).get("expected", entry.get("ctx", {}).get("expected_tags", "")))
+            yield _Fault(entry["type"], path, loc[-1:] == ("[key]",), entry["msg"], expected, entry["input"])
+
+
+def _path(loc: tuple[str | int, ...], value: Any, *, missing: bool) -> Path:
+    """The path in the document: Pydantic's location without the names of union members."""
+    steps = [step for step in loc if step != "[key]"]
+    if len(steps) > 2 and steps[0] == "nodes" and steps[2] in _KINDS:
+        del steps[2]
+    path: list[str | int] = []
+    for n, step in enumerate(steps):
+        if missing and n == len(steps) - 1:
+            path.append(step)
+        elif isinstance(value, dict) and step in value:
+            value = value[str(step)]
+            path.append(step)
+        elif isinstance(value, list) and isinstance(step, int) and step < len(value):
+            value = value[step]
+            path.append(step)
+    return tuple(path)
+
+
+def _report(shape: _Shape, document: Document, fault: _Fault, value: dict[str, Any]) -> None:
+    known = _fields_of(fault.path, value)
+    place = document.place(fault.path, key=fault.of_key or fault.kind == "extra_forbidden" or _is_node(fault))
+    if fault.kind == "missing":
+        place = document.place(fault.path[:-1], key=True)
+    shape.problems.append(Problem(_message(fault, known), *place, node=fault.node))
+    if fault.node:
+        shape.broken.add(fault.node)
+    if _touches_edges(fault, known):
+        shape.edges_known = False
+
+
+def _is_node(fault: _Fault) -> bool:
+    return len(fault.path) == 2 and fault.path[0] == "nodes"
+
+
+def _touches_edges(fault: _Fault, known: Collection[str]) -> bool:
+    if fault.path[:1] != ("nodes",):
+        return False
+    if fault.kind == "extra_forbidden":
+        return nearest(fault.name, known) in {None, *_EDGE_FIELDS}
+    return len(fault.path) <= 2 or any(step in _EDGE_FIELDS for step in fault.path[2:])
+
+
+def _message(fault: _Fault, known: Collection[str]) -> str:
+    match fault.kind:
+        case "extra_forbidden":
+            return f"unknown field '{fault.name}'{did_you_mean(fault.name, known) or '; known are ' + ', '.join(known)}"
+        case "missing":
+            return f"the field '{fault.name}' is missing"
+        case "union_tag_not_found":
+            return "needs a `type` (or a `handler`, which makes it a task)"
+        case "union_tag_invalid":
+            given = fault.given.get("type") if isinstance(fault.given, dict) else None
+            return f"unknown type '{given}'{did_you_mean(str(given), _KINDS) or '; known are ' + ', '.join(_KINDS)}"
+        case "string_pattern_mismatch" if fault.path[:1] in {("nodes",), ("workflow_id",)}:
+            return f"'{fault.given}' is not a name: a letter, then up to 63 letters, digits, _ or -"
+    return _wrong_value(fault)
+
+
+def _wrong_value(fault: _Fault) -> str:
+    field = next((str(step) for step in reversed(fault.path) if isinstance(step, str)), "the file")
+    shown = orjson.dumps(fault.given).decode()[:60]
+    if field in _ANSWERS:
+        return f"`{field}` {_ANSWERS[field]}, not {shown}"
+    if fault.kind in {"enum", "literal_error"}:
+        guess = did_you_mean(str(fault.given), fault.expected.replace("'", "").replace(" or ", ", ").split(", "))
+        return f"`{field}` must be {fault.expected}, not {shown}{guess}"
+    said = fault.said.removeprefix("Input should be ").removeprefix("Value error, ")
+    hint = "; put it in quotes" if fault.kind == "string_type" and isinstance(fault.given, int | float) else ""
+    return f"`{field}` must be {said}, not {shown}{hint}"
+
+
+def _fields_of(path: Path, value: dict[str, Any]) -> list[str]:
+    """The fields that the part of the document around this path may have."""
+    model: type[BaseModel] = Workflow
+    match path:
+        case ("inputs", _, _):
+            model = Input
+        case ("nodes", node_id, *inner, _):
+            node = value["nodes"][node_id]
+            model = _KINDS.get(node.get("type", "task") if isinstance(node, dict) else "task", TaskNode)
+            for step in inner:
+                model = _INNER.get(str(step), model)
+    return list(model.model_fields)
+
+
+_STAND_INS: dict[str, Any] = {
+    "handler": UNREAD, "task": {"handler": UNREAD}, "next": [], "workflow_id": "unknown", "nodes": {},
+}  # fmt: skip
+
+
+def _take_out(value: dict[str, Any], fault: _Fault) -> None:
+    """Remove what is wrong, or put a stand-in where something must be, so that the rest can be judged."""
+    match fault.path:
+        case ("inputs", str() as name, *_):
+            value["inputs"][name] = {}
+        case ("nodes", str() as node_id) if not fault.of_key:
+            value["nodes"][node_id] = _bare_node(value["nodes"][node_id])
+        case _:
+            _take_field_out(value, fault)
+
+
+def _bare_node(node: Any) -> dict[str, Any]:
+    edges = {key: node[key] for key in ("next", "depends_on") if key in node} if isinstance(node, dict) else {}
+    return {"handler": UNREAD, **edges}
+
+
+def _take_field_out(value: dict[str, Any], fault: _Fault) -> None:
+    """The whole field goes where an item of its list is wrong: what remained would say something else."""
+    path = fault.path
+    while path and isinstance(path[-1], int):
+        path = path[:-1]
+    holder = _at(value, path[:-1])
+    if not path or not isinstance(holder, dict):
+        return
+    if path[-1] in _STAND_INS and fault.kind != "extra_forbidden":
+        holder[str(path[-1])] = copy.deepcopy(_STAND_INS[str(path[-1])])
+    else:
+        holder.pop(str(path[-1]), None)
+
+
+def _at(value: Any, path: Path) -> Any:
+    """What is there, if an earlier step has not taken it out."""
+    for step in path:
+        value = value.get(step) if isinstance(value, dict) else value[int(step)] if isinstance(value, list) else None
+    return value

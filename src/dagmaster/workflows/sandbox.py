@@ -1,0 +1,405 @@
+"""What an expression may do: operators, filters and tests, each with a bound on the work and the size it can cause.
+
+Jinja2's sandbox stops escapes but not exhaustion (`'x' * 10**9`). Here nothing can be called, nothing loops, and every
+operation that could blow up is measured before it runs. Lookups know keys and indexes only: no attribute or method of a
+Python object is reachable, so a key can never be hidden by a method of the same name.
+"""
+
+import math
+import operator
+import re
+from collections.abc import Callable, Iterable, Mapping
+from functools import wraps
+from typing import Any, cast
+
+import orjson
+from jinja2 import StrictUndefined, Undefined
+from jinja2.filters import do_default
+from jinja2.runtime import Context as JinjaContext
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.tests import TESTS as JINJA_TESTS
+
+MAX_TEXT_BYTES = 65_536
+MAX_ITEMS = 100_000
+MISSING: Any = object()
+
+# What a database and a JSON reader of another language can hold.
+_SMALLEST, _LARGEST = -(2**63), 2**64 - 1
+# Widths have two digits at most: '%1000000000d' is a bomb.
+_FORMAT = re.compile(r"%(?:%|[-+ 0#]{0,3}\d{0,2}(?:\.\d{0,2})?[sdifeEgGxX])")
+
+Filter = Callable[..., Any]
+
+
+class Refused(Exception):
+    """An operation that would produce too much, or something that is not JSON."""
+
+
+def lookup(holder: Any, key: Any) -> Any:
+    """The item of a mapping, list or text, or MISSING."""
+    if isinstance(holder, dict):
+        return holder.get(key, MISSING) if isinstance(key, str) else MISSING
+    if isinstance(holder, list | tuple | str) and type(key) is int:
+        return holder[key] if -len(holder) <= key < len(holder) else MISSING
+    return MISSING
+
+
+def bounded_text(text: str) -> str:
+    size = len(text) if text.isascii() else len(text.encode())
+    if size > MAX_TEXT_BYTES:
+        raise Refused(f"text of {size:,} bytes is too long; at most {MAX_TEXT_BYTES:,} are allowed")
+    return text
+
+
+def text_of(value: Any) -> str:
+    return bounded_text(value if isinstance(value, str) else str(value))
+
+
+def finite(number: Any) -> Any:
+    """A number that JSON can hold, as it is."""
+    if isinstance(number, int) and not _SMALLEST <= number <= _LARGEST:
+        raise Refused("the integer does not fit into 64 bits")
+    if isinstance(number, complex) or (isinstance(number, float) and not math.isfinite(number)):
+        raise Refused("the result is not a finite number")
+    return number
+
+
+def fits(value: Any, limit_bytes: int) -> bool:
+    """Whether JSON of at most about `limit_bytes` holds the value. Stops counting as soon as it does not.
+
+    A template may name one large output many times; serialising first and measuring after would be the bomb.
+    """
+    room = limit_bytes
+    pending = [value]
+    while pending:
+        here = pending.pop()
+        if isinstance(here, str):
+            room -= 2 + (len(here) if here.isascii() else len(here.encode(errors="replace")))
+        elif isinstance(here, dict):
+            room -= 2 + sum(len(key) + 4 for key in here)
+            pending.extend(here.values())
+        elif isinstance(here, list | tuple):
+            room -= 2 + len(here)
+            if room >= 0:
+                pending.extend(here)
+        else:
+            room -= 1
+        if room < 0:
+            return False
+    return True
+
+
+# --- operators -------------------------------------------------------------------------------------------------------
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float)
+
+
+def _power(left: Any, right: Any) -> Any:
+    if isinstance(right, int) and abs(right) > 64 and abs(left) > 1 and isinstance(left, int):
+        raise Refused("the power is too large")
+    return left**right
+
+
+def _format(template: str, values: Any) -> str:
+    if "%" in _FORMAT.sub("", bounded_text(template)):
+        raise Refused("only simple formats such as '%s', '%05d' and '%.2f' are allowed, with widths up to 99")
+    values = tuple(values) if isinstance(values, list | tuple) else (values,)
+    return bounded_text(template % tuple(v if _is_number(v) else text_of(v) for v in values))
+
+
+def _on_texts(sign: str, left: Any, right: Any) -> Any:
+    if sign == "%" and isinstance(left, str):
+        return _format(left, right)
+    if sign == "+" and isinstance(left, str) and isinstance(right, str):
+        return bounded_text(left + right)
+    if sign == "*" and isinstance(left, str) and isinstance(right, int):
+        if len(left) * right > MAX_TEXT_BYTES:
+            raise Refused(f"the repeated text is too long; at most {MAX_TEXT_BYTES:,} bytes are allowed")
+        return bounded_text(left * right)
+    return MISSING
+
+
+def operate(sign: str, left: Any, right: Any) -> Any:
+    """Apply a binary operator to numbers, texts or lists, within bounds."""
+    if _is_number(left) and _is_number(right):
+        return finite(_power(left, right) if sign == "**" else _OPERATORS[sign](left, right))
+    if (text := _on_texts(sign, left, right)) is not MISSING:
+        return text
+    if sign == "+" and isinstance(left, list) and isinstance(right, list):
+        return _bounded(left) + _bounded(right)
+    raise Refused(f"`{sign}` does not work between {_kind(left)} and {_kind(right)}")
+
+
+_OPERATORS: Mapping[str, Callable[[Any, Any], Any]] = {
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv,
+    "//": operator.floordiv, "%": operator.mod,
+}  # fmt: skip
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, Undefined):
+        _demand(value)
+    kinds = {dict: "an object", list: "an array", tuple: "an array", str: "a text", bool: "a boolean"}
+    return "null" if value is None else kinds.get(type(value), "a number")
+
+
+def _demand(value: Any) -> Any:
+    """The value, if there is one; an undefined one says itself what is missing."""
+    return str(value) if isinstance(value, Undefined) else value
+
+
+# --- filters ---------------------------------------------------------------------------------------------------------
+
+
+def _strict(function: Filter) -> Filter:
+    """A filter none of whose arguments may be undefined."""
+
+    @wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        for value in (*args, *kwargs.values()):
+            _demand(value)
+        return function(*args, **kwargs)
+
+    return checked
+
+
+def _bounded(items: list[Any]) -> list[Any]:
+    if len(items) > MAX_ITEMS:
+        raise Refused(f"{len(items):,} items are too many; at most {MAX_ITEMS:,} are allowed")
+    return items
+
+
+def _items(value: Any) -> list[Any]:
+    if isinstance(value, str):
+        return list(bounded_text(value))
+    if isinstance(value, list | tuple | dict):
+        return _bounded(list(value))
+    raise Refused(f"an array is needed here, not {_kind(value)}")
+
+
+def _attribute(item: Any, path: str) -> Any:
+    value = item
+    for part in bounded_text(path).split("."):
+        value = lookup(value, int(part) if part.isdigit() and isinstance(value, list) else part)
+    if value is MISSING:
+        raise Refused(f"an item has no `{path}`")
+    return value
+
+
+def _key(attribute: str | None) -> Callable[[Any], Any]:
+    return (lambda item: item) if attribute is None else (lambda item: _attribute(item, attribute))
+
+
+def _replace(value: Any, old: str, new: str) -> str:
+    text, old, new = text_of(value), text_of(old), text_of(new)
+    if len(text) + text.count(old) * (len(new) - len(old)) > MAX_TEXT_BYTES:
+        raise Refused(f"the text after replacing is too long; at most {MAX_TEXT_BYTES:,} bytes are allowed")
+    return bounded_text(text.replace(old, new))
+
+
+def _join(value: Any, separator: Any = "", *, attribute: str | None = None) -> str:
+    between, parts, room = text_of(separator), [], MAX_TEXT_BYTES
+    for item in map(_key(attribute), _items(value)):
+        parts.append(text_of(_demand(item)))
+        room -= len(parts[-1]) + len(between)
+        if room + len(between) < 0:
+            raise Refused(f"the joined text is too long; at most {MAX_TEXT_BYTES:,} bytes are allowed")
+    return bounded_text(between.join(parts))
+
+
+def _truncate(value: Any, length: int = 255, *, end: str = "…") -> str:
+    text = text_of(value)
+    return text if len(text) <= length else text[: max(0, length - len(end))] + end
+
+
+def _split(value: Any, separator: str | None = None) -> list[str]:
+    return text_of(value).split(separator)
+
+
+def _length(value: Any) -> int:
+    if isinstance(value, str | list | tuple | dict):
+        return len(value)
+    raise Refused(f"{_kind(value)} has no length")
+
+
+def _first(value: Any) -> Any:
+    return _end_of(value, 0, "first")
+
+
+def _last(value: Any) -> Any:
+    return _end_of(value, -1, "last")
+
+
+def _end_of(value: Any, index: int, name: str) -> Any:
+    found = lookup(value, index)
+    return StrictUndefined(hint=f"there is no {name} item") if found is MISSING else found
+
+
+def _int(value: Any, default: int = 0) -> int:
+    try:
+        return int(finite(int(text_of(value)) if isinstance(value, str) else int(value)))
+    except (ValueError, TypeError, OverflowError):
+        return default
+
+
+def _float(value: Any, default: float = 0.0) -> float:
+    try:
+        return float(finite(float(text_of(value) if isinstance(value, str) else value)))
+    except (ValueError, TypeError, OverflowError):
+        return default
+
+
+def _round(value: Any, precision: int = 0) -> Any:
+    # round(5, -10**9) computes the power of ten first.
+    if abs(precision) > 20:
+        raise Refused("a precision of more than 20 digits")
+    return finite(round(value, precision) if precision else round(value))
+
+
+def _sum(value: Any, *, attribute: str | None = None) -> Any:
+    return finite(sum(map(_key(attribute), _items(value))))
+
+
+def _extreme(choose: Callable[..., Any]) -> Filter:
+    def extreme(value: Any, *, attribute: str | None = None) -> Any:
+        items = _items(value)
+        return choose(items, key=_key(attribute)) if items else StrictUndefined(hint="an empty array has no extreme")
+
+    return extreme
+
+
+def _sort(value: Any, *, reverse: bool = False, attribute: str | None = None) -> list[Any]:
+    return sorted(_items(value), key=_key(attribute), reverse=bool(reverse))
+
+
+def _unique(value: Any) -> list[Any]:
+    return list({orjson.dumps(item, option=orjson.OPT_SORT_KEYS): item for item in reversed(_items(value))}.values())[
+        ::-1
+    ]
+
+
+def _map(value: Any, *, attribute: str) -> list[Any]:
+    return [_attribute(item, attribute) for item in _items(value)]
+
+
+def _chosen(value: Any, attribute: str, test: str | None, args: Iterable[Any]) -> Iterable[tuple[Any, bool]]:
+    holds = TESTS.get(test) if test else bool
+    if holds is None:
+        raise Refused(f"there is no test `{test}`")
+    for item in _items(value):
+        yield item, bool(holds(_attribute(item, attribute), *args))
+
+
+def _selectattr(value: Any, attribute: str, test: str | None = None, *args: Any) -> list[Any]:
+    return [item for item, chosen in _chosen(value, attribute, test, args) if chosen]
+
+
+def _rejectattr(value: Any, attribute: str, test: str | None = None, *args: Any) -> list[Any]:
+    return [item for item, chosen in _chosen(value, attribute, test, args) if not chosen]
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    if isinstance(value, dict) and len(value) <= MAX_ITEMS:
+        return value
+    raise Refused(f"an object of at most {MAX_ITEMS:,} keys is needed here, not {_kind(value)}")
+
+
+def _tojson(value: Any) -> str:
+    if not fits(value, MAX_TEXT_BYTES):
+        raise Refused(f"as JSON this is longer than {MAX_TEXT_BYTES:,} bytes")
+    return bounded_text(orjson.dumps(value).decode())
+
+
+_FILTERS: dict[str, Filter] = {
+    "abs": lambda value: finite(abs(value)),
+    "capitalize": lambda value: bounded_text(text_of(value).capitalize()),
+    "count": _length,
+    "first": _first,
+    "float": _float,
+    "format": lambda value, *args: _format(text_of(value), args),
+    "int": _int,
+    "join": _join,
+    "keys": lambda value: list(_mapping(value)),
+    "last": _last,
+    "length": _length,
+    "list": _items,
+    "lower": lambda value: bounded_text(text_of(value).lower()),
+    "map": _map,
+    "max": _extreme(max),
+    "min": _extreme(min),
+    "rejectattr": _rejectattr,
+    "replace": _replace,
+    "reverse": lambda value: text_of(value)[::-1] if isinstance(value, str) else _items(value)[::-1],
+    "round": _round,
+    "selectattr": _selectattr,
+    "sort": _sort,
+    "split": _split,
+    "string": text_of,
+    "sum": _sum,
+    "title": lambda value: bounded_text(text_of(value).title()),
+    "tojson": _tojson,
+    "trim": lambda value: text_of(value).strip(),
+    "truncate": _truncate,
+    "unique": _unique,
+    "upper": lambda value: bounded_text(text_of(value).upper()),
+    "values": lambda value: list(_mapping(value).values()),
+}
+FILTERS: Mapping[str, Filter] = {
+    **{name: _strict(function) for name, function in _FILTERS.items()}, "default": do_default, "d": do_default,
+}  # fmt: skip
+
+# Put in front of every item of a literal list or object: an undefined one must fail there, not when it is stored.
+DEMAND = "demand"
+
+_PLAIN_TESTS = (
+    *("!=", "<", "<=", "==", ">", ">=", "eq", "ne", "lt", "le", "gt", "ge", "equalto", "lessthan", "greaterthan"),
+    *("boolean", "defined", "false", "float", "in", "integer", "mapping", "none", "number", "sequence", "string"),
+    *("true", "undefined"),
+)
+
+
+def _divisible(value: Any, by: Any) -> bool:
+    # Jinja2's own tests use %, which formats when the left side is a text.
+    if not (_is_number(_demand(value)) and _is_number(_demand(by))):
+        raise Refused(f"only numbers are divisible, not {_kind(value)}")
+    return bool(value % by == 0)
+
+
+TESTS: Mapping[str, Filter] = {
+    **{name: cast(Filter, JINJA_TESTS[name]) for name in _PLAIN_TESTS},
+    "divisibleby": _divisible,
+    "even": lambda value: _divisible(value, 2),
+    "odd": lambda value: not _divisible(value, 2),
+}
+
+
+class Environment(ImmutableSandboxedEnvironment):
+    """Jinja2 with nothing in it but the above."""
+
+    intercepted_binops = frozenset({"+", "-", "*", "/", "//", "%", "**"})
+    intercepted_unops = frozenset({"-", "+"})
+
+    def __init__(self) -> None:
+        # Not optimised: folding constants would run operations while compiling.
+        super().__init__(undefined=StrictUndefined, optimized=False, autoescape=False, keep_trailing_newline=True)
+        self.globals.clear()
+        self.filters = {**FILTERS, DEMAND: _demand}
+        self.tests = dict(TESTS)
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        value = lookup(_demand(obj), _demand(argument))
+        return self.undefined(hint=f"`{str(argument)[:80]}` is undefined") if value is MISSING else value
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        return self.getitem(obj, attribute)
+
+    def call_binop(self, context: JinjaContext, operator: str, left: Any, right: Any) -> Any:
+        return operate(operator, _demand(left), _demand(right))
+
+    def call_unop(self, context: JinjaContext, operator: str, arg: Any) -> Any:
+        return operate(operator, 0, _demand(arg))
+
+    def is_safe_callable(self, obj: Any) -> bool:
+        return False

@@ -1,0 +1,93 @@
+"""What every test may use: a private PostgreSQL for the run, and a fresh database for each test that asks.
+
+Each pytest-xdist worker has a cluster of its own. Its server ends with the worker, however that ends.
+"""
+
+import contextlib
+import itertools
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from dagmaster.database.deploy import deploy
+from dagmaster.database.embedded import Cluster
+
+TEMPLATE = "dagmaster_template"
+_numbers = itertools.count(1)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--slow", action="store_true", help="also run the tests marked slow")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--slow"):
+        return
+    for item in items:
+        if item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.skip(reason="slow: run with --slow"))
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A server for this run, without durability: it is never the subject here."""
+    _remove_leftovers_of_killed_runs()
+    data_folder = None if os.geteuid() == 0 else tmp_path_factory.mktemp("cluster")
+    cluster = Cluster.at(data_folder, name=f"test-{os.getpid()}", fast=True)
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.remove()
+
+
+@pytest.fixture(scope="session")
+def template_database(cluster: Cluster) -> str:
+    """A deployed database, to be cloned only: nobody may be connected to it then."""
+    with administrator(cluster) as connection:
+        connection.execute(f"CREATE DATABASE {TEMPLATE}")
+    deploy(cluster.dsn_of(TEMPLATE))
+    return TEMPLATE
+
+
+@pytest.fixture
+def database(cluster: Cluster, template_database: str) -> Iterator[str]:
+    """The address of a freshly deployed database, dropped after the test."""
+    with fresh_database(cluster, template_database) as dsn:
+        yield dsn
+
+
+@pytest.fixture
+def empty_database(cluster: Cluster) -> Iterator[str]:
+    """The address of a database with nothing in it."""
+    with fresh_database(cluster, "template0") as dsn:
+        yield dsn
+
+
+@contextlib.contextmanager
+def fresh_database(cluster: Cluster, template: str) -> Iterator[str]:
+    name = f"test_{next(_numbers)}"
+    with administrator(cluster) as connection:
+        connection.execute(f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY file_copy")
+    try:
+        yield cluster.dsn_of(name)
+    finally:
+        with administrator(cluster) as connection:
+            connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def administrator(cluster: Cluster) -> psycopg.Connection:
+    return psycopg.connect(cluster.dsn_of("postgres"), autocommit=True)
+
+
+def _remove_leftovers_of_killed_runs() -> None:
+    """A run ended by SIGKILL takes its server along but leaves its files."""
+    places = (("/var/lib/dagmaster", "test-*"), ("/run", "dagmaster-test-*"), ("/tmp", "dagmaster-*test-*"))
+    for folder in (found for place, pattern in places for found in Path(place).glob(pattern)):
+        pid = folder.name.rpartition("-")[2]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,304 @@
+"""A private PostgreSQL survives what happens to machines, and disturbs nobody.
+
+These start real servers; each has its own folder and is removed after its test.
+"""
+
+import itertools
+import multiprocessing
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from dagmaster.database import embedded
+from dagmaster.database.embedded import LONGEST_SOCKET_FOLDER, Cluster
+from dagmaster.errors import Conflict, NotFound, Unavailable
+
+IS_ROOT = os.geteuid() == 0
+as_root = pytest.mark.skipif(not IS_ROOT, reason="about what root must do differently")
+NOBODY = 65534
+_numbers = itertools.count(1)
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from dagmaster.database.embedded import Cluster
+cluster = Cluster.at(Path(sys.argv[1]) if sys.argv[1] else None, sys.argv[2], fast=True)
+cluster.start()
+print(cluster.server_pid(), cluster.socket_folder, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def new_cluster(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
+    """Make clusters by data folder, or by name as root; all are gone after the test."""
+    made: list[Cluster] = []
+
+    def new(data_folder: Path | None = None, *, fast: bool = True) -> Cluster:
+        folder = data_folder or (None if IS_ROOT else tmp_path)
+        made.append(Cluster.at(folder, a_name(), fast=fast))
+        return made[-1]
+
+    yield new
+    for cluster in made:
+        cluster.remove()
+
+
+def test_d4_a_private_cluster_starts_answers_and_stops(new_cluster):
+    cluster = new_cluster()
+
+    cluster.start()
+    with psycopg.connect(cluster.dsn) as connection:
+        extensions = {name for (name,) in connection.execute("SELECT extname FROM pg_extension")}
+        shown = [connection.execute(f"SHOW {name}").fetchone() for name in ("listen_addresses", "TimeZone")]
+    was_running = cluster.is_running()
+    cluster.stop()
+
+    assert was_running
+    assert "postgis" in extensions
+    assert shown == [("",), ("UTC",)]
+    assert not cluster.is_running()
+    assert not list(cluster.socket_folder.iterdir())
+
+
+def test_d4_durability_is_given_up_only_when_asked(new_cluster):
+    with new_cluster(fast=False) as cluster, psycopg.connect(cluster.dsn) as connection:
+        careful = [connection.execute(f"SHOW {name}").fetchone() for name in ("fsync", "synchronous_commit")]
+    with new_cluster(fast=True) as cluster, psycopg.connect(cluster.dsn) as connection:
+        fast = [connection.execute(f"SHOW {name}").fetchone() for name in ("fsync", "synchronous_commit")]
+
+    assert careful == [("on",), ("on",)]
+    assert fast == [("off",), ("off",)]
+
+
+def test_d4_a_second_start_finds_the_data(new_cluster):
+    cluster = new_cluster()
+    with cluster:
+        leave_a_mark(cluster)
+
+    with cluster:
+        assert finds_the_mark(cluster)
+
+
+def test_d4_a_killed_server_recovers_at_the_next_start(new_cluster):
+    cluster = new_cluster(fast=False)
+    cluster.start()
+    leave_a_mark(cluster)
+
+    os.kill(cluster.server_pid(), signal.SIGKILL)
+    cluster.start()
+
+    assert finds_the_mark(cluster)
+
+
+def test_d4_a_killed_parent_leaves_no_server(new_cluster):
+    cluster = new_cluster()
+    with holder_of(cluster) as (parent, pid):
+        parent.kill()
+        parent.wait()
+
+        assert is_gone(pid, within_seconds=20)
+    with cluster:
+        assert cluster.is_running()
+
+
+def test_d4_the_data_of_a_running_server_is_not_taken(new_cluster):
+    cluster = new_cluster()
+    with holder_of(cluster) as (_, pid), pytest.raises(Conflict, match=f"process {pid}"):
+        cluster.start()
+
+
+def test_d4_another_process_may_stop_it(new_cluster):
+    cluster = new_cluster()
+    with holder_of(cluster) as (_, pid):
+        cluster.stop()
+
+        assert is_gone(pid, within_seconds=5)
+
+
+def test_d4_a_pid_file_whose_number_is_anothers_is_no_obstacle(new_cluster):
+    """After a power cut the file is still there, and the number may belong to anybody: here to this test."""
+    cluster = new_cluster()
+    with cluster:
+        kept = (cluster.data / "postmaster.pid").read_text()
+    stale = kept.replace(kept.split("\n", 1)[0], str(os.getpid()), 1)
+
+    (cluster.data / "postmaster.pid").write_text(stale)
+    (cluster.socket_folder / ".s.PGSQL.5432.lock").write_text(stale)
+    assert not cluster.is_running()
+    with cluster:
+        assert cluster.is_running()
+
+
+def test_d4_an_interrupted_initialisation_is_started_over(new_cluster):
+    cluster = new_cluster()
+    cluster.ensure_initialised()
+    cluster.data.rename(cluster.folder / "data.new")
+    (cluster.folder / "data.new" / "global" / "pg_control").unlink()
+
+    with cluster:
+        assert cluster.is_running()
+
+
+def test_d4_a_start_that_fails_shows_the_end_of_the_log(new_cluster):
+    cluster = new_cluster()
+    cluster.ensure_initialised()
+    (cluster.data / "postgresql.conf").write_text("no_such_setting = 1\n")
+
+    with pytest.raises(Unavailable, match="no_such_setting"):
+        cluster.start()
+
+
+def test_d4_a_cluster_is_started_from_the_main_thread_only(new_cluster):
+    """The server is told of the death of the thread that started it, not of the process."""
+    raised: list[BaseException] = []
+
+    def start() -> None:
+        try:
+            new_cluster().start()
+        except RuntimeError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    thread.join()
+
+    assert "main thread" in str(raised)
+
+
+def test_d4_long_data_paths_have_short_sockets(new_cluster, tmp_path):
+    deep = tmp_path / ("d" * 100) / ("e" * 100)
+
+    with new_cluster(deep) as cluster:
+        assert len(str(cluster.socket_folder)) <= LONGEST_SOCKET_FOLDER
+        assert cluster.is_running()
+
+
+def test_d4_a_closed_checkout_works_and_stays_closed(new_cluster, tmp_path, monkeypatch):
+    checkout = tmp_path / "checkout"
+    checkout.mkdir(mode=0o700)
+    monkeypatch.chdir(checkout)
+
+    with new_cluster(checkout / "data") as cluster:
+        assert cluster.is_running()
+
+    assert stat.S_IMODE(checkout.stat().st_mode) == 0o700
+
+
+@as_root
+def test_d4_root_runs_the_server_as_somebody_else(new_cluster):
+    with new_cluster() as cluster:
+        owner = Path(f"/proc/{cluster.server_pid()}").stat().st_uid
+
+        assert owner != 0
+        assert stat.S_IMODE(cluster.socket_folder.stat().st_mode) == 0o700
+        assert cluster.socket_folder.stat().st_uid == owner
+
+
+@as_root
+def test_d4_a_normal_user_has_a_cluster_too():
+    """In a folder of that user's own. A fork, because the interpreter's files may be root's alone."""
+    data_folder = Path("/tmp") / f"dagmaster-test-{os.getpid()}"
+    data_folder.mkdir(mode=0o700)
+    os.chown(data_folder, NOBODY, NOBODY)
+
+    child = multiprocessing.get_context("fork").Process(target=start_as_nobody, args=(data_folder, a_name()))
+    child.start()
+    child.join(60)
+    shutil.rmtree(data_folder)
+
+    assert child.exitcode == 0
+
+
+def start_as_nobody(data_folder: Path, name: str) -> None:
+    os.setgroups([])
+    os.setgid(NOBODY)
+    os.setuid(NOBODY)
+    cluster = Cluster.at(data_folder, name, fast=True)
+    try:
+        cluster.start()
+        assert str(cluster.socket_folder).startswith(f"/tmp/dagmaster-{NOBODY}-")
+        assert cluster.folder == data_folder / "postgres"
+        assert Path(f"/proc/{cluster.server_pid()}").stat().st_uid == NOBODY
+    finally:
+        cluster.remove()
+
+
+def test_d4_a_folder_that_others_can_enter_is_refused(new_cluster):
+    """With `trust`, whoever reaches the socket is the superuser."""
+    cluster = new_cluster()
+    cluster.socket_folder.mkdir(mode=0o700)
+    cluster.socket_folder.chmod(0o755)
+    os.chown(cluster.socket_folder, cluster.user.pw_uid, cluster.user.pw_gid)
+
+    with pytest.raises(Conflict, match="not a private folder"):
+        cluster.start()
+
+
+def test_d4_a_missing_postgresql_is_told_with_its_remedy(monkeypatch):
+    monkeypatch.setattr(embedded, "_installed", lambda: iter([(13, Path("/old/bin"))]))
+
+    with pytest.raises(NotFound, match="apt-get install postgresql-15-postgis-3"):
+        embedded.find_binaries()
+
+
+def test_d4_data_is_served_by_the_version_that_made_it(monkeypatch):
+    monkeypatch.setattr(embedded, "_installed", lambda: iter([(15, Path("/15")), (17, Path("/17")), (16, Path("/16"))]))
+
+    assert embedded.find_binaries() == Path("/17")
+    assert embedded.find_binaries(15) == Path("/15")
+
+
+# ---------------------------------------------------------------------------------------------------- builders
+
+
+def a_name() -> str:
+    # The number at the end lets a later run remove what a killed one left.
+    return f"test-{next(_numbers)}-{os.getpid()}"
+
+
+def leave_a_mark(cluster: Cluster) -> None:
+    with psycopg.connect(cluster.dsn, autocommit=True) as connection:
+        connection.execute("CREATE TABLE mark AS SELECT 42 AS answer")
+
+
+def finds_the_mark(cluster: Cluster) -> bool:
+    with psycopg.connect(cluster.dsn) as connection:
+        return connection.execute("SELECT answer FROM mark").fetchone() == (42,)
+
+
+class holder_of:  # noqa: N801  reads as a phrase
+    """Another process that has started this cluster: (that process, the server's number)."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        is_named = IS_ROOT
+        folder = "" if is_named else str(cluster.folder.parent)
+        name = cluster.folder.name if is_named else cluster.socket_folder.name.split("-", 2)[-1]
+        self.process = subprocess.Popen([sys.executable, "-c", HOLD, folder, name], stdout=subprocess.PIPE, text=True)
+
+    def __enter__(self) -> tuple[subprocess.Popen[str], int]:
+        assert self.process.stdout is not None
+        return self.process, int(self.process.stdout.readline().split()[0])
+
+    def __exit__(self, *_error: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+def is_gone(pid: int, within_seconds: float) -> bool:
+    deadline = time.monotonic() + within_seconds
+    while Path(f"/proc/{pid}/cwd").exists():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True

@@ -1,0 +1,648 @@
+"""The tables come from the records, the guards from the state tables, and a migrated database equals a new one."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from enum import StrEnum
+from itertools import product
+from typing import ClassVar
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+from psycopg.types.json import Jsonb
+
+from dagmaster.database import compare, deploy, guards
+from dagmaster.database.connect import connect, pool, translate_errors
+from dagmaster.database.schema import column_names, metadata_of
+from dagmaster.errors import Conflict, InvalidRequest, Unavailable
+from dagmaster.jobs.model import RECORDS, Job, JobEvent, NodeState, Worker, WorkflowDefinition, new_job_id
+from dagmaster.jobs.states import EventType
+from dagmaster.records import Index, Record, Table
+
+GUARDED = pytest.mark.parametrize("cycle", guards.LIFE_CYCLES, ids=lambda cycle: cycle.record.table.name)
+
+
+# ---------------------------------------------------------------------------------------------------- tables
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.table.name)
+def test_d1_the_database_has_the_columns_of_every_record(database, record):
+    with psycopg.connect(database) as connection:
+        found = connection.execute(f"SELECT * FROM dagapp.{record.table.name}").description
+
+    assert tuple(column.name for column in found or ()) == column_names(record)
+
+
+def test_d1_annotations_become_types_and_optional_ones_may_be_empty(database):
+    columns = columns_of(database, "dag_tasks") | columns_of(database, "workers")
+
+    assert columns["job_id"] == "uuid NOT NULL"
+    assert columns["status"] == "text NOT NULL"
+    assert columns["attempt"] == "integer NOT NULL"
+    assert columns["position"] == "bigint NOT NULL"
+    assert columns["timeout_seconds"] == "double precision NOT NULL"
+    assert columns["lease_until"] == "timestamp with time zone"
+    assert columns["params"] == "jsonb"
+    assert columns["queues"] == "text[] NOT NULL"
+    assert columns["task_id"].startswith("text AS ")
+
+
+def test_d1_bounded_and_enumerated_text_is_checked(database):
+    with psycopg.connect(database, autocommit=True) as connection:
+        an_event = "INSERT INTO dagapp.dag_job_events (event_type) VALUES (%s)"
+        connection.execute(an_event, ["job_created"])
+
+        with pytest.raises(psycopg.errors.CheckViolation, match="dag_job_events_event_type"):
+            connection.execute(an_event, ["job_exploded"])
+        with pytest.raises(psycopg.errors.CheckViolation, match="dag_jobs_correlation_id_length"):
+            insert_job(connection, correlation_id="x" * 65)
+
+
+def test_d1_a_type_nobody_knows_is_told_at_once():
+    class Odd(Record):
+        table: ClassVar[Table] = Table("odd", key=("thing",))
+        thing: complex
+
+    with pytest.raises(TypeError, match="complex"):
+        metadata_of([Odd])
+
+
+def test_d3_the_clock_is_the_servers_and_can_be_set_in_a_test(database):
+    with psycopg.connect(database) as connection:
+        early, late = connection.execute("SELECT clock_timestamp(), dagapp.clock()").fetchone() or ()
+        connection.execute("SET dagapp.fake_now = '2030-02-01T12:00:00Z'")
+        faked = connection.execute("SELECT dagapp.clock()").fetchone()
+        connection.execute("RESET dagapp.fake_now")
+        again = connection.execute("SELECT dagapp.clock() - clock_timestamp() < interval '1 minute'").fetchone()
+
+    assert early <= late
+    assert faked == (datetime(2030, 2, 1, 12, tzinfo=UTC),)
+    assert again == (True,)
+
+
+# ---------------------------------------------------------------------------------------------------- guards
+
+
+@GUARDED
+def test_e1_the_database_refuses_every_move_that_the_tables_do_not_have(database, cycle):
+    """Exhaustive: each pair of states, with and without a raised counter."""
+    with psycopg.connect(database, autocommit=True) as connection:
+        pairs = product(cycle.moves, cycle.moves, (False, True))
+        passed = {pair for pair in pairs if is_accepted(connection, cycle, *pair)}
+
+    assert passed == allowed_moves(cycle)
+
+
+@GUARDED
+def test_e1_the_database_refuses_rows_that_do_not_begin_at_the_beginning(database, cycle):
+    with psycopg.connect(database, autocommit=True) as connection:
+        passed = {state for state in cycle.moves if can_begin(connection, cycle, state)}
+
+    assert passed == set(cycle.initial)
+
+
+def test_e1_a_refusal_names_table_key_and_states(database):
+    cycle = guards.LIFE_CYCLES[1]
+    with psycopg.connect(database, autocommit=True) as connection:
+        job_id = insert(connection, cycle, "completed")
+
+        with pytest.raises(psycopg.DatabaseError) as refusal:
+            connection.execute("UPDATE dagapp.dag_node_states SET status = 'running'")
+
+    assert refusal.value.sqlstate == guards.ILLEGAL_TRANSITION
+    assert f"dag_node_states job_id={job_id}, node_id=a: completed may not become running" in str(refusal.value)
+
+
+def test_e1_a_revival_raises_the_run_by_exactly_one(database):
+    with psycopg.connect(database, autocommit=True) as connection:
+        insert(connection, guards.LIFE_CYCLES[1], "completed")
+
+        for step in (0, 2, -1):
+            with pytest.raises(psycopg.DatabaseError, match="may not become pending"):
+                connection.execute("UPDATE dagapp.dag_node_states SET status = 'pending', run = run + %s", [step])
+
+
+def test_e1_workflow_definitions_never_change(database):
+    with psycopg.connect(database, autocommit=True) as connection:
+        insert_job(connection)
+
+        with pytest.raises(psycopg.DatabaseError, match="never change") as refusal:
+            connection.execute("UPDATE dagapp.dag_workflow_definitions SET workflow_version = '2'")
+        connection.execute("UPDATE dagapp.dag_workflow_definitions SET workflow_version = workflow_version")
+
+    assert refusal.value.sqlstate == guards.IMMUTABLE_ROW
+
+
+@pytest.mark.parametrize("job_id", [None, UUID(int=1), new_job_id(int(datetime.now(UTC).timestamp() * 1000))])
+def test_e1_events_are_only_ever_added_and_pruned(database, job_id):
+    with psycopg.connect(database, autocommit=True) as connection:
+        add_event(connection, job_id)
+
+        with pytest.raises(psycopg.DatabaseError, match="never change") as refusal:
+            connection.execute("UPDATE dagapp.dag_job_events SET node_id = 'other'")
+        pruned = connection.execute("DELETE FROM dagapp.dag_job_events").rowcount
+
+    assert refusal.value.sqlstate == guards.IMMUTABLE_ROW
+    assert pruned == 1
+
+
+# ---------------------------------------------------------------------------------------------------- partitions
+
+
+def test_d2_events_lie_in_the_month_of_their_jobs_birth(database):
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute("SET dagapp.fake_now = '2031-01-31T23:59:59.999Z'")
+        connection.execute("SELECT dagapp.ensure_event_partitions(1)")
+
+        assert partition_of(connection, "2031-01-01T00:00:00Z") == "dag_job_events_2031_01"
+        assert partition_of(connection, "2031-01-31T23:59:59.999Z") == "dag_job_events_2031_01"
+        assert partition_of(connection, "2031-02-01T00:00:00Z") == "dag_job_events_2031_02"
+        assert partition_of(connection, "2031-03-01T00:00:00Z") == "dag_job_events_default"
+
+
+def test_d2_partitions_are_made_once_whatever_the_time_zone(database):
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute("SET dagapp.fake_now = '2031-01-01T00:30:00Z'")
+        first = connection.execute("SELECT dagapp.ensure_event_partitions(2)").fetchone()
+        connection.execute("SET TimeZone = 'America/Los_Angeles'")
+        second = connection.execute("SELECT dagapp.ensure_event_partitions(2)").fetchone()
+
+    assert (first, second) == ((3,), (0,))
+
+
+def test_d2_events_that_came_before_their_partition_move_into_it(database):
+    with psycopg.connect(database, autocommit=True) as connection:
+        assert partition_of(connection, "2032-05-05T00:00:00Z") == "dag_job_events_default"
+
+        connection.execute("SET dagapp.fake_now = '2032-05-01T00:00:00Z'")
+        connection.execute("SELECT dagapp.ensure_event_partitions(0)")
+        found = connection.execute("SELECT tableoid::regclass::text FROM dagapp.dag_job_events").fetchall()
+
+        assert found == [("dagapp.dag_job_events_2032_05",)]
+        with pytest.raises(psycopg.DatabaseError, match="never change"):
+            connection.execute("UPDATE dagapp.dag_job_events SET node_id = 'other'")
+
+
+def test_d2_partitions_may_be_made_by_several_at_once(database):
+    def ensure() -> None:
+        with psycopg.connect(database) as connection:
+            connection.execute("SET dagapp.fake_now = '2033-01-01T00:00:00Z'")
+            connection.execute("SELECT dagapp.ensure_event_partitions(6)")
+
+    assert at_once(ensure, times=4) == []
+
+
+# ---------------------------------------------------------------------------------------------------- deploy
+
+
+def test_d4_a_second_deployment_changes_nothing(empty_database):
+    deploy.deploy(empty_database)
+    before = everything(empty_database)
+
+    deploy.deploy(empty_database)
+
+    assert everything(empty_database) == before
+    assert deploy.status(empty_database).is_current
+
+
+def test_d4_two_deployments_at_once_are_safe(empty_database):
+    assert at_once(lambda: deploy.deploy(empty_database), times=3) == []
+
+    assert deploy.status(empty_database).is_current
+
+
+def test_d4_a_second_deployment_waits_for_no_writer(database):
+    """Triggers that are there already are not replaced: that would need the tables for itself."""
+    with psycopg.connect(database) as writer:
+        insert_row(writer, "dag_node_states", a_row(guards.LIFE_CYCLES[1], insert_job(writer), "pending"))
+        add_event(writer, None)
+
+        deploy.deploy(database)
+
+
+def test_d4_a_deployment_that_fails_leaves_nothing(empty_database):
+    class Broken(Worker):
+        table: ClassVar[Table] = replace(Worker.table, checks={"broken": "no_such_column > 0"})
+
+    with pytest.raises(psycopg.errors.UndefinedColumn):
+        deploy.deploy(empty_database, (WorkflowDefinition, Broken))
+
+    assert not deploy.status(empty_database).deployed
+
+
+def test_d4_the_preview_is_what_a_deployment_runs(cluster, empty_database, database):
+    with psycopg.connect(empty_database) as connection:
+        connection.execute(deploy.ddl().encode())
+
+    built, deployed = everything(empty_database), everything(database)
+    assert built == deployed
+
+
+def test_d4_status_tells_what_is_there(database, empty_database):
+    with psycopg.connect(database) as connection:
+        insert_job(connection)
+
+    status, empty = deploy.status(database), deploy.status(empty_database)
+
+    assert status.is_current
+    assert status.tables["dag_jobs"] == 1
+    assert status.tables["dag_job_events"] == 0
+    assert int(status.server_version.split(".")[0]) >= 15
+    assert "plpgsql" in status.extensions
+    assert (empty.deployed, empty.pending, empty.tables) == (False, ["deploy the schema"], {})
+
+
+def test_d4_status_leaves_nothing_behind(database):
+    before = everything(database)
+
+    deploy.status(database)
+
+    with psycopg.connect(database) as connection:
+        schemas = connection.execute("SELECT nspname FROM pg_namespace WHERE nspname LIKE 'dagapp%'").fetchall()
+    assert schemas == [("dagapp",)]
+    assert everything(database) == before
+
+
+def test_d4_a_deployment_under_way_is_waited_for_and_then_told(database):
+    with psycopg.connect(database) as other:
+        other.execute("SELECT pg_advisory_lock(hashtext('dagapp.deploy'))")
+
+        with pytest.raises(Conflict, match="under way"):
+            deploy.deploy(database, wait_seconds=0.2)
+        assert deploy.status(database).pending == ["another deployment is under way"]
+
+
+def test_d4_an_unreachable_server_is_told_without_its_password():
+    with pytest.raises(Unavailable) as error:
+        deploy.deploy("postgresql://someone:hunter2@127.0.0.1:1/nowhere")
+
+    assert "hunter2" not in f"{error.value} {error.value.facts}"
+
+
+def test_d4_a_role_that_may_not_deploy_is_told_so(cluster, empty_database):
+    with psycopg.connect(empty_database, autocommit=True) as connection:
+        connection.execute("DROP ROLE IF EXISTS reader")
+        connection.execute("CREATE ROLE reader LOGIN")
+
+    with pytest.raises(InvalidRequest, match="permission denied"):
+        deploy.deploy(empty_database.replace("postgres@", "reader@"))
+
+
+# ---------------------------------------------------------------------------------------------------- migrate
+
+
+class Mood(StrEnum):
+    CALM = "calm"
+    BUSY = "busy"
+
+
+class NewerJob(Job):
+    """The next release's job: columns, an index, a check, a default and storage that today's does not have."""
+
+    table: ClassVar[Table] = replace(
+        Job.table,
+        indexes=(
+            *Job.table.indexes,
+            Index("dag_jobs_by_region", ("region", "created_at DESC"), where="region LIKE 'n%' AND status = 'running'"),
+        ),
+        checks={**Job.table.checks, "weight": "weight >= 0"},
+        defaults={**Job.table.defaults, "priority": "5"},
+        storage={**Job.table.storage, "fillfactor": 65},
+    )
+    region: str | None = None
+    weight: int = 0
+    mood: Mood = Mood.CALM
+
+
+class NewerEvent(JobEvent):
+    table: ClassVar[Table] = replace(
+        JobEvent.table, indexes=(*JobEvent.table.indexes, Index("dag_job_events_by_node", ("job_id", "node_id")))
+    )
+    note: str | None = None
+
+
+class Extra(Record):
+    table: ClassVar[Table] = Table("extra", key=("name",), indexes=(Index("extra_by_size", ("size",)),))
+    name: str
+    size: int
+
+
+NEWER = (*({Job: NewerJob, JobEvent: NewerEvent}.get(record, record) for record in RECORDS), Extra)
+
+
+def test_d4_a_migrated_database_equals_one_built_from_scratch(database, empty_database):
+    with psycopg.connect(database) as connection:
+        insert_job(connection)
+        add_event(connection, None)
+
+    done = deploy.migrate(database, NEWER)
+    deploy.deploy(empty_database, NEWER)
+
+    assert not [line for line in done if line.startswith("needs a hand")]
+    assert everything(database) == everything(empty_database)
+    assert deploy.status(database, NEWER).is_current
+    assert deploy.migrate(database, NEWER) == []
+
+
+def test_d4_what_someone_dropped_comes_back(database, empty_database):
+    with psycopg.connect(database) as connection:
+        connection.execute(
+            """
+            ALTER TABLE dagapp.dag_jobs DROP COLUMN deadline_at, DROP CONSTRAINT dag_jobs_priority,
+                DROP CONSTRAINT dag_jobs_definition_hash_fkey, ALTER COLUMN epoch DROP DEFAULT;
+            ALTER TABLE dagapp.dag_tasks RESET (fillfactor);
+            DROP INDEX dagapp.dag_tasks_one_live, dagapp.dag_tasks_queued, dagapp.dag_job_events_sequence;
+            DROP TABLE dagapp.dag_dead_letters;
+            DROP TRIGGER dag_tasks_moves ON dagapp.dag_tasks
+            """
+        )
+
+    pending = deploy.status(database).pending
+    done = deploy.migrate(database)
+    deploy.deploy(empty_database)
+
+    assert done == pending
+    assert everything(database) == everything(empty_database)
+
+
+def test_d4_an_enumeration_that_grew_is_widened_in_place(database, empty_database):
+    with psycopg.connect(database) as connection:
+        fewer = ", ".join(f"'{member}'" for member in list(EventType)[:5])
+        connection.execute(
+            "ALTER TABLE dagapp.dag_job_events DROP CONSTRAINT dag_job_events_event_type, "
+            f"ADD CONSTRAINT dag_job_events_event_type CHECK (event_type IN ({fewer}))"
+        )
+
+    done = deploy.migrate(database)
+
+    assert done == ["allow more values in dag_job_events_event_type"]
+    assert deploy.status(database).is_current
+
+
+def test_d4_an_interrupted_index_is_rebuilt(database):
+    with psycopg.connect(database, autocommit=True) as connection:
+        interrupted = "UPDATE pg_index SET indisvalid = false WHERE indexrelid = %s::regclass"
+        connection.execute(interrupted, ["dagapp.dag_jobs_active"])
+
+    done = deploy.migrate(database)
+
+    assert done == ["rebuild index dag_jobs_active"]
+    assert deploy.status(database).is_current
+
+
+def test_d4_what_would_drop_or_rewrite_needs_a_hand(database):
+    with psycopg.connect(database) as connection:
+        connection.execute(
+            """
+            ALTER TABLE dagapp.dag_jobs ADD COLUMN old_thing text, ADD CONSTRAINT dag_jobs_old CHECK (epoch < 10),
+                ALTER COLUMN version_ordinal TYPE integer, DROP CONSTRAINT dag_jobs_priority,
+                ADD CONSTRAINT dag_jobs_priority CHECK (priority < 3);
+            DROP INDEX dagapp.dag_jobs_active;
+            CREATE INDEX dag_jobs_active ON dagapp.dag_jobs (owner_id) WHERE status = 'running';
+            CREATE INDEX dag_jobs_old ON dagapp.dag_jobs (asset_id)
+            """
+        )
+    before = everything(database)
+
+    done = deploy.migrate(database)
+
+    assert all(line.startswith("needs a hand: ") for line in done)
+    assert sorted({" ".join(line.removeprefix("needs a hand: ").split()[:2]) for line in done}) == [
+        "column dag_jobs.old_thing",
+        "column version_ordinal",
+        "constraint dag_jobs_old",
+        "constraint dag_jobs_priority",
+        "index dag_jobs_active",
+        "index dag_jobs_old",
+    ]
+    assert everything(database) == before
+
+
+def test_d4_a_column_without_a_value_for_old_rows_needs_a_hand(database):
+    class Strict(Worker):
+        must: str
+
+    done = deploy.migrate(database, tuple(Strict if record is Worker else record for record in RECORDS))
+
+    assert done == ["needs a hand: column workers.must is missing, and rows that exist would have no value for it"]
+
+
+def test_d4_rows_that_break_a_new_rule_are_told_and_kept(database):
+    class Picky(Job):
+        table: ClassVar[Table] = replace(Job.table, checks={**Job.table.checks, "picky": "workflow_id <> 'w'"})
+
+    with psycopg.connect(database) as connection:
+        insert_job(connection)
+
+    records = tuple(Picky if record is Job else record for record in RECORDS)
+    (done,) = deploy.migrate(database, records)
+
+    assert done.startswith("needs a hand: add constraint dag_jobs_picky: rows that exist forbid it")
+    assert deploy.status(database, records).pending == ["validate constraint dag_jobs_picky"]
+    with psycopg.connect(database) as connection, pytest.raises(psycopg.errors.CheckViolation):
+        insert_job(connection)
+
+
+def test_d4_two_migrations_at_once_are_safe(database):
+    assert at_once(lambda: deploy.migrate(database, NEWER), times=2) == []
+
+    assert deploy.status(database, NEWER).is_current
+
+
+def test_d4_partitions_survive_a_migration(database):
+    partitions = "SELECT count(*) FROM pg_inherits WHERE inhparent = 'dagapp.dag_job_events'::regclass"
+    with psycopg.connect(database) as connection:
+        before = connection.execute(partitions).fetchone()
+
+    deploy.migrate(database, NEWER)
+
+    with psycopg.connect(database) as connection:
+        assert connection.execute(partitions).fetchone() == before
+
+
+# ---------------------------------------------------------------------------------------------------- connections
+
+
+async def test_a_connection_is_set_up_for_its_role(database):
+    async with await connect(database, role="worker", statement_timeout_seconds=0.5) as connection:
+        shown = [
+            (await (await connection.execute(f"SHOW {name}")).fetchone() or ("",))[0]
+            for name in ("application_name", "TimeZone", "statement_timeout", "lock_timeout", "jit")
+        ]
+        sent = Jsonb({"at": datetime(2030, 1, 1, tzinfo=UTC)})
+        echo = await (await connection.execute("SELECT %s::jsonb", [sent])).fetchone()
+
+    assert shown == ["dagmaster-worker", "UTC", "500ms", "3s", "off"]
+    assert echo == ({"at": "2030-01-01T00:00:00+00:00"},)
+
+
+async def test_a_pool_opens_when_asked(database):
+    async with pool(database, "orchestrator", 1, 2) as connections, connections.connection() as connection:
+        found = await (await connection.execute("SHOW application_name")).fetchone()
+
+    assert found == ("dagmaster-orchestrator",)
+
+
+async def test_a_server_that_goes_away_is_unavailable(database):
+    async with await connect(database, role="victim") as connection:
+        with psycopg.connect(database, autocommit=True) as other:
+            other.execute("SELECT pg_terminate_backend(%s)", [connection.info.backend_pid])
+
+        with pytest.raises(Unavailable), translate_errors():
+            await connection.execute("SELECT 1")
+        with pytest.raises(Unavailable), translate_errors():
+            await connection.execute("SELECT 1")
+
+
+async def test_a_statement_that_takes_too_long_is_unavailable(database):
+    async with await connect(database, role="slow", statement_timeout_seconds=0.05) as connection:
+        with pytest.raises(Unavailable, match="statement timeout"), translate_errors():
+            await connection.execute("SELECT pg_sleep(5)")
+
+
+async def test_a_mistake_in_sql_stays_a_mistake(database):
+    async with await connect(database, role="wrong") as connection:
+        with pytest.raises(psycopg.errors.UndefinedTable), translate_errors():
+            await connection.execute("SELECT * FROM nowhere")
+
+
+# ---------------------------------------------------------------------------------------------------- builders
+
+
+def insert_job(connection, **columns) -> UUID:
+    values = {
+        "job_id": uuid4(), "workflow_id": "w", "workflow_version": "1", "definition_hash": "h", "status": "pending",
+        "input_params": Jsonb({}), **columns,
+    }  # fmt: skip
+    connection.execute(
+        "INSERT INTO dagapp.dag_workflow_definitions (definition_hash, workflow_id, workflow_version, body) "
+        "VALUES ('h', 'w', '1', '{}') ON CONFLICT DO NOTHING"
+    )
+    insert_row(connection, "dag_jobs", values)
+    return values["job_id"]
+
+
+def insert(connection, cycle, status) -> UUID:
+    """A row in any state: as replication would write it, past all triggers."""
+    connection.execute("SET session_replication_role = replica")
+    job_id = uuid4()
+    insert_row(connection, cycle.record.table.name, a_row(cycle, job_id, status))
+    connection.execute("SET session_replication_role = origin")
+    return job_id
+
+
+def a_row(cycle, job_id, status) -> dict[str, object]:
+    match cycle.record.table.name:
+        case "dag_jobs":
+            more = {"workflow_id": "w", "workflow_version": "1", "definition_hash": "h", "input_params": Jsonb({})}
+        case "dag_node_states":
+            more = {"node_id": "a"}
+        case _:
+            more = {"node_id": "a", "attempt": 1, "queue": "q", "handler": "h", "priority": 0, "timeout_seconds": 1.0}
+    return {"job_id": job_id, "status": status, **more}
+
+
+def insert_row(connection, table, values) -> None:
+    places = ", ".join(["%s"] * len(values))
+    connection.execute(f"INSERT INTO dagapp.{table} ({', '.join(values)}) VALUES ({places})", list(values.values()))
+
+
+def is_accepted(connection, cycle, old, new, is_raised) -> bool:
+    job_id = insert(connection, cycle, old)
+    raised = f", {cycle.counter} = {cycle.counter} + 1" if is_raised and cycle.counter else ""
+    table = cycle.record.table.name
+    with refusal_caught() as refused:
+        connection.execute(f"UPDATE dagapp.{table} SET status = %s{raised} WHERE job_id = %s", [new, job_id])
+    return not refused
+
+
+def can_begin(connection, cycle, status) -> bool:
+    with refusal_caught() as refused:
+        job_id = insert_job(connection) if cycle.record is NodeState else uuid4()
+        if cycle.record is Job:
+            insert_job(connection, status=status)
+        else:
+            insert_row(connection, cycle.record.table.name, a_row(cycle, job_id, status))
+    return not refused
+
+
+@contextmanager
+def refusal_caught() -> Iterator[list[str]]:
+    refused: list[str] = []
+    try:
+        yield refused
+    except psycopg.DatabaseError as error:
+        if error.sqlstate != guards.ILLEGAL_TRANSITION:
+            raise
+        refused.append(str(error))
+
+
+def allowed_moves(cycle) -> set[tuple[str, str, bool]]:
+    staying = {(state, state, raised) for state in cycle.moves for raised in (False, True)}
+    moving = {(old, new, raised) for old, news in cycle.moves.items() for new in news for raised in (False, True)}
+    reviving = {(old, new, True) for old, news in cycle.revivals.items() for new in news}
+    return staying | moving | reviving
+
+
+def add_event(connection, job_id) -> None:
+    connection.execute(
+        "INSERT INTO dagapp.dag_job_events (job_id, sequence, event_type) VALUES (%s, 1, 'job_created')", [job_id]
+    )
+
+
+def partition_of(connection, moment: str) -> str:
+    milliseconds = round(datetime.fromisoformat(moment).timestamp() * 1000)
+    row = connection.execute(
+        "INSERT INTO dagapp.dag_job_events (job_id, sequence, event_type) VALUES (%s, 1, 'job_created') "
+        "RETURNING tableoid::regclass::text",
+        [new_job_id(milliseconds, bytes(10))],
+    ).fetchone()
+    return row[0].removeprefix("dagapp.")
+
+
+def at_once(act, times: int) -> list[BaseException]:
+    """Run something in several threads; what they raised."""
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            act()
+        except Exception as error:
+            raised.append(error)
+
+    threads = [threading.Thread(target=run) for _ in range(times)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return raised
+
+
+def columns_of(dsn: str, table: str) -> dict[str, str]:
+    with deploy._connected(dsn) as connection:
+        found = compare.facts(connection, "dagapp", [table])
+    return {subject.name: text for subject, text in found.items() if subject.kind == "column"}
+
+
+def everything(dsn: str) -> dict[object, object]:
+    """What PostgreSQL says of all tables, partitions' bounds, triggers, functions and sequences of our schema."""
+    with deploy._connected(dsn) as connection:
+        names = [row[0] for row in connection.exec_driver_sql(
+            "SELECT relname FROM pg_class WHERE relnamespace = 'dagapp'::regnamespace AND relkind IN ('r', 'p') "
+            "AND NOT relispartition"
+        )]  # fmt: skip
+        found: dict[object, object] = dict(compare.facts(connection, "dagapp", names))
+        for query in (
+            "SELECT 'trigger', tgrelid::regclass::text, tgname, pg_get_triggerdef(oid) FROM pg_trigger "
+            "WHERE NOT tgisinternal",
+            "SELECT 'function', '', proname, pg_get_functiondef(oid) FROM pg_proc "
+            "WHERE pronamespace = 'dagapp'::regnamespace",
+            "SELECT 'sequence', '', sequencename, cache_size FROM pg_sequences WHERE schemaname = 'dagapp'",
+            "SELECT 'partition', '', relname, pg_get_expr(relpartbound, oid) FROM pg_class "
+            "WHERE relispartition AND relkind = 'r' AND relnamespace = 'dagapp'::regnamespace",
+        ):
+            found |= {(kind, table, name): text for kind, table, name, text in connection.exec_driver_sql(query)}
+    return found

@@ -1,0 +1,166 @@
+"""An engine inside a test: orchestrators and workers as tasks of the test's own loop, on a real database.
+
+`Engine` starts and stops them, submits, and waits for outcomes. Tests that need processes of their own start them through
+`tests/engine/processes.py`.
+"""
+
+import asyncio
+import textwrap
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from random import Random
+from typing import Any
+from uuid import UUID
+
+import psycopg
+from psycopg.rows import dict_row
+
+from dagmaster.database.bell import JOBS, RESULTS, tasks_topic
+from dagmaster.database.bell_postgres import PostgresBell
+from dagmaster.database.postgres import PostgresLedger
+from dagmaster.handlers.registry import Registration, Registry, installed
+from dagmaster.jobs.model import Submission
+from dagmaster.jobs.plan import Planner
+from dagmaster.operations.catalog import Catalog, load_catalog
+from dagmaster.operations.submit import submit
+from dagmaster.orchestrator.loop import Orchestrator
+from dagmaster.orchestrator.routing import RegistryRouter
+from dagmaster.settings import Settings, load
+from dagmaster.transports.postgres import PostgresTransport
+from dagmaster.worker.loop import Worker
+from dagmaster.workflows.load import Limits, read
+from dagmaster.workflows.model import Workflow
+
+FAST = {
+    "orchestrator_poll_interval": 0.2,
+    "heartbeat_interval_sec": 0.2,
+    "orphan_threshold_sec": 1.0,
+    "orphan_scan_interval_sec": 0.2,
+    "task_lease_sec": 1.5,
+    "lease_renew_sec": 0.3,
+    "worker_poll_interval": 0.2,
+    "shutdown_grace_sec": 2.0,
+}
+
+
+def fast_settings(**overrides: Any) -> Settings:
+    return load(**{**FAST, **overrides})
+
+
+def workflow(text: str) -> Workflow:
+    return read(textwrap.dedent(text), "test.yaml", limits=Limits(), handlers=None, queues=None)
+
+
+class Engine:
+    def __init__(self, dsn: str, settings: Settings | None = None, handlers: Iterable[Registration] = ()) -> None:
+        self.dsn = dsn
+        self.settings = settings or fast_settings()
+        self.registry = Registry([*installed().values(), *handlers])
+        self.catalog: Catalog = load_catalog(self.settings, self.registry, self.settings.known_queues)
+        self.ledger = PostgresLedger(dsn, "test")
+        self.bell = PostgresBell(dsn)
+        self.orchestrators: list[Orchestrator] = []
+        self.workers: list[Worker] = []
+        self._running: list[asyncio.Task[Any]] = []
+        self._closing: list[Any] = []
+
+    # Starting
+
+    async def start_orchestrator(self) -> Orchestrator:
+        bell = PostgresBell(self.dsn, [JOBS, RESULTS])
+        bell.start()
+        ledger, beats = PostgresLedger(self.dsn, "orchestrator"), PostgresLedger(self.dsn, "beat")
+        router = RegistryRouter(self.registry, self.settings.known_queues, self.settings.default_queue)
+        planner = Planner(router, Random(1), max_losses=self.settings.max_losses, max_fan_out=self.settings.max_fan_out)
+        transport = PostgresTransport(bell, [])
+        orchestrator = Orchestrator(self.settings, ledger, beats, bell, transport, planner, self.catalog)
+        self._closing += [bell, ledger, beats]
+        self.orchestrators.append(orchestrator)
+        self._running.append(asyncio.create_task(orchestrator.run()))
+        return orchestrator
+
+    async def start_worker(self, queues: Iterable[str] | None = None, **overrides: Any) -> Worker:
+        settings = self.settings.model_copy(update=overrides)
+        served = tuple(queues or settings.worker_queue)
+        settings = settings.model_copy(update={"worker_queue": served})
+        bell = PostgresBell(self.dsn, [tasks_topic(queue) for queue in served])
+        bell.start()
+        ledgers = [PostgresLedger(self.dsn, role) for role in ("worker", "lease", "handler")]
+        worker = Worker(
+            settings, ledgers[0], PostgresTransport(bell, served), bell, self.registry,
+            lease_ledger=ledgers[1], handler_ledger=ledgers[2],
+        )  # fmt: skip
+        self._closing += [bell, *ledgers]
+        self.workers.append(worker)
+        self._running.append(asyncio.create_task(worker.run()))
+        return worker
+
+    async def close(self) -> None:
+        for actor in (*self.workers, *self.orchestrators):
+            actor.stop()
+        results = await asyncio.wait_for(asyncio.gather(*self._running, return_exceptions=True), 20)
+        for part in (*self._closing, self.bell, self.ledger):
+            await part.close()
+        for result in results:
+            if isinstance(result, BaseException) and not isinstance(result, asyncio.CancelledError):
+                raise result
+
+    # Using
+
+    def add(self, *workflows: Workflow) -> None:
+        self.catalog = Catalog({**self.catalog.workflows, **{w.workflow_id: w for w in workflows}})
+        for orchestrator in self.orchestrators:
+            orchestrator.catalog = self.catalog
+
+    async def submit(self, workflow_id: str | Workflow, **inputs: Any) -> UUID:
+        if isinstance(workflow_id, Workflow):
+            self.add(workflow_id)
+            workflow_id = workflow_id.workflow_id
+        (job_id,) = await submit(self.ledger, self.catalog, [Submission(workflow_id=workflow_id, input_params=inputs)])
+        self.bell.ring(JOBS)
+        return job_id
+
+    async def rows(self, sql: str, *values: Any) -> list[dict[str, Any]]:
+        async with await psycopg.AsyncConnection.connect(self.dsn, row_factory=dict_row) as connection:
+            return await (await connection.execute(sql, values)).fetchall()
+
+    async def job(self, job_id: UUID) -> dict[str, Any]:
+        return (await self.rows("SELECT * FROM dagapp.dag_jobs WHERE job_id = %s", job_id))[0]
+
+    async def nodes(self, job_id: UUID) -> dict[str, dict[str, Any]]:
+        rows = await self.rows("SELECT * FROM dagapp.dag_node_states WHERE job_id = %s", job_id)
+        return {row["node_id"]: row for row in rows}
+
+    async def events(self, job_id: UUID) -> list[dict[str, Any]]:
+        return await self.rows("SELECT * FROM dagapp.dag_job_events WHERE job_id = %s ORDER BY sequence", job_id)
+
+    async def tasks(self, job_id: UUID) -> list[dict[str, Any]]:
+        return await self.rows("SELECT * FROM dagapp.dag_tasks WHERE job_id = %s ORDER BY node_id, attempt", job_id)
+
+    async def wait(self, job_id: UUID, timeout: float = 30, until: tuple[str, ...] = ()) -> dict[str, Any]:
+        ends = until or ("completed", "partial_success", "failed", "cancelled")
+        async with asyncio.timeout(timeout):
+            while True:
+                job = await self.job(job_id)
+                if job["status"] in ends:
+                    return job
+                await asyncio.sleep(0.02)
+
+    async def run(self, workflow_id: str | Workflow, timeout: float = 30, **inputs: Any) -> dict[str, Any]:
+        return await self.wait(await self.submit(workflow_id, **inputs), timeout)
+
+
+@asynccontextmanager
+async def engine(
+    dsn: str, *, orchestrators: int = 1, workers: int = 1, handlers: Iterable[Registration] = (), **overrides: Any
+) -> AsyncIterator[Engine]:
+    running = Engine(dsn, fast_settings(**overrides), handlers)
+    running.bell.start()
+    try:
+        for _ in range(orchestrators):
+            await running.start_orchestrator()
+        for _ in range(workers):
+            await running.start_worker()
+        yield running
+    finally:
+        await running.close()

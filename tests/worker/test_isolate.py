@@ -1,0 +1,331 @@
+"""Plain handlers run in child processes that can be killed [H1, E10, E14]. All processes here are real."""
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from worker_fakes import FakeLedger, a_registry, a_task, until
+
+from dagmaster.database.ledger import ChildResult
+from dagmaster.jobs.model import TaskMessage
+from dagmaster.jobs.states import TaskStatus
+from dagmaster.worker.context import TaskContext
+from dagmaster.worker.isolate import Pool
+from dagmaster.worker.outcome import Outcome
+
+
+def is_alive(pid: int) -> bool:
+    """Running; the dead whom init has not buried yet don't count."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+class Harness:
+    def __init__(self, **options: Any) -> None:
+        self.ledger = FakeLedger()
+        self.pool = Pool(**({"memory_mb": 2048, "cancel_grace_seconds": 0.3} | options))
+
+    def context(self, task: TaskMessage) -> TaskContext:
+        return TaskContext(task, self.ledger)  # type: ignore[arg-type]
+
+    async def run(self, task: TaskMessage, context: TaskContext | None = None, memory_mb: int | None = None) -> Outcome:
+        from dataclasses import replace
+
+        registration = replace(a_registry()[task.handler], memory_mb=memory_mb)
+        return await self.pool.run(registration, task, task.timeout_seconds, context or self.context(task))
+
+
+@pytest.fixture
+async def harness() -> AsyncIterator[Harness]:
+    harness = Harness()
+    yield harness
+    await harness.pool.close()
+
+
+async def note(path: Path) -> list[int]:
+    await until(lambda: path.exists() and bool(path.read_text()))
+    return [int(pid) for pid in path.read_text().split()]
+
+
+async def test_h1_a_plain_handler_runs_in_a_process_of_its_own_that_is_reused(harness: Harness) -> None:
+    first = await harness.run(a_task("pid"))
+    second = await harness.run(a_task("pid"))
+
+    assert first.status is TaskStatus.SUCCEEDED
+    assert first.output["pid"] == first.output["group"] != os.getpid()
+    assert first.output["parent"] == os.getpid()
+    assert second.output == first.output
+    assert first.metrics is not None
+    assert first.metrics["cpu_seconds"] >= 0
+    assert first.metrics["peak_mb"] > 5
+
+
+async def test_h1_tasks_at_the_same_time_have_a_process_each(harness: Harness) -> None:
+    slow = asyncio.create_task(harness.run(a_task("sleep_blocking", seconds=0.5)))
+    await asyncio.sleep(0.3)
+
+    outcomes = [await harness.run(a_task("pid")), await slow]
+
+    assert all(outcome.status is TaskStatus.SUCCEEDED for outcome in outcomes)
+    assert len(set(harness.pool.idle_pids)) == 2
+
+
+async def test_e10_a_hung_c_call_is_dead_after_its_timeout(harness: Harness) -> None:
+    await harness.run(a_task("pid"))  # warm, so that the timeout is about the handler
+    (pid,) = harness.pool.idle_pids
+    started = time.monotonic()
+
+    outcome = await harness.run(a_task("hang", timeout=0.5))
+
+    assert 0.5 <= time.monotonic() - started < 2
+    assert outcome.status is TaskStatus.FAILED
+    assert outcome.error is not None
+    assert (outcome.error["code"], outcome.error["blame"]) == ("handler.timed-out", "handler")
+    assert not is_alive(pid)
+    assert (await harness.run(a_task("pid"))).output["pid"] != pid
+
+
+async def test_e10_programs_that_a_handler_started_die_with_it(harness: Harness, tmp_path: Path) -> None:
+    outcome = await harness.run(a_task("spawn", timeout=1.5, note=str(tmp_path / "note")))
+
+    child, grandchild = await note(tmp_path / "note")
+    assert outcome.error is not None
+    assert outcome.error["code"] == "handler.timed-out"
+    assert not is_alive(child)
+    assert not is_alive(grandchild)
+
+
+async def test_h1_a_crash_is_the_environments_fault_and_tells_the_exit_code(harness: Harness) -> None:
+    outcome = await harness.run(a_task("crash", exit_code=13))
+
+    assert outcome.status is TaskStatus.FAILED
+    assert outcome.error is not None
+    assert (outcome.error["code"], outcome.error["blame"]) == ("worker.child-died", "environment")
+    assert "exit code 13" in outcome.error["message"]
+    assert (await harness.run(a_task("pid"))).status is TaskStatus.SUCCEEDED
+
+
+async def test_h1_a_process_killed_from_outside_tells_the_signal(harness: Harness) -> None:
+    await harness.run(a_task("pid"))
+    (pid,) = harness.pool.idle_pids
+    running = asyncio.create_task(harness.run(a_task("sleep_blocking", seconds=60)))
+    await asyncio.sleep(0.1)
+
+    os.kill(pid, signal.SIGKILL)
+
+    outcome = await running
+    assert outcome.error is not None
+    assert re.search(r"killed by sig\S* 9", outcome.error["message"])
+
+
+async def test_h1_a_crash_is_noticed_though_a_grandchild_holds_the_channel(harness: Harness, tmp_path: Path) -> None:
+    outcome = await asyncio.wait_for(harness.run(a_task("daemonic", note=str(tmp_path / "note"))), 10)
+
+    assert outcome.error is not None
+    assert re.search(r"killed by sig\S* 6", outcome.error["message"])
+    assert not any(map(is_alive, await note(tmp_path / "note")))
+
+
+async def test_h1_a_child_that_died_while_idle_is_replaced(harness: Harness) -> None:
+    await harness.run(a_task("pid"))
+    (pid,) = harness.pool.idle_pids
+    os.kill(pid, signal.SIGKILL)
+    await until(lambda: not is_alive(pid))
+    await asyncio.sleep(0.1)
+
+    assert (await harness.run(a_task("pid"))).status is TaskStatus.SUCCEEDED
+
+
+async def test_h1_the_memory_limit_holds(harness: Harness) -> None:
+    fits = await harness.run(a_task("allocate", megabytes=100), memory_mb=400)
+    too_much = await harness.run(a_task("allocate", megabytes=1000), memory_mb=400)
+    hog = await harness.run(a_task("memory_hog_then_small"), memory_mb=400)
+    other_limit = await harness.run(a_task("allocate", megabytes=600), memory_mb=1500)
+
+    assert fits.output == {"megabytes": 100}
+    assert fits.metrics is not None
+    assert 100 < fits.metrics["peak_mb"] < 400
+    for outcome in (too_much, hog):
+        assert outcome.error is not None
+        assert (outcome.error["code"], outcome.error["blame"]) == ("handler.out-of-memory", "handler")
+    assert other_limit.output == {"megabytes": 600}
+
+
+async def test_h1_children_are_replaced_after_so_many_tasks() -> None:
+    harness = Harness(recycle_after=2)
+    pids = [(await harness.run(a_task("pid"))).output["pid"] for _ in range(4)]
+    await harness.pool.close()
+
+    assert pids[0] == pids[1] != pids[2] == pids[3]
+    assert not any(map(is_alive, pids))
+
+
+async def test_h1_output_on_stdout_never_disturbs_the_channel_and_logs_arrive(
+    harness: Harness, capfd: pytest.CaptureFixture[str]
+) -> None:
+    task = a_task("print_and_log")
+    context = harness.context(task)
+
+    outcome = await harness.run(task, context)
+
+    lines = context.log_lines()
+    assert outcome.output == {"fine": "yes"}
+    assert lines is not None
+    assert lines[0].startswith("info: read 3 bands")
+    assert "abc123" not in lines[0]
+    assert "tile=7" in lines[1]
+    assert "a line on standard output" in capfd.readouterr().err
+
+
+async def test_x3_errors_of_a_child_carry_no_secret_and_nothing_that_jsonb_refuses(harness: Harness) -> None:
+    outcome = await harness.run(a_task("leak"))
+
+    assert outcome.error is not None
+    assert outcome.error["type"] == "ValueError"
+    assert "abc123" not in str(outcome.error)
+    assert "\x00" not in str(outcome.error)
+    assert "worker_handlers.py" in outcome.error["traceback"]
+
+
+async def test_h1_sys_exit_in_a_handler_is_a_failure_and_the_child_lives_on(harness: Harness) -> None:
+    outcome = await harness.run(a_task("exit_politely"))
+
+    assert outcome.error is not None
+    assert outcome.error["type"] == "SystemExit"
+    assert len(harness.pool.idle_pids) == 1
+
+
+async def test_e12_bad_params_and_bad_outputs_are_told_apart(harness: Harness) -> None:
+    params = (await harness.run(a_task("sleep_blocking", seconds="long"))).error
+    output = (await harness.run(a_task("return_nan"))).error
+
+    assert params is not None
+    assert (params["blame"], params["code"]) == ("data", "params.invalid")
+    assert "params.seconds" in params["message"]
+    assert output is not None
+    assert (output["blame"], output["code"]) == ("handler", "handler.bad-output")
+    assert "output.mean is nan" in output["message"]
+
+
+async def test_e18_large_outputs_pass_and_larger_ones_fail_clearly(harness: Harness) -> None:
+    fine = await harness.run(a_task("big", megabytes=60))
+    too_large = await harness.run(a_task("big", megabytes=101))
+
+    assert len(fine.output) == 60 * 1024 * 1024
+    assert fine.size_bytes > 60 * 1024 * 1024
+    assert too_large.error is not None
+    assert too_large.error["code"] == "handler.output-too-large"
+
+
+async def test_e22_checkpoints_let_a_later_attempt_go_on(harness: Harness) -> None:
+    crashed = asyncio.create_task(harness.run(a_task("multi_phase", phases=4, seconds_per_phase=0.3)))
+    await until(lambda: len(harness.ledger.checkpoints) == 2)
+    crashed.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await crashed
+
+    outcome = await harness.run(a_task("multi_phase", attempt=2, phases=4, seconds_per_phase=0))
+
+    assert outcome.output == {"phases_run": ["phase_3", "phase_4"], "resumed_after": "phase_2"}
+
+
+async def test_e22_a_checkpoint_of_an_attempt_that_lost_its_task_is_refused(harness: Harness) -> None:
+    harness.ledger.refuses_checkpoints = True
+
+    outcome = await harness.run(a_task("saves_plain"))
+
+    assert outcome.error is not None
+    assert outcome.error["code"] == "fenced"
+
+
+async def test_w7_a_plain_handler_streams_results_by_reference(harness: Harness) -> None:
+    harness.ledger.results = [ChildResult(i, f"f__{i}", "completed", i * 10) for i in range(8)]
+
+    outcome = await harness.run(a_task("results", results_of={"node_id": "f", "offset": 2, "limit": 5}))
+    refused = await harness.run(a_task("results"))
+
+    assert outcome.output == [[i, i * 10] for i in range(2, 7)]
+    assert refused.error is not None
+    assert refused.error["code"] == "params.no-results-of"
+
+
+async def test_e14_a_cancelled_handler_is_told_and_stops_at_its_next_check(harness: Harness, tmp_path: Path) -> None:
+    task = a_task("poll_flags", note=str(tmp_path / "note"))
+    context = harness.context(task)
+    running = asyncio.create_task(harness.run(task, context))
+    await until(lambda: context.has_news)
+
+    context.cancel()
+
+    assert (await running).status is TaskStatus.RETURNED
+    assert (tmp_path / "note").read_text() == "cancelled=True shutting_down=False"
+    assert len(harness.pool.idle_pids) == 1, "the child lives on"
+
+
+async def test_e14_a_cancelled_handler_that_hears_nothing_is_killed_after_its_grace(harness: Harness) -> None:
+    await harness.run(a_task("pid"))
+    (pid,) = harness.pool.idle_pids
+    task = a_task("hang")
+    context = harness.context(task)
+    running = asyncio.create_task(harness.run(task, context))
+    await asyncio.sleep(0.1)
+    started = time.monotonic()
+
+    context.cancel()
+
+    assert (await running).status is TaskStatus.RETURNED
+    assert 0.25 < time.monotonic() - started < 2
+    assert not is_alive(pid)
+
+
+async def test_e14_signals_given_while_the_child_starts_are_not_lost(harness: Harness, tmp_path: Path) -> None:
+    task = a_task("poll_flags", note=str(tmp_path / "note"))
+    context = harness.context(task)
+    context.shut_down()
+
+    outcome = await harness.run(task, context)
+
+    assert outcome.status is TaskStatus.RETURNED
+    assert (tmp_path / "note").read_text() == "cancelled=False shutting_down=True"
+
+
+async def test_h1_cancelling_the_call_kills_the_child_before_it_returns(harness: Harness, tmp_path: Path) -> None:
+    running = asyncio.create_task(harness.run(a_task("spawn", note=str(tmp_path / "note"))))
+    pids = await note(tmp_path / "note")
+
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+    assert not any(map(is_alive, pids))
+
+
+WORKER_THAT_HANGS = """
+import asyncio, sys
+sys.path.insert(0, {folder!r})
+from test_isolate import Harness
+from worker_fakes import a_task
+asyncio.run(Harness().run(a_task("spawn", note={note!r})))
+"""
+
+
+async def test_h1_nothing_survives_a_killed_worker(tmp_path: Path) -> None:
+    script = WORKER_THAT_HANGS.format(folder=str(Path(__file__).parent), note=str(tmp_path / "note"))
+    worker = subprocess.Popen([sys.executable, "-c", script])
+    pids = await note(tmp_path / "note")
+    assert all(map(is_alive, pids))
+
+    worker.kill()
+    worker.wait()
+
+    await until(lambda: not any(map(is_alive, pids)), 5)
