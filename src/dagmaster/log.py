@@ -8,8 +8,11 @@ from typing import Any
 
 import structlog
 
+# Bounded everywhere, so that a long line of letters costs no more than its length.
 _SECRETS = re.compile(
-    r"(?P<scheme>[a-z][a-z0-9+.-]*://[^\s:/@]+:)[^\s@]+@|(?P<key>(?:sig|password|X-Amz-Signature|SharedAccessKey|Authorization)=?:?\s*)[^\s&;\"']+",
+    r"""(?P<scheme>(?<![a-z0-9+.-])[a-z][a-z0-9+.-]{0,30}://[^\s:/@]{1,200}:)[^\s@]{1,500}@"""
+    r"""|(?P<key>(?<![a-z])(?:sig|password|pwd|X-Amz-Signature|X-Amz-Credential|SharedAccessKey|AccountKey|Authorization)"""
+    r"""["']?\s*[=:]\s*["']?(?:(?:Bearer|Basic)\s+)?)[^\s&;"']+""",
     re.IGNORECASE,
 )
 

@@ -1,6 +1,7 @@
 """What a handler takes and may return [H1]."""
 
 import enum
+from types import ModuleType
 from typing import Any
 from uuid import uuid4
 
@@ -72,6 +73,13 @@ def test_h1_marked_handlers_are_found_in_their_module() -> None:
     assert Registration("marked.one", f"{__name__}:marked", False, "container-tasks", None, 100) in handlers_in(
         sys.modules[__name__]
     )
+
+
+def test_h1_a_package_may_list_its_handlers_without_importing_them() -> None:
+    listing = ModuleType("their_package")
+    listing.REGISTRATIONS = (Registration("theirs", "their_package.with_gdal:run", False),)  # type: ignore[attr-defined]
+
+    assert [registration.name for registration in handlers_in(listing)] == ["theirs"]
 
 
 class Colour(enum.StrEnum):

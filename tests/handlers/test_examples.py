@@ -15,8 +15,15 @@ from dagmaster.handlers.registry import Registry, installed
 
 
 def a_context(**fields: Any) -> Any:
-    defaults = {"node_id": "n", "attempt": 1, "retry_count": 0, "params": {}, "cancelled": False, "shutting_down": False}
-    return SimpleNamespace(**(defaults | fields), progress=lambda *_a, **_k: None, give_back=lambda: GiveBack())
+    defaults = {
+        "node_id": "n",
+        "attempt": 1,
+        "retry_count": 0,
+        "params": {},
+        "cancelled": False,
+        "shutting_down": False,
+    }
+    return SimpleNamespace(**(defaults | fields), progress=lambda *_a, **_k: None, give_back=GiveBack)
 
 
 async def call(name: str, params: dict[str, Any], **fields: Any) -> Any:
@@ -54,7 +61,9 @@ async def test_h3_fail_raises_the_error_whose_move_it_is(blame: str, error: type
 
 async def flaky(attempt: int, retry_count: int = 0, node: str = "n", rate: float = 0.5) -> bool:
     try:
-        await call("flaky_echo", {"failure_rate": rate, "seed": 7}, node_id=node, attempt=attempt, retry_count=retry_count)
+        await call(
+            "flaky_echo", {"failure_rate": rate, "seed": 7}, node_id=node, attempt=attempt, retry_count=retry_count
+        )
     except HandlerFailed:
         return False
     return True

@@ -22,7 +22,9 @@ from dagmaster.worker.loop import Worker
 JOB = UUID("01890000-0000-7000-8000-000000000001")
 
 
-def a_task(handler: str, node: str = "node", attempt: int = 1, *, timeout: float = 60, retries: int = 0, **params: Any) -> TaskMessage:  # noqa: E501
+def a_task(
+    handler: str, node: str = "node", attempt: int = 1, *, timeout: float = 60, retries: int = 0, **params: Any
+) -> TaskMessage:
     return TaskMessage.model_construct(
         task_id=task_id(JOB, node, attempt), job_id=JOB, node_id=node, attempt=attempt, handler=handler, params=params,
         queue="dag-worker-tasks", timeout_seconds=timeout, retry_count=retries,
@@ -46,7 +48,7 @@ class FakeLedger:
         self.results: list[ChildResult] = []
         self.refuses_checkpoints = False
         self.is_down = False
-        self.loses_answers = 0  # exchanges that commit and then fail
+        self.loses_answers = 0  # exchanges with reports that commit and then fail
         self.refuses: Callable[[Report], bool] = lambda _report: False
         self.delay_seconds = 0.0
         self.calls_in_flight = 0
@@ -63,13 +65,14 @@ class FakeLedger:
         self.calls_in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.calls_in_flight)
         try:
-            await asyncio.sleep(self.delay_seconds)
+            if self.delay_seconds:
+                await asyncio.sleep(self.delay_seconds)
             self._check()
             if any(map(self.refuses, reports)):
                 raise ValueError("invalid input syntax for type json")
             self.demands.append(demand)
             answer = Exchange(tuple(self._claim(demand)), 0, tuple(self._accept(reports)))
-            if self.loses_answers:
+            if self.loses_answers and reports:
                 self.loses_answers -= 1
                 raise Unavailable("connection reset")
             return answer
@@ -119,7 +122,14 @@ class FakeLedger:
             return False
         now = datetime.now(UTC)
         self.checkpoints.append(
-            Checkpoint(job_id=running.job_id, node_id=running.node_id, name=name, attempt=running.attempt, data=data, saved_at=now)  # noqa: E501
+            Checkpoint(
+                job_id=running.job_id,
+                node_id=running.node_id,
+                name=name,
+                attempt=running.attempt,
+                data=data,
+                saved_at=now,
+            )
         )
         return True
 

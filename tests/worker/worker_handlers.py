@@ -105,7 +105,7 @@ async def sys_exit(ctx: Any) -> None:
 
 
 async def block_loop(ctx: Any) -> None:
-    time.sleep(1000)  # noqa: ASYNC251 - the point
+    time.sleep(1000)
 
 
 async def burn_with_lock(ctx: Any) -> None:

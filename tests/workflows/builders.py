@@ -10,7 +10,7 @@ from dagmaster.workflows.load import read
 from dagmaster.workflows.model import Workflow
 
 HANDLERS = dict.fromkeys(
-    "echo hello_world sleep fail flaky_echo multi_phase size_check chunk_processor make_list".split()
+    ["echo", "hello_world", "sleep", "fail", "flaky_echo", "multi_phase", "size_check", "chunk_processor", "make_list"]
 )
 QUEUES = ("dag-worker-tasks", "container-tasks")
 

@@ -269,7 +269,14 @@ def test_w5_filters_and_operators_do_what_they_say(template, value):
 
 @pytest.mark.parametrize(
     "template",
-    ["{{ 1 / 0 }}", "{{ 'a' + 1 }}", "{{ 'a' < 1 }}", "{{ index | join }}", "{{ [1, 'a'] | sort }}", "{{ [] | first }}"],
+    [
+        "{{ 1 / 0 }}",
+        "{{ 'a' + 1 }}",
+        "{{ 'a' < 1 }}",
+        "{{ index | join }}",
+        "{{ [1, 'a'] | sort }}",
+        "{{ [] | first }}",
+    ],
 )
 def test_w5_an_expression_that_has_no_value_says_which_one_it_was(template):
     with pytest.raises(TemplateFailed) as failure:
@@ -287,7 +294,11 @@ def test_w5_a_value_is_data_and_never_rendered_again():
 
 def test_w5_a_compiled_value_knows_what_it_uses():
     compiled = compile_value(
-        {"a": "{{ nodes.x.output.b }} {{ nodes['y-1'].output }}", "b": ["{{ inputs.n + index }}"], "c": "{{ job.job_id }}"}
+        {
+            "a": "{{ nodes.x.output.b }} {{ nodes['y-1'].output }}",
+            "b": ["{{ inputs.n + index }}"],
+            "c": "{{ job.job_id }}",
+        }
     )
 
     assert compiled.nodes == {"x", "y-1"}
@@ -305,7 +316,9 @@ def test_w7_item_index_and_items_exist_only_where_given():
     assert rendered("{{ items }}", Context(items=[1])) == [1]
 
 
-@pytest.mark.parametrize("text", ["{{ nodes.files.output }}", "nodes.files.output", " nodes . files.output ", "inputs.sizes"])
+@pytest.mark.parametrize(
+    "text", ["{{ nodes.files.output }}", "nodes.files.output", " nodes . files.output ", "inputs.sizes"]
+)
 def test_w7_a_source_may_be_bare_or_in_braces(text):
     assert isinstance(compile_expression(text).render(CONTEXT), list)
 
@@ -360,7 +373,9 @@ def test_w6_a_condition_that_gives_a_text_is_refused():
         compile_condition("{{ inputs.text }}").render(CONTEXT)
 
 
-@pytest.mark.parametrize("text", ["{{ index }} >", "{{ index }} {{ index }}", "{{ index }} > 1 }}", "", "{{ inputs.name }} == dem"])
+@pytest.mark.parametrize(
+    "text", ["{{ index }} >", "{{ index }} {{ index }}", "{{ index }} > 1 }}", "", "{{ inputs.name }} == dem"]
+)
 def test_w6_a_condition_that_is_no_expression_is_refused(text):
     with pytest.raises(TemplateInvalid):
         compile_condition(text)

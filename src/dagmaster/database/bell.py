@@ -1,6 +1,7 @@
 """The bell: hints between processes that something may have changed. Never data, never needed for correctness.
 
-The first ring of a topic goes out at once; rings that follow within `COALESCE_SECONDS` are gathered into one. Whoever
+The first ring goes out at once; rings that follow within `COALESCE_SECONDS` are gathered into one. (Gathering for longer slows
+chains of short tasks down: each step rings soon after the one before.) Whoever
 listens must look by itself after connecting, and now and then anyway.
 """
 
@@ -8,7 +9,7 @@ import asyncio
 from collections.abc import Iterable
 from typing import Protocol
 
-COALESCE_SECONDS = 0.01
+COALESCE_SECONDS = 0.002
 
 JOBS = "jobs"  # a job was created or given back
 RESULTS = "results"  # a worker reported, or a task has run for a while

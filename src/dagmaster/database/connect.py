@@ -101,6 +101,11 @@ def _options(statement_seconds: float, lock_seconds: float, idle_seconds: float)
         "idle_in_transaction_session_timeout": round(idle_seconds * 1000),
         # Short statements: compiling them would take longer than running them.
         "jit": "off",
+        # The engine reads by key, from tables that fill up before they are analysed. Left to its estimates the planner
+        # takes a batch of ten for ten thousand and reads a whole table to hash it.
+        "enable_hashjoin": "off",
+        "enable_mergejoin": "off",
+        "enable_seqscan": "off",
     }
     return " ".join(f"-c {name}={value}" for name, value in settings.items())
 

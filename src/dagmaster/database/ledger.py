@@ -238,6 +238,10 @@ class Ledger(Protocol):
         """Clean stop of an orchestrator: give every job back and forget the instance."""
         ...
 
+    async def keep_house(self) -> None:
+        """Chores that any instance may do at any time: room for coming events, no rows of instances long gone."""
+        ...
+
     # Workers
     async def beat_worker(self, worker: WorkerInfo) -> None: ...
 

@@ -566,6 +566,13 @@ class MemoryLedger:
             self._free(job)
         return len(mine)
 
+    async def keep_house(self) -> None:
+        long_ago = self.db.clock() - timedelta(days=1)
+        owners = {job.owner_id for job in self.db.jobs.values()}
+        for owner_id, beat in list(self.db.orchestrators.items()):
+            if beat < long_ago and owner_id not in owners:
+                del self.db.orchestrators[owner_id]
+
     def _free(self, job: Job) -> None:
         self.db.jobs[job.job_id] = job.model_copy(
             update={"owner_id": None, "claim_token": None, "updated_at": self.db.clock(), "version": job.version + 1}
@@ -594,6 +601,9 @@ class MemoryLedger:
         accepted = task is not None and task.status is TaskStatus.RUNNING and task.worker_id == worker_id
         if accepted:
             db.move_task(key, report.status, finished_at=now, lease_until=None)
+        known = db.results.get(key)
+        if known is not None and known.accepted and known.worker_id == worker_id:
+            return True  # handed in before, and the answer was lost
         if task is not None and key not in db.results:
             db.results[key] = TaskResult(
                 job_id=report.job_id, node_id=report.node_id, attempt=report.attempt, task_id=task.task_id,

@@ -209,6 +209,10 @@ class PostgresLedger:
     async def retire(self, owner_id: UUID) -> int:
         return len(await self._rows("retire_orchestrator", {"owner_id": owner_id}))
 
+    async def keep_house(self) -> None:
+        await self._do("forget_silent_instances", {})
+        await self._do("make_event_partitions", {})
+
     # Workers
 
     async def beat_worker(self, worker: WorkerInfo) -> None:
@@ -234,9 +238,13 @@ class PostgresLedger:
                 "lease": lease_seconds,
             },
         )
-        claimed = tuple(_message(row) for row in rows if row[0] is not None)
-        late = tuple(task_id(row[1], row[2], row[3]) for row in rows if row[0] is None)
-        return Exchange(claimed, len(reports) - len(late), late)
+        accepted = rows.pop()[3]
+        late = () if accepted == len(reports) else await self._record_late(worker_id, reports)
+        return Exchange(tuple(_message(row) for row in rows), len(reports) - len(late), late)
+
+    async def _record_late(self, worker_id: UUID, reports: Sequence[Report]) -> tuple[str, ...]:
+        rows = await self._rows("record_late_reports", {"worker_id": worker_id, "reports": _json(reports)})
+        return tuple(task_id(*row) for row in rows)
 
     async def renew(self, worker_id: UUID, held: Sequence[Running], *, lease_seconds: float) -> frozenset[str]:
         rows = await self._rows("renew_leases", {"worker_id": worker_id, "held": _json(held), "lease": lease_seconds})

@@ -22,9 +22,9 @@ from sqlalchemy.types import UserDefinedType
 
 from dagmaster.records import SCHEMA, Index, Record, Table
 
-# Each session takes a thousand numbers at a time: ids are unique and roughly in order, which is all that is asked.
-SEQUENCES = ("dag_task_position", "dag_event_id")
-SEQUENCE_CACHE = 1000
+# How many numbers a session takes at a time. Event ids need only be unique; positions order tasks first come, first served
+# over all orchestrators, so nobody may keep numbers back.
+SEQUENCES = {"dag_task_position": 1, "dag_event_id": 1000}
 
 _TYPES: dict[Any, sa.types.TypeEngine[Any]] = {
     UUID: sa.Uuid(),
@@ -59,7 +59,7 @@ def metadata_of(records: Iterable[type[Record]], schema: str = SCHEMA) -> sa.Met
 
 def sequences(schema: str, metadata: sa.MetaData | None = None) -> list[sa.Sequence]:
     """The sequences that columns' defaults draw from; they are made before the tables."""
-    return [sa.Sequence(name, cache=SEQUENCE_CACHE, metadata=metadata, schema=schema) for name in SEQUENCES]
+    return [sa.Sequence(name, cache=cache, metadata=metadata, schema=schema) for name, cache in SEQUENCES.items()]
 
 
 def column_names(record: type[Record]) -> tuple[str, ...]:

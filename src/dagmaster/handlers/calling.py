@@ -63,7 +63,8 @@ def plan(registration: Registration) -> Plan:
     except (ImportError, AttributeError, SyntaxError) as error:
         raise Unavailable(
             f"this worker can't load handler '{registration.name}' from {registration.target}: {error}",
-            code=UNLOADABLE, hint="install what it imports where it shall run",
+            code=UNLOADABLE,
+            hint="install what it imports where it shall run",
         ) from error
     if inspect.iscoroutinefunction(function) != registration.is_async:
         kind = "async" if registration.is_async else "plain"
@@ -102,7 +103,9 @@ def accept(returned: Any) -> Returned:
     if len(encoded) > MAX_OUTPUT_BYTES:
         raise HandlerFailed(
             f"the output has {len(encoded):,} bytes, more than the {MAX_OUTPUT_BYTES:,} allowed",
-            code="handler.output-too-large", size_bytes=len(encoded), limit_bytes=MAX_OUTPUT_BYTES,
+            code="handler.output-too-large",
+            size_bytes=len(encoded),
+            limit_bytes=MAX_OUTPUT_BYTES,
             hint="write it to storage and return where it is",
         )
     return Returned(output, metrics, encoded)

@@ -87,9 +87,10 @@ def register_handler(
 
 
 def handlers_in(module: Any) -> list[Registration]:
-    """The handlers marked in a module."""
+    """The handlers marked in a module, and those it lists in REGISTRATIONS to spare others its heavy imports."""
     marks = (getattr(value, "__dagmaster_handler__", None) for value in vars(module).values())
-    return [mark for mark in marks if mark is not None and mark.target.startswith(f"{module.__name__}:")]
+    here = [mark for mark in marks if mark is not None and mark.target.startswith(f"{module.__name__}:")]
+    return [*getattr(module, "REGISTRATIONS", ()), *here]
 
 
 def installed() -> Registry:

@@ -176,7 +176,7 @@ class Draft:
         self._either(news, NodeStatus.RUNNING, started_at=news.started_at)
         self._record_started(news, news.started_at)
 
-    def _record_started(self, news: _Touched, at: datetime) -> None:
+    def _record_started(self, news: _Touched, at: datetime | None) -> None:
         self.changes.record(
             EventType.NODE_STARTED,
             node=news.node_id,

@@ -180,7 +180,7 @@ class Task(Record):
         indexes=(
             Index("dag_tasks_one_live", ("job_id", "node_id"), unique=True, where="status IN ('queued', 'running')"),
             Index("dag_tasks_queued", ("queue", "priority DESC", "position"), where="status = 'queued'"),
-            Index("dag_tasks_running", ("job_id",), where="status = 'running'"),
+            Index("dag_tasks_running", ("job_id", "node_id"), where="status = 'running'"),
             Index("dag_tasks_expiring", ("job_id",), where="status = 'queued' AND expires_at IS NOT NULL"),
         ),
         defaults={

@@ -23,7 +23,7 @@ class _OfNode:
 
 @dataclass(frozen=True, slots=True)
 class Succeeded(_OfNode):
-    started_at: datetime
+    started_at: datetime | None
     finished_at: datetime
     worker_id: str
     output: Any = None  # only for nodes of the definition, and only small ones
@@ -32,7 +32,7 @@ class Succeeded(_OfNode):
 
 @dataclass(frozen=True, slots=True)
 class Failed(_OfNode):
-    started_at: datetime
+    started_at: datetime | None
     finished_at: datetime
     worker_id: str
     error: dict[str, Any]
@@ -42,7 +42,7 @@ class Failed(_OfNode):
 class Returned(_OfNode):
     """A worker that shuts down gave the task back."""
 
-    started_at: datetime
+    started_at: datetime | None
     finished_at: datetime
     worker_id: str
 
@@ -51,7 +51,7 @@ class Returned(_OfNode):
 class Lost(_OfNode):
     """The lease lapsed: the worker is gone, or can't be heard."""
 
-    started_at: datetime
+    started_at: datetime | None
     worker_id: str
 
 
@@ -66,7 +66,7 @@ class Overran(_OfNode):
 
 @dataclass(frozen=True, slots=True)
 class Started(_OfNode):
-    started_at: datetime
+    started_at: datetime | None
     worker_id: str
 
 

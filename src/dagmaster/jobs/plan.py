@@ -23,8 +23,8 @@ from dagmaster.jobs.model import child_id
 from dagmaster.jobs.news import Due, Failed, Lost, News, Overran, Returned, Started, Succeeded, Withdrawn
 from dagmaster.jobs.retry import Again, after_failure, after_loss
 from dagmaster.jobs.states import Blame, JobStatus, NodeStatus, SkipReason
-from dagmaster.jobs.view import JobView, Verdict, is_busy, is_ended, is_failing, outcome, overdrawn, verdict
-from dagmaster.workflows.expressions import Context
+from dagmaster.jobs.view import JobView, Verdict, is_busy, is_ended, is_failing, outcome, overdrawn, read_by, verdict
+from dagmaster.workflows.expressions import Context, fits
 from dagmaster.workflows.model import (
     ConditionalNode,
     EndNode,
@@ -186,7 +186,9 @@ class _Pass:
     def _around(self, touched: Iterable[str]) -> set[str]:
         """Whoever waits for one of these, and those that go on by themselves (start, fan_outs with children to make)."""
         waiting = {successor for node_id in touched for successor in self.graph.successors[node_id]}
-        return waiting | {node_id for node_id in touched if isinstance(self.nodes[node_id], FanOutNode | StartNode)}
+        alone = {node_id for node_id in touched if isinstance(self.nodes[node_id], FanOutNode | StartNode)}
+        readers = {node_id for node_id in self.nodes if read_by(self.graph, node_id) in alone} if alone else set()
+        return waiting | alone | readers
 
     def _consider(self, node_id: str) -> None:
         state = self.draft.node(node_id)
@@ -296,10 +298,9 @@ class _Pass:
         self.draft.dispatch(node_id, task, retry.max_attempts)
 
     def _refuse_large(self, params: dict[str, Any], what: str) -> None:
-        size = fan.size_bytes(params)
-        if size > self.planner.max_params_bytes:
+        if not fits(params, self.planner.max_params_bytes):
             raise InvalidRequest(
-                f"{what} are {size} bytes, more than the limit of {self.planner.max_params_bytes}",
+                f"{what} are larger than the limit of {self.planner.max_params_bytes} bytes",
                 code="params.too-large",
                 hint="pass large data by reference, e.g. with results_of",
             )
@@ -391,9 +392,10 @@ class _Pass:
 
     def _add_children(self, node_id: str, node: FanOutNode, items: Sequence[Any] | None, indexes: range) -> None:
         route = self.planner.router.route(node.task)
+        context = self._context()
         children, tasks = [], []
         for index in indexes:
-            params, label = self._child_params(node_id, node, items, index)
+            params, label = self._child_params(node_id, node, items, index, context)
             name = child_id(node_id, index)
             children.append(NewChild(name, index, label, node.task.retry.max_attempts))
             tasks.append(
@@ -411,7 +413,7 @@ class _Pass:
         self.draft.add_children(node_id, children, tasks)
 
     def _child_params(
-        self, node_id: str, node: FanOutNode, items: Sequence[Any] | None, index: int
+        self, node_id: str, node: FanOutNode, items: Sequence[Any] | None, index: int, shared: Context
     ) -> tuple[dict[str, Any], str | None]:
         size = node.batch_size or 1
         names: dict[str, Any] = {"index": index}
@@ -425,7 +427,7 @@ class _Pass:
         else:
             names["item"] = items[index]
         try:
-            context = self._context(**names)
+            context = shared.having(**names)
             params = {**extra, **self.graph.params[node_id].render(context)}
             label = self.graph.labels[node_id].render(context) if node_id in self.graph.labels else None
             self._refuse_large(params, "the params")
@@ -461,6 +463,11 @@ class _Pass:
             self.draft.move_job(status, error_message=self._first_error())
             return
         if not self._has_result_outputs():
+            return
+        if status is JobStatus.PARTIAL_SUCCESS and view.status is JobStatus.PENDING:
+            # Nothing was ever dispatched. There is no step from pending to there, and one step a transaction.
+            self.draft.move_job(JobStatus.RUNNING)
+            self.is_unfinished = True
             return
         try:
             self.draft.move_job(status, result=self._result())

@@ -78,7 +78,7 @@ def edge(view: JobView, source: str, target: str) -> Edge:
     state = view.nodes[source]
     match state.status:
         case NodeStatus.COMPLETED:
-            if isinstance(node, ConditionalNode) and target not in state.chosen:
+            if isinstance(node, ConditionalNode) and not _leads_to(view, source, target):
                 return Edge.DEAD
             if isinstance(node, FanOutNode):
                 return _fan_out_edge(view, source, target)
@@ -93,6 +93,11 @@ def edge(view: JobView, source: str, target: str) -> Edge:
             return Edge.WAIT if state.live_children else Edge.EMPTY
         case _:
             return Edge.WAIT
+
+
+def _leads_to(view: JobView, conditional: str, target: str) -> bool:
+    """Whether the chosen branch leads there. Who only waits for the conditional is on none of its branches."""
+    return target in view.nodes[conditional].chosen or target not in view.graph.branch_targets[conditional]
 
 
 def _fan_out_edge(view: JobView, source: str, target: str) -> Edge:
@@ -134,7 +139,24 @@ def verdict(view: JobView, target: str) -> Verdict:
         return some
     if needed and not options and all(answer is Edge.DEAD for answer in needed):
         return Verdict.SKIP_BRANCH
-    return Verdict.GO
+    return Verdict.GO if _have_children_ended(view, target) else Verdict.WAIT
+
+
+def _have_children_ended(view: JobView, target: str) -> bool:
+    """Who reads the children of a fan_out waits for all of them, even where its edges would let it go before."""
+    fan_out = read_by(view.graph, target)
+    if fan_out is None:
+        return True
+    state = view.nodes[fan_out]
+    if state.status is NodeStatus.COMPLETED:
+        return not state.remaining
+    return state.status in NODE_TERMINAL and not state.live_children
+
+
+def read_by(graph: Graph, target: str) -> str | None:
+    """The fan_out whose children's results this node reads."""
+    node = graph.workflow.nodes[target]
+    return node.results_of if isinstance(node, FanOutNode) else graph.fan_out_of.get(target)
 
 
 def _any_of(options: list[Edge]) -> Verdict:

@@ -30,6 +30,7 @@ from dagmaster.transports.transport import Ticket, Transport
 from dagmaster.workflows.graph import Graph, build
 
 SWEEP_SECONDS = 0.2  # at most this often, however much it rings
+CHORES_SECONDS = 3600.0
 GRAPHS_KEPT = 256
 _log = log.get("orchestrator")
 
@@ -81,6 +82,7 @@ class Orchestrator:
         self._progressed_at = 0.0
         self._next_sweep = 0.0
         self._next_poll = 0.0
+        self._next_chores = 0.0
         self._next_due: float | None = None
         self._overdue: frozenset[UUID] = frozenset()
         self._started: frozenset[UUID] = frozenset()
@@ -183,7 +185,13 @@ class Orchestrator:
             await self._claim()
         await self._look(sweep=self._is_sweep_due())
         await self._advance_all()
+        await self._keep_house()
         self._overdue = self._started = frozenset()
+
+    async def _keep_house(self) -> None:
+        if self._now() >= self._next_chores:
+            self._next_chores = self._now() + CHORES_SECONDS
+            await self.ledger.keep_house()
 
     def _is_sweep_due(self) -> bool:
         now = self._now()

@@ -1,7 +1,7 @@
 """The words that pass between a worker and its child processes: length-prefixed JSON over a socket pair.
 
-    worker → child    start, run, answer, cancel, shutdown
-    child → worker    ready, progress, log, ask (save_checkpoint | load_checkpoints | results), done, failed, returned
+worker → child    start, run, answer, cancel, shutdown
+child → worker    ready, progress, log, ask (save_checkpoint | load_checkpoints | results), done, failed, returned
 """
 
 import asyncio

@@ -348,5 +348,3 @@ class Visit:
             yield
         finally:
             timer.cancel()
-
-

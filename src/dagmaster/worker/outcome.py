@@ -12,6 +12,7 @@ from dagmaster.log import redact
 
 MAX_MESSAGE = 4_000
 MAX_TRACEBACK = 8_000
+LONGEST_SECRET = 1_000
 OUT_OF_MEMORY = "handler.out-of-memory"
 
 _ENVIRONMENT_ERRNOS = frozenset({
@@ -80,7 +81,7 @@ def _code(error: BaseException) -> str:
 def bounded(text: str, limit: int, *, keep_end: bool = False) -> str:
     """The text without secrets, fit for jsonb and no longer than the limit."""
     # Redact before the last cut: one through the middle of a secret would hide it from the pattern.
-    near = text[-10 * limit :] if keep_end else text[: 10 * limit]
+    near = text[-limit - LONGEST_SECRET :] if keep_end else text[: limit + LONGEST_SECRET]
     clean = redact(near).replace("\x00", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()
     if len(clean) <= limit:
         return clean

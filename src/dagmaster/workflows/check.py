@@ -7,6 +7,7 @@ all edges could be read, or they would blame healthy nodes for a misspelt neighb
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, TypeVar
 
 import orjson
@@ -36,10 +37,13 @@ from dagmaster.workflows.model import (
     Workflow,
     work_of,
 )
-from dagmaster.workflows.nearest import did_you_mean
+from dagmaster.workflows.nearest import did_you_mean, nearest
 
 UNREAD = "?"
 """Stands for a handler that could not be read; its absence has been reported already."""
+
+MAX_PROBLEMS = 200
+"""Of more than these no one reads, and looking for them would cost what a bomb wants."""
 
 _N = TypeVar("_N")
 _COMMON = frozenset({"inputs", "nodes", "job"})
@@ -61,7 +65,11 @@ class Limits:
 
 @dataclass(frozen=True)
 class Case:
-    """A workflow under examination. `broken` nodes have a wrong shape, which is reported elsewhere."""
+    """A workflow under examination. `broken` nodes have a wrong shape, which is reported elsewhere.
+
+    `edges` are the dependencies as written. In `waits` a misspelt name counts as the node it was probably meant for, so
+    that one slip of the pen does not also make half of the graph unreachable. `guesses` are these names.
+    """
 
     workflow: Workflow
     document: Document
@@ -70,15 +78,19 @@ class Case:
     queues: Collection[str] | None
     broken: frozenset[str]
     edges_known: bool
+    guesses: Mapping[str, str | None] = field(init=False)
+    edges: graph.Edges = field(init=False)
     waits: graph.Edges = field(init=False)
     upstream: Mapping[str, frozenset[str]] = field(init=False)
 
     def __post_init__(self) -> None:
-        waits = graph.waits_for(self.workflow)
-        order = graph.topological(waits)
+        guesses = _guesses(self.workflow)
+        edges = graph.waits_for(self.workflow)
+        waits = _with_guesses(self.workflow, edges, guesses)
         # What lies on or behind a cycle has no order; the cycle itself is the problem to solve first.
-        object.__setattr__(self, "waits", waits)
-        object.__setattr__(self, "upstream", graph.upstream(order, waits))
+        upstream = graph.upstream(graph.topological(waits), waits)
+        for name, value in {"guesses": guesses, "edges": edges, "waits": waits, "upstream": upstream}.items():
+            object.__setattr__(self, name, value)
 
     def problem(self, message: str, *path: str | int, key: bool = False) -> Problem:
         node = str(path[1]) if len(path) > 1 and path[0] == "nodes" else None
@@ -107,7 +119,7 @@ def check(
     """Every problem. Handlers and queues are not checked where None is given."""
     case = Case(workflow, document or Document(), limits or Limits(), handlers, queues, broken, edges_known)
     rules = NODE_RULES + (GRAPH_RULES if edges_known else ())
-    return [problem for rule in rules for problem in rule(case)]
+    return list(islice((problem for rule in rules for problem in rule(case)), MAX_PROBLEMS))
 
 
 # --- names and edges -------------------------------------------------------------------------------------------------
@@ -130,18 +142,34 @@ def _references(node: AnyNode) -> Iterator[tuple[Path, str]]:
             yield (*path, index), name
 
 
+def _guesses(workflow: Workflow) -> dict[str, str | None]:
+    """For each name of no node, the node that was probably meant."""
+    names = (name for node in workflow.nodes.values() for _, name in _references(node) if name not in workflow.nodes)
+    return {name: nearest(name, workflow.nodes) for name in islice(dict.fromkeys(names), MAX_PROBLEMS)}
+
+
+def _with_guesses(workflow: Workflow, edges: graph.Edges, guesses: Mapping[str, str | None]) -> graph.Edges:
+    waits = {node_id: list(others) for node_id, others in edges.items()}
+    for node_id, node in workflow.nodes.items():
+        for path, name in _references(node):
+            meant = guesses.get(name)
+            if meant is None:
+                continue
+            if path[0] == "depends_on":
+                waits[node_id].append(meant)
+            elif len(path) > 1 and workflow.nodes[meant].depends_on is None:
+                waits[meant].append(node_id)
+    return {node_id: tuple(others) for node_id, others in waits.items()}
+
+
 def _unknown_names(case: Case) -> Iterator[Problem]:
     known = case.workflow.nodes
     for node_id, node in known.items():
         for path, name in _references(node):
             if name not in known:
                 field = next(part for part in reversed(path) if isinstance(part, str))
-                yield case.problem(
-                    f"`{field}` names '{name}', which does not exist{did_you_mean(name, known)}",
-                    "nodes",
-                    node_id,
-                    *path,
-                )
+                hint = f"; did you mean '{case.guesses[name]}'?" if case.guesses.get(name) else ""
+                yield case.problem(f"`{field}` names '{name}', which does not exist{hint}", "nodes", node_id, *path)
 
 
 def _ids(case: Case) -> Iterator[Problem]:
@@ -162,8 +190,8 @@ def _starts(case: Case) -> Iterator[Problem]:
     for extra in starts[1:]:
         yield case.problem(f"a second start; '{starts[0]}' is one already, keep one of them", "nodes", extra, key=True)
     for start in starts:
-        if case.waits[start] or case.workflow.nodes[start].depends_on:
-            before = ", ".join(f"'{node_id}'" for node_id in case.waits[start])
+        if case.edges[start] or case.workflow.nodes[start].depends_on:
+            before = ", ".join(f"'{node_id}'" for node_id in case.edges[start])
             yield case.problem(
                 f"a start depends on nothing{f', but {before} leads here' if before else '; remove its depends_on'}",
                 *("nodes", start, "depends_on"),
@@ -193,7 +221,7 @@ def _cycles(case: Case) -> Iterator[Problem]:
     nodes = case.workflow.nodes
     leads = {
         node_id: tuple(dict.fromkeys([*(t for t in graph.targets(nodes[node_id]) if t in nodes), *followers]))
-        for node_id, followers in graph.inverse(case.waits).items()
+        for node_id, followers in graph.inverse(case.edges).items()
     }
     suspects = set(leads) - set(graph.topological(graph.inverse(leads))) - set(graph.topological(leads))
     while suspects:
@@ -246,13 +274,20 @@ def _unreachable(case: Case) -> Iterator[Problem]:
 
 
 def _dead_ends(case: Case) -> Iterator[Problem]:
-    ends = [node_id for node_id, node in case.workflow.nodes.items() if isinstance(node, EndNode)]
-    if not ends:
+    nodes = case.workflow.nodes
+    if not any(isinstance(node, EndNode) for node in nodes.values()):
         return
+    ends = [node_id for node_id, node in nodes.items() if isinstance(node, EndNode) or _leads_astray(node, nodes)]
     leading = set().union(*(_reach(node_id, case.waits) for node_id in ends))
     for node_id in case.workflow.nodes:
         if node_id not in leading:
             yield case.problem("no path leads from here to an end; add a `next`", "nodes", node_id, key=True)
+
+
+def _leads_astray(node: AnyNode, known: Collection[str]) -> bool:
+    """Whether where this node leads is wrong in itself, and reported as such."""
+    onward = graph.targets(node)
+    return any(name not in known for name in onward) or (isinstance(node, ConditionalNode) and not onward)
 
 
 # --- kinds of nodes --------------------------------------------------------------------------------------------------

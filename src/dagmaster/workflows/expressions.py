@@ -354,6 +354,8 @@ def _path_of(node: nodes.Node) -> Path | None:
                 keys.append(key)
             case nodes.Getitem(arg=nodes.Const(value=str() | int() as key)) if not isinstance(key, bool):
                 keys.append(key)
+            case nodes.Getitem(arg=nodes.Neg(node=nodes.Const(value=int() as key))) if not isinstance(key, bool):
+                keys.append(-key)
             case _:
                 return None
         node = node.node
@@ -481,8 +483,10 @@ def _compiling(text: str) -> Iterator[None]:
         raise TemplateInvalid(
             f"{error.message}, in `{_short(text)}`", hint=error.hint, expression=_short(text)
         ) from None
-    except (TemplateError, Refused, ValueError, RecursionError) as error:
-        why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+    except (TemplateError, Refused, ValueError, RecursionError, SyntaxError, MemoryError) as error:
+        # Python's own parser gives up on deep nesting with one of the last two.
+        deep = isinstance(error, RecursionError | SyntaxError | MemoryError)
+        why = "it is nested too deeply" if deep else str(error)
         raise TemplateInvalid(f"`{_short(text)}` cannot be understood: {why}", expression=_short(text)) from None
 
 

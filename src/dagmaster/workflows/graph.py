@@ -31,8 +31,8 @@ class Graph:
     """See the fields: each is keyed by node id.
 
     `all_of` and `any_of` are what a node effectively waits for, `successors` is their inverse, `upstream` everything
-    before a node. `needs` are the nodes whose outputs a node's templates read, `consumers` its inverse; OUTPUTS ("") is the
-    workflow's own `outputs`. A default branch has no condition.
+    before a node. `needs` are the nodes whose outputs a node's templates read, `consumers` its inverse; OUTPUTS ("")
+    is the workflow's own `outputs`. A default branch has no condition.
     """
 
     workflow: Workflow

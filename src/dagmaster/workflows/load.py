@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from dagmaster.errors import InvalidRequest, InvalidWorkflow, Problem
 from dagmaster.workflows import document as yaml_document
-from dagmaster.workflows.check import UNREAD, Limits, check
+from dagmaster.workflows.check import MAX_PROBLEMS, UNREAD, Limits, check
 from dagmaster.workflows.document import Document, Path, Unreadable
 from dagmaster.workflows.model import (
     Branch,
@@ -179,7 +179,7 @@ def _shaped(document: Document) -> tuple[Workflow | None, _Shape]:
             return Workflow.model_validate_json(orjson.dumps(value), strict=True), shape
         except ValidationError as error:
             faults = list(_faults(error, value))
-            for fault in faults:
+            for fault in _told(faults[:MAX_PROBLEMS], value):
                 _report(shape, document, fault, value)
             for fault in faults:
                 _take_out(value, fault)
@@ -216,6 +216,13 @@ def _faults(error: ValidationError, value: Any) -> Iterator[_Fault]:
             seen.add(path)
             expected = str(entry.get("ctx", {}).get("expected", entry.get("ctx", {}).get("expected_tags", "")))
             yield _Fault(entry["type"], path, loc[-1:] == ("[key]",), entry["msg"], expected, entry["input"])
+
+
+def _told(faults: list[_Fault], value: dict[str, Any]) -> Iterator[_Fault]:
+    """Without the missing fields that are there, only misspelt: one slip is one problem."""
+    unknown = (fault for fault in faults if fault.kind == "extra_forbidden")
+    meant = {(fault.path[:-1], nearest(fault.name, _fields_of(fault.path, value))) for fault in unknown}
+    return (fault for fault in faults if fault.kind != "missing" or (fault.path[:-1], fault.name) not in meant)
 
 
 def _path(loc: tuple[str | int, ...], value: Any, *, missing: bool) -> Path:

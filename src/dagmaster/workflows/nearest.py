@@ -3,11 +3,16 @@
 import difflib
 from collections.abc import Iterable
 
+_LONGEST = 100
+
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """The known word closest to this one, if any is close."""
-    # Comparing is quadratic in length; nobody means a name by a text this long.
-    return next(iter(difflib.get_close_matches(word, list(known), n=1)), None) if len(word) <= 100 else None
+    # Comparing is quadratic in length, and nobody means a name by a text this long.
+    if len(word) > _LONGEST:
+        return None
+    short = [other for other in known if len(other) <= _LONGEST]
+    return next(iter(difflib.get_close_matches(word, short, n=1)), None)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -116,11 +116,25 @@ UPDATE dagapp.dag_node_states n
  WHERE n.job_id = k.job_id AND n.node_id = k.node_id AND n.status <> 'ready';
 
 -- name: apply_changes
--- Write what was decided for a set of fenced jobs: node states, children, tasks, events and the jobs themselves.
+-- Write what was decided for a set of fenced jobs: node states, children, tasks, events and the jobs themselves. What is to be
+-- joined is spread out first (materialized), so that tables are only ever entered by their whole key.
 WITH change AS MATERIALIZED (
     SELECT (c ->> 'job_id')::uuid AS job_id, (c ->> 'epoch')::bigint AS epoch, (c ->> 'priority')::smallint AS priority,
            (c ->> 'sequence')::bigint AS sequence, c
       FROM jsonb_array_elements(%(changes)s::jsonb) AS c
+), node AS MATERIALIZED (
+    SELECT change.job_id, m.*
+      FROM change
+     CROSS JOIN LATERAL jsonb_to_recordset(change.c -> 'nodes')
+           AS m (node_id text, status text, attempt int, retry_count int, loss_count int, max_retries int, reason text,
+                 error jsonb, output jsonb, takes_result boolean, input_params jsonb, wait_seconds float8, total int,
+                 expanded int, ended int, ended_failed int, ended_cancelled int, started_at timestamptz,
+                 finished_at timestamptz)
+), next_attempt AS MATERIALIZED (
+    SELECT change.job_id, a.node_id, a.attempt, a.attempt - 1 AS before, a.retry_count
+      FROM change
+     CROSS JOIN LATERAL jsonb_to_recordset(change.c -> 'next_attempts')
+           AS a (node_id text, attempt int, retry_count int)
 ), moved AS (
     UPDATE dagapp.dag_node_states n
        SET status = m.status,
@@ -148,15 +162,10 @@ WITH change AS MATERIALIZED (
            completed_at = CASE WHEN m.status IN ('completed', 'failed', 'skipped', 'cancelled')
                                THEN coalesce(m.finished_at, n.completed_at, dagapp.clock()) END,
            version = n.version + 1
-      FROM change
-     CROSS JOIN LATERAL jsonb_to_recordset(change.c -> 'nodes')
-           AS m (node_id text, status text, attempt int, retry_count int, loss_count int, max_retries int, reason text,
-                 error jsonb, output jsonb, takes_result boolean, input_params jsonb, wait_seconds float8, total int,
-                 expanded int, ended int, ended_failed int, ended_cancelled int, started_at timestamptz,
-                 finished_at timestamptz)
+      FROM node m
       LEFT JOIN dagapp.dag_task_results r
-        ON m.takes_result AND r.job_id = change.job_id AND r.node_id = m.node_id AND r.attempt = m.attempt
-     WHERE n.job_id = change.job_id AND n.node_id = m.node_id
+        ON m.takes_result AND r.job_id = m.job_id AND r.node_id = m.node_id AND r.attempt = m.attempt
+     WHERE n.job_id = m.job_id AND n.node_id = m.node_id
     RETURNING 1
 ), born AS (
     INSERT INTO dagapp.dag_node_states
@@ -183,11 +192,9 @@ WITH change AS MATERIALIZED (
             expires_at)
     SELECT p.job_id, p.node_id, a.attempt, p.queue, p.handler, p.priority, 'queued', p.params, p.params_ref,
            p.timeout_seconds, a.retry_count, dagapp.clock() + (p.expires_at - p.available_at)
-      FROM change
-     CROSS JOIN LATERAL jsonb_to_recordset(change.c -> 'next_attempts')
-           AS a (node_id text, attempt int, retry_count int)
+      FROM next_attempt a
       JOIN dagapp.dag_tasks p
-        ON p.job_id = change.job_id AND p.node_id = a.node_id AND p.attempt = a.attempt - 1
+        ON p.job_id = a.job_id AND p.node_id = a.node_id AND p.attempt = a.before
     RETURNING queue
 ), told AS (
     INSERT INTO dagapp.dag_job_events

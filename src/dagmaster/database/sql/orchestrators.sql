@@ -147,3 +147,17 @@ UPDATE dagapp.dag_jobs j
   FROM held
  WHERE j.job_id = held.job_id
 RETURNING j.job_id;
+
+-- name: forget_silent_instances
+-- Forget orchestrators and workers that have been silent for a day and hold nothing.
+WITH gone AS (
+    DELETE FROM dagapp.workers
+     WHERE heartbeat_at < dagapp.clock() - interval '1 day'
+)
+DELETE FROM dagapp.orchestrators o
+ WHERE o.heartbeat_at < dagapp.clock() - interval '1 day'
+   AND NOT EXISTS (SELECT 1 FROM dagapp.dag_jobs j WHERE j.owner_id = o.owner_id AND j.status IN ('pending', 'running'));
+
+-- name: make_event_partitions
+-- Make room for the events of this month and the next ones.
+SELECT dagapp.ensure_event_partitions();

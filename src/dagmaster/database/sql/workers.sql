@@ -11,42 +11,33 @@ DELETE FROM dagapp.workers
  WHERE worker_id = %(worker_id)s;
 
 -- name: exchange
--- Hand in what is finished, where this worker still holds it, and take new tasks: one statement, one commit. A report that
--- comes too late is kept and marked as not accepted. Tasks are locked in key order; claiming never waits.
+-- Hand in what is finished, where this worker still holds it, and take new tasks: one statement, one commit. The last row
+-- counts the reports that were accepted. Tasks are locked in key order; claiming never waits.
 WITH report AS MATERIALIZED (
     SELECT r.*
       FROM jsonb_to_recordset(%(reports)s::jsonb)
            AS r (job_id uuid, node_id text, attempt int, status text, output jsonb, error jsonb, metrics jsonb)
+     ORDER BY r.job_id, r.node_id, r.attempt
 ), held AS MATERIALIZED (
-    SELECT t.job_id, t.node_id, t.attempt
+    SELECT r.*
       FROM report r
-      JOIN dagapp.dag_tasks t
-        ON t.job_id = r.job_id AND t.node_id = r.node_id AND t.attempt = r.attempt
-     WHERE t.status = 'running' AND t.worker_id = %(worker_id)s
-     ORDER BY t.job_id, t.node_id, t.attempt
-       FOR NO KEY UPDATE OF t
+     CROSS JOIN LATERAL (
+           SELECT 1
+             FROM dagapp.dag_tasks t
+            WHERE t.job_id = r.job_id AND t.node_id = r.node_id AND t.attempt = r.attempt
+              AND t.status = 'running' AND t.worker_id = %(worker_id)s
+              FOR NO KEY UPDATE) AS locked
 ), done AS (
     UPDATE dagapp.dag_tasks t
-       SET status = r.status, finished_at = dagapp.clock(), lease_until = NULL
+       SET status = h.status, finished_at = dagapp.clock(), lease_until = NULL
       FROM held h
-      JOIN report r
-        ON r.job_id = h.job_id AND r.node_id = h.node_id AND r.attempt = h.attempt
      WHERE t.job_id = h.job_id AND t.node_id = h.node_id AND t.attempt = h.attempt
-    RETURNING t.job_id, t.node_id, t.attempt, t.started_at
+    RETURNING t.job_id, t.node_id, t.attempt, t.started_at, h.status, h.output, h.error, h.metrics
 ), stored AS (
     INSERT INTO dagapp.dag_task_results
-           (job_id, node_id, attempt, status, output, error, error_message, metrics, worker_id, started_at, processed, accepted)
-    SELECT r.job_id, r.node_id, r.attempt, r.status, r.output, r.error, r.error ->> 'message', r.metrics,
-           %(worker_id)s, d.started_at, d.job_id IS NULL, d.job_id IS NOT NULL
-      FROM report r
-      LEFT JOIN done d
-        ON d.job_id = r.job_id AND d.node_id = r.node_id AND d.attempt = r.attempt
-     WHERE d.job_id IS NOT NULL
-        OR EXISTS (SELECT 1
-                     FROM dagapp.dag_tasks t
-                    WHERE t.job_id = r.job_id AND t.node_id = r.node_id AND t.attempt = r.attempt)
-     ORDER BY r.job_id, r.node_id, r.attempt
-        ON CONFLICT DO NOTHING
+           (job_id, node_id, attempt, status, output, error, error_message, metrics, worker_id, started_at)
+    SELECT job_id, node_id, attempt, status, output, error, error ->> 'message', metrics, %(worker_id)s, started_at
+      FROM done
 ), light AS MATERIALIZED (
     SELECT c.job_id, c.node_id, c.attempt
       FROM unnest(%(queues)s::text[]) AS q (name)
@@ -82,32 +73,56 @@ WITH report AS MATERIALIZED (
 SELECT task_id, job_id, node_id, attempt, handler, params, queue, timeout_seconds, retry_count
   FROM claimed
  UNION ALL
-SELECT NULL, r.job_id, r.node_id, r.attempt, NULL, NULL, NULL, NULL, NULL
-  FROM report r
- WHERE NOT EXISTS (SELECT 1
-                     FROM done d
-                    WHERE d.job_id = r.job_id AND d.node_id = r.node_id AND d.attempt = r.attempt);
+SELECT NULL, NULL, NULL, (SELECT count(*) FROM done)::int, NULL, NULL, NULL, NULL, NULL;
+
+-- name: record_late_reports
+-- Reports that came too late are kept for people, and named. One that this worker handed in before, and whose answer was
+-- lost, is not among them: it was accepted then.
+WITH report AS MATERIALIZED (
+    SELECT r.*
+      FROM jsonb_to_recordset(%(reports)s::jsonb)
+           AS r (job_id uuid, node_id text, attempt int, status text, output jsonb, error jsonb, metrics jsonb)
+), late AS MATERIALIZED (
+    SELECT r.*
+      FROM report r
+      LEFT JOIN dagapp.dag_task_results x
+        ON x.job_id = r.job_id AND x.node_id = r.node_id AND x.attempt = r.attempt
+       AND x.accepted AND x.worker_id = %(worker_id)s
+     WHERE x.job_id IS NULL
+), kept AS (
+    INSERT INTO dagapp.dag_task_results
+           (job_id, node_id, attempt, status, output, error, error_message, metrics, worker_id, processed, accepted)
+    SELECT l.job_id, l.node_id, l.attempt, l.status, l.output, l.error, l.error ->> 'message', l.metrics,
+           %(worker_id)s, true, false
+      FROM late l
+      JOIN dagapp.dag_tasks t
+        ON t.job_id = l.job_id AND t.node_id = l.node_id AND t.attempt = l.attempt
+     ORDER BY l.job_id, l.node_id, l.attempt
+        ON CONFLICT DO NOTHING
+)
+SELECT job_id, node_id, attempt
+  FROM late;
 
 -- name: renew_leases
 -- Prolong the leases of tasks that this worker runs, keep their progress, and name those that are no longer its own.
 WITH told AS MATERIALIZED (
     SELECT h.*
       FROM jsonb_to_recordset(%(held)s::jsonb) AS h (job_id uuid, node_id text, attempt int, progress jsonb)
+     ORDER BY h.job_id, h.node_id, h.attempt
 ), held AS MATERIALIZED (
-    SELECT t.job_id, t.node_id, t.attempt
+    SELECT h.*
       FROM told h
-      JOIN dagapp.dag_tasks t
-        ON t.job_id = h.job_id AND t.node_id = h.node_id AND t.attempt = h.attempt
-     WHERE t.status = 'running' AND t.worker_id = %(worker_id)s
-     ORDER BY t.job_id, t.node_id, t.attempt
-       FOR NO KEY UPDATE OF t
+     CROSS JOIN LATERAL (
+           SELECT 1
+             FROM dagapp.dag_tasks t
+            WHERE t.job_id = h.job_id AND t.node_id = h.node_id AND t.attempt = h.attempt
+              AND t.status = 'running' AND t.worker_id = %(worker_id)s
+              FOR NO KEY UPDATE) AS locked
 ), renewed AS (
     UPDATE dagapp.dag_tasks t
        SET lease_until = dagapp.clock() + make_interval(secs => %(lease)s),
-           progress = coalesce(told.progress, t.progress)
+           progress = coalesce(h.progress, t.progress)
       FROM held h
-      JOIN told
-        ON told.job_id = h.job_id AND told.node_id = h.node_id AND told.attempt = h.attempt
      WHERE t.job_id = h.job_id AND t.node_id = h.node_id AND t.attempt = h.attempt
     RETURNING t.job_id, t.node_id, t.attempt
 )
@@ -119,11 +134,14 @@ SELECT h.job_id::text || '_' || h.node_id || '_' || h.attempt::text AS task_id
 
 -- name: read_results
 -- A slice of the results of a fan_out's children, in index order, by whole key.
-SELECT n.fan_out_index AS index, n.node_id, n.status, n.output, n.error_message
+SELECT i.index, c.node_id, c.status, c.output, c.error_message
   FROM generate_series(%(offset)s::int, %(offset)s::int + %(limit)s::int - 1) AS i (index)
-  JOIN dagapp.dag_node_states n
-    ON n.job_id = %(job_id)s AND n.node_id = %(node_id)s::text || '__' || i.index::text
- ORDER BY n.fan_out_index;
+ CROSS JOIN LATERAL (
+       SELECT n.node_id, n.status, n.output, n.error_message
+         FROM dagapp.dag_node_states n
+        WHERE n.job_id = %(job_id)s AND n.node_id = %(node_id)s::text || '__' || i.index::text
+        LIMIT 1) AS c
+ ORDER BY i.index;
 
 -- name: save_checkpoint
 -- Keep a phase's state, if this attempt still holds its task.

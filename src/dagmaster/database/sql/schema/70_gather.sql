@@ -9,13 +9,16 @@ CREATE OR REPLACE FUNCTION dagapp.gather(of_job uuid, fan_out text, aggregation 
 LANGUAGE sql STABLE
 AS $$
 WITH children AS (
-    SELECT n.fan_out_index AS index, n.node_id, n.status = 'completed' AS completed, n.error_message,
-           coalesce(n.output, 'null'::jsonb) AS output
+    SELECT i.index, c.node_id, c.status = 'completed' AS completed, c.error_message, coalesce(c.output, 'null'::jsonb) AS output
       FROM generate_series(0, (SELECT p.total - 1
                                  FROM dagapp.dag_node_states p
                                 WHERE p.job_id = of_job AND p.node_id = fan_out)) AS i (index)
-      JOIN dagapp.dag_node_states n
-        ON n.job_id = of_job AND n.node_id = fan_out || '__' || i.index::text
+     CROSS JOIN LATERAL (
+           -- LIMIT keeps this a look-up by the whole key: joined freely, a job's rows would be read once for each child.
+           SELECT n.node_id, n.status, n.error_message, n.output
+             FROM dagapp.dag_node_states n
+            WHERE n.job_id = of_job AND n.node_id = fan_out || '__' || i.index::text
+            LIMIT 1) AS c
 ), good AS (
     SELECT index, output FROM children WHERE completed
 ), combined AS (

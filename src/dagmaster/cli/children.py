@@ -1,0 +1,120 @@
+"""Orchestrators and workers as child processes of `dagmaster up`: started, watched, started again, stopped.
+
+    starting ──▶ running ──▶ ended by itself ──▶ waiting (longer each time) ──▶ starting
+                    └──▶ told to stop ──▶ gone, or killed after its grace
+
+Each is a session of its own, so that a terminal's Ctrl-C reaches `up` alone, and each is killed by the kernel when `up`
+dies, however that happens.
+"""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+Say = Callable[[str], None]
+
+_PR_SET_PDEATHSIG = 1
+# Loaded here, since between fork and exec nothing may be imported.
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.5, 15.0
+_HEALTHY_AFTER_SECONDS = 20.0
+_TICK_SECONDS = 0.05
+
+
+@dataclass(slots=True)
+class Child:
+    """One role. `failures` counts ends that nobody asked for, since it last ran well."""
+
+    role: str
+    number: int
+    environment: Mapping[str, str]
+    failures: int = 0
+    _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+    _started_at: float = 0.0
+    _start_at: float | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.role} {self.number}"
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """To be called from the main thread: the kernel sends the death signal when the forking thread ends."""
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "dagmaster", self.role],
+            env=dict(self.environment),
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=_die_with(os.getpid()),  # noqa: PLW1509  only a system call, and no import, in the child
+        )
+        self._started_at, self._start_at = time.monotonic(), None
+
+    def tend(self, say: Say) -> None:
+        """Notice an end that nobody asked for; start again once its wait is over."""
+        if self._start_at is not None:
+            if time.monotonic() >= self._start_at:
+                self.start()
+                say(f"{self.name} runs again (process {self.pid})")
+        elif self._process is not None and (code := self._process.poll()) is not None:
+            self._wait_before_the_next_start(code, say)
+
+    def _wait_before_the_next_start(self, code: int, say: Say) -> None:
+        now = time.monotonic()
+        if now - self._started_at > _HEALTHY_AFTER_SECONDS:
+            self.failures = 0
+        wait = min(_LONGEST_WAIT_SECONDS, _FIRST_WAIT_SECONDS * 2**self.failures)
+        self.failures += 1
+        self._start_at = now + wait
+        say(f"{self.name} (process {self.pid}) {ending(code)}; it starts again in {wait:g} s")
+
+    def signal(self, which: signal.Signals) -> None:
+        if self.is_running and self._process:
+            self._process.send_signal(which)
+
+
+def stop_all(children: Iterable[Child], grace_seconds: float, is_hurried: Callable[[], bool]) -> list[Child]:
+    """Ask all to stop, wait, kill what is left; answers who had to be killed."""
+    children = list(children)
+    for child in children:
+        child.signal(signal.SIGTERM)
+    deadline = time.monotonic() + grace_seconds
+    while any(child.is_running for child in children) and time.monotonic() < deadline and not is_hurried():
+        time.sleep(_TICK_SECONDS)
+    killed = [child for child in children if child.is_running]
+    for child in killed:
+        child.signal(signal.SIGKILL)
+    while any(child.is_running for child in killed):
+        time.sleep(_TICK_SECONDS)
+    return killed
+
+
+def ending(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was ended by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was ended by signal {-code}"
+
+
+def _die_with(parent: int) -> Callable[[], None]:
+    """What a child does first: ask to be killed when its parent dies."""
+
+    def ask() -> None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return ask

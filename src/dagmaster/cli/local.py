@@ -1,0 +1,170 @@
+"""A whole platform on one machine: a database, orchestrators and workers, from start to stop.
+
+Used by `up` and by `demo`. Everything it starts dies with it, also when it is killed; what is in the database stays, and
+the next start goes on from there.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dagmaster.cli import platform
+from dagmaster.cli.children import Child, Say, stop_all
+from dagmaster.errors import Unavailable
+
+if TYPE_CHECKING:
+    from dagmaster.database.embedded import Cluster
+    from dagmaster.settings import Settings
+
+READY_PATIENCE_SECONDS = 60.0
+# What a worker may take beyond its handlers' grace: to stop the deaf and to hand in the last reports.
+_LEAVING_SECONDS = 18.0
+_DATABASE_CHECK_SECONDS = 1.0
+
+# On one machine a crash is noticed within seconds. A group is left alone where one of its settings was chosen.
+_FAST_PROFILE: tuple[dict[str, float], ...] = (
+    {"heartbeat_interval_sec": 1, "orphan_threshold_sec": 4, "orphan_scan_interval_sec": 1},
+    {"task_lease_sec": 6, "lease_renew_sec": 1.5},
+    # Someone waits for this stop; what is given back goes on at the next start.
+    {"shutdown_grace_sec": 5},
+)
+
+
+def fast_profile(settings: "Settings") -> dict[str, float]:
+    chosen = settings.model_fields_set
+    return {name: value for group in _FAST_PROFILE if not chosen & group.keys() for name, value in group.items()}
+
+
+@dataclass(slots=True)
+class LocalPlatform:
+    """`cluster` is the private PostgreSQL, None where a server is configured."""
+
+    settings: "Settings"
+    folder: Path
+    dsn: str
+    say: Say
+    cluster: "Cluster | None" = None
+    orchestrators: int = 1
+    workers: int = 1
+    log_level: str = "warning"
+    children: list[Child] = field(default_factory=list)
+    ready_seconds: float = 0.0
+    _is_hurried: bool = False
+    _database_checked_at: float = 0.0
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Ready inside the block; afterwards nothing of it runs."""
+        begun = time.monotonic()
+        with platform.hold(self.folder):
+            try:
+                self._start_database()
+                self._start_children()
+                asyncio.run(self._wait_until_ready())
+                self._publish()
+                self.ready_seconds = time.monotonic() - begun
+                yield
+            finally:
+                self._stop()
+
+    def tend(self) -> None:
+        """To be called now and then: start again what ended by itself."""
+        self._tend_database()
+        for child in self.children:
+            child.tend(self.say)
+
+    def hurry(self) -> None:
+        """Someone does not want to wait: kill instead of asking."""
+        self._is_hurried = True
+
+    def _start_database(self) -> None:
+        if self.cluster:
+            self.cluster.start()
+        ensure_schema(self.dsn, self.say)
+
+    def _tend_database(self) -> None:
+        if self.cluster is None or time.monotonic() - self._database_checked_at < _DATABASE_CHECK_SECONDS:
+            return
+        self._database_checked_at = time.monotonic()
+        if not self.cluster.is_running():
+            self.say("PostgreSQL has ended; it starts again")
+            self.cluster.start()
+
+    def _start_children(self) -> None:
+        environment = self._environment()
+        roles = [("orchestrator", n) for n in range(self.orchestrators)] + [("worker", n) for n in range(self.workers)]
+        self.children = [Child(role, number + 1, environment) for role, number in roles]
+        for child in self.children:
+            child.start()
+
+    def _environment(self) -> Mapping[str, str]:
+        """Ours, handed on as it is, with what this machine decides."""
+        decided = {"DATABASE_URL": self.dsn, "LOG_LEVEL": self.log_level}
+        decided |= {name.upper(): str(value) for name, value in fast_profile(self.settings).items()}
+        return {**os.environ, **decided}
+
+    async def _wait_until_ready(self) -> None:
+        """Until one orchestrator and one worker of ours have shown themselves."""
+        from dagmaster.database.reads import Reads
+
+        deadline = time.monotonic() + READY_PATIENCE_SECONDS
+        async with Reads(self.dsn) as reads:
+            while not self._has_both({(seen.role, seen.pid) for seen in await reads.live_instances()}):
+                self._refuse_hopeless(deadline)
+                self.tend()
+                await asyncio.sleep(0.05)
+
+    def _has_both(self, alive: set[tuple[str, int]]) -> bool:
+        shown = {child.role for child in self.children if child.is_running and (child.role, child.pid) in alive}
+        return shown == {"orchestrator", "worker"}
+
+    def _refuse_hopeless(self, deadline: float) -> None:
+        hint = "see the messages above; -v says more"
+        for child in self.children:
+            if child.failures >= 3:
+                raise Unavailable(f"{child.name} does not start", code="platform.broken", hint=hint)
+        if time.monotonic() > deadline:
+            what = f"the platform was not ready within {READY_PATIENCE_SECONDS:.0f} s"
+            raise Unavailable(what, code="platform.slow", hint=hint)
+
+    def _publish(self) -> None:
+        started_at = datetime.now(UTC).isoformat(timespec="seconds")
+        platform.publish(self.folder, platform.Platform(self.dsn, os.getpid(), started_at))
+
+    def _stop(self) -> None:
+        with suppress(OSError):
+            platform.withdraw(self.folder)
+        grace = fast_profile(self.settings).get("shutdown_grace_sec", self.settings.shutdown_grace_sec)
+        for child in stop_all(self.children, grace + _LEAVING_SECONDS, lambda: self._is_hurried):
+            self.say(f"{child.name} (process {child.pid}) had to be killed; its tasks are run again")
+        if self.cluster:
+            self.cluster.stop()
+
+
+def ensure_schema(dsn: str, say: Callable[[str], None]) -> None:
+    """Create or extend the schema; what only a person may decide is told."""
+    from dagmaster.database import deploy
+
+    deploy.deploy(dsn)
+    status = deploy.status(dsn)
+    if not status.is_current:
+        for change in deploy.migrate(dsn):
+            say(f"schema: {change}")
+
+
+def database_of(settings: "Settings", name: str = "default") -> "tuple[str, Cluster | None]":
+    """The configured server, or a private one."""
+    from dagmaster.database.embedded import Cluster
+
+    if dsn := settings.dsn():
+        return dsn, None
+    cluster = Cluster.at(settings.data_folder, name)
+    return cluster.dsn, cluster
+
+

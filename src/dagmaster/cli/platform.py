@@ -1,0 +1,122 @@
+"""Where a platform on this machine lives, whether it runs, and how others find it.
+
+    <data folder>/platform.lock   held by `dagmaster up` as long as it lives; holds its process number
+    <data folder>/platform.json   how to reach it; only its owner may read that
+
+The lock is the truth: a file that a killed platform left behind is not taken for a running one.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from dagmaster.errors import Conflict, Unavailable
+from dagmaster.settings import Settings
+
+_ROOT_HOME = Path("/var/lib/dagmaster")
+_NO_DETOUR = os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@dataclass(frozen=True, slots=True)
+class Platform:
+    database_url: str
+    pid: int
+    started_at: str
+
+
+def data_folder(settings: Settings) -> Path:
+    if settings.data_folder:
+        return settings.data_folder.absolute()
+    return _ROOT_HOME if os.geteuid() == 0 else Path.home() / ".local/share/dagmaster"
+
+
+def find_platform(settings: Settings) -> str:
+    """The address of the database that is meant: the configured one, or that of the platform running here."""
+    if dsn := settings.dsn():
+        return dsn
+    platform = running_platform(data_folder(settings))
+    if platform is None:
+        raise Unavailable(
+            "no platform is running",
+            code="platform.none",
+            hint="start one with `dagmaster up`, or set DATABASE_URL",
+        )
+    return platform.database_url
+
+
+def running_platform(folder: Path) -> Platform | None:
+    """The platform of a data folder, if it is up."""
+    if not _is_held(folder / "platform.lock"):
+        return None
+    try:
+        return Platform(**json.loads((folder / "platform.json").read_text()))
+    except (FileNotFoundError, TypeError, ValueError):
+        return None  # it is just starting, or just stopping
+
+
+def publish(folder: Path, platform: Platform) -> None:
+    """Let others find this platform."""
+    unfinished = folder / f"platform.json.{os.getpid()}"
+    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _NO_DETOUR, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        json.dump(asdict(platform), file)
+    unfinished.replace(folder / "platform.json")
+
+
+def withdraw(folder: Path) -> None:
+    (folder / "platform.json").unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def hold(folder: Path) -> Iterator[None]:
+    """Be the only platform of this data folder."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor = os.open(folder / "platform.lock", os.O_RDWR | os.O_CREAT | _NO_DETOUR, 0o600)
+    try:
+        _acquire(descriptor, folder)
+        os.truncate(descriptor, 0)
+        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _acquire(descriptor: int, folder: Path, patience_seconds: float = 0.5) -> None:
+    """Not given up at first sight: whoever looks whether we run holds the lock for a moment."""
+    deadline = time.monotonic() + patience_seconds
+    while True:
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise _runs_already(os.pread(descriptor, 20, 0).decode(errors="replace").strip(), folder) from None
+            time.sleep(0.02)
+
+
+def _runs_already(pid: str, folder: Path) -> Conflict:
+    return Conflict(
+        f"a platform runs already on {folder} (process {pid})",
+        code="platform.running",
+        hint="use it, stop it, or choose another folder with --data",
+        pid=int(pid) if pid.isdigit() else None,
+    )
+
+
+def _is_held(lock: Path) -> bool:
+    try:
+        descriptor = os.open(lock, os.O_RDONLY | _NO_DETOUR)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    else:
+        return False
+    finally:
+        os.close(descriptor)

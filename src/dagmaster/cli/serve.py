@@ -1,0 +1,183 @@
+"""The roles: an orchestrator or a worker, wired together and run until told to stop.
+
+The first SIGTERM or SIGINT lets it finish cleanly; a second one ends it at once, which is as safe as a crash.
+"""
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+import click
+
+from dagmaster.cli.command import Command, State, pass_state
+
+if TYPE_CHECKING:
+    from dagmaster.handlers.registry import Registry
+    from dagmaster.operations.catalog import Catalog
+    from dagmaster.settings import Settings
+
+DATABASE_PATIENCE_SECONDS = 60.0
+
+
+class _Role(Protocol):
+    async def run(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+@click.command(cls=Command)
+@pass_state
+def orchestrator(state: State) -> None:
+    """Run one orchestrator: it decides what jobs do next."""
+    settings = _settings_of_role(state)
+    asyncio.run(_serve(settings, state.dsn, "orchestrator", _orchestrator))
+
+
+@click.command(cls=Command)
+@click.option("--queues", metavar="A,B", help="Queues to serve (or WORKER_QUEUE)")
+@click.option("--slots", type=click.IntRange(min=1), help="Async handlers run at once (or WORKER_SLOTS)")
+@click.option("--processes", type=click.IntRange(min=1), help="Plain handlers run at once (or WORKER_PROCESSES)")
+@pass_state
+def worker(state: State, queues: str | None, slots: int | None, processes: int | None) -> None:
+    """Run one worker: it executes the handlers of tasks."""
+    names = tuple(part.strip() for part in (queues or "").split(",") if part.strip())
+    given = {"worker_queue": names or None, "worker_slots": slots, "worker_processes": processes}
+    settings = _settings_of_role(state)
+    settings = settings.model_copy(update={name: value for name, value in given.items() if value is not None})
+    asyncio.run(_serve(settings, state.dsn, "worker", _worker))
+
+
+def _settings_of_role(state: State) -> "Settings":
+    from dagmaster import log
+
+    log.configure("debug" if state.verbose else state.settings.log_level, state.settings.log_format)
+    return state.settings
+
+
+async def _serve(settings: "Settings", dsn: str, name: str, wire: Callable[..., Any]) -> None:
+    from dagmaster import __version__, faults, log
+
+    facts: dict[str, Any] = {"pid": os.getpid(), "version": __version__, "database": dsn}
+    log.get(name).info("starting", **facts)
+    await _require_schema(dsn, name)
+    _arm(faults.arm, settings.crash_point)
+    async with wire(settings, dsn) as role:
+        _stop_on_signals(role)
+        await role.run()
+
+
+def _arm(arm: Callable[[str | None], None], crash_point: str | None) -> None:
+    from dagmaster.errors import InvalidRequest
+
+    try:
+        arm(crash_point)
+    except ValueError as error:
+        raise InvalidRequest(f"CRASH_POINT: {error}", code="settings.invalid") from None
+
+
+def _stop_on_signals(role: _Role) -> None:
+    loop = asyncio.get_running_loop()
+    received: list[signal.Signals] = []
+
+    def stop(which: signal.Signals) -> None:
+        received.append(which)
+        if len(received) > 1:
+            os._exit(128 + which)
+        role.stop()
+
+    for which in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(which, stop, which)
+
+
+async def _require_schema(dsn: str, name: str) -> None:
+    """Wait a while for a database that is not there yet; refuse one without our schema."""
+    from dagmaster import log
+    from dagmaster.database.reads import Reads
+    from dagmaster.errors import Unavailable
+
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + DATABASE_PATIENCE_SECONDS
+    async with Reads(dsn, name) as reads:
+        while True:
+            try:
+                return await reads.require_schema()
+            except Unavailable as error:
+                if error.code != "database.unavailable" or loop.time() > deadline:
+                    raise
+                log.get(name).warning("waiting for the database", error=error.message)
+            await asyncio.sleep(1.0)
+
+
+@asynccontextmanager
+async def _orchestrator(settings: "Settings", dsn: str) -> AsyncIterator[_Role]:
+    from random import Random
+
+    from dagmaster import __version__
+    from dagmaster.database.bell import JOBS, RESULTS
+    from dagmaster.database.bell_postgres import PostgresBell
+    from dagmaster.database.postgres import PostgresLedger
+    from dagmaster.handlers.registry import installed
+    from dagmaster.jobs.plan import Planner
+    from dagmaster.orchestrator.loop import Orchestrator
+    from dagmaster.orchestrator.routing import RegistryRouter
+    from dagmaster.transports.postgres import PostgresTransport
+
+    registry = installed()
+    catalog = _catalog(settings, registry)
+    router = RegistryRouter(registry, settings.known_queues, settings.default_queue)
+    planner = Planner(router, Random(), max_losses=settings.max_losses, max_fan_out=settings.max_fan_out)  # noqa: S311
+    bell = PostgresBell(dsn, [JOBS, RESULTS])
+    ledger, beats = PostgresLedger(dsn, "orchestrator"), PostgresLedger(dsn, "beat")
+    async with _closing(ledger.close, beats.close, bell.close):
+        bell.start()
+        yield Orchestrator(
+            settings, ledger, beats, bell, PostgresTransport(bell), planner, catalog,
+            host=socket.gethostname(), pid=os.getpid(), software_version=__version__,
+        )  # fmt: skip
+
+
+def _catalog(settings: "Settings", registry: "Registry") -> "Catalog":
+    """The workflows; a file that is refused is told of and does not stand in the way."""
+    from dagmaster import log
+    from dagmaster.operations.catalog import load_catalog
+
+    catalog = load_catalog(settings, registry, settings.known_queues)
+    logger = log.get("orchestrator")
+    for refused in catalog.refused:
+        for problem in refused.problems:
+            logger.warning("a workflow file is refused", problem=problem.at(refused.file))
+    logger.info("workflows loaded", count=len(catalog.workflows), refused=len(catalog.refused))
+    return catalog
+
+
+@asynccontextmanager
+async def _worker(settings: "Settings", dsn: str) -> AsyncIterator[_Role]:
+    from dagmaster.database.bell import tasks_topic
+    from dagmaster.database.bell_postgres import PostgresBell
+    from dagmaster.database.postgres import PostgresLedger
+    from dagmaster.handlers.registry import installed
+    from dagmaster.transports.postgres import PostgresTransport
+    from dagmaster.worker.loop import Worker
+
+    queues = settings.worker_queue
+    bell = PostgresBell(dsn, [tasks_topic(queue) for queue in queues])
+    ledger, leases, handlers = (PostgresLedger(dsn, role) for role in ("worker", "lease", "handler"))
+    async with _closing(ledger.close, leases.close, handlers.close, bell.close):
+        bell.start()
+        yield Worker(
+            settings, ledger, PostgresTransport(bell, queues), bell, installed(),
+            lease_ledger=leases, handler_ledger=handlers,
+        )  # fmt: skip
+
+
+@asynccontextmanager
+async def _closing(*closers: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+    """Close each, the last one first, whatever happens to the others."""
+    async with AsyncExitStack() as stack:
+        for close in closers:
+            stack.push_async_callback(close)
+        yield

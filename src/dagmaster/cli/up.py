@@ -1,0 +1,124 @@
+"""`dagmaster up`: everything on this machine, until Ctrl-C."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dagmaster.cli.command import Command, State, pass_state
+
+if TYPE_CHECKING:
+    from dagmaster.cli.local import LocalPlatform
+
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_TICK_SECONDS = 0.1
+
+
+@click.command(cls=Command)
+@click.option("--workers", type=click.IntRange(min=1), default=1, show_default=True, help="How many workers")
+@click.option("--orchestrators", type=click.IntRange(min=1), default=1, show_default=True, help="How many orchestrators")
+@pass_state
+def up(state: State, workers: int, orchestrators: int) -> None:
+    """Run the whole platform on this machine, with a PostgreSQL of its own.
+
+    With DATABASE_URL or POSTGRES_HOST set, that server is used instead of a private one. Ctrl-C stops everything; the
+    data stays, and the next start goes on from there.
+    """
+    from dagmaster.cli.local import LocalPlatform, database_of
+    from dagmaster.cli.platform import data_folder
+
+    settings = state.settings
+    dsn, cluster = database_of(settings)
+    local = LocalPlatform(
+        settings, data_folder(settings), dsn, state.note, cluster, orchestrators, workers, _log_level(state)
+    )
+    if not state.json:
+        state.say("starting …")
+    with stopping_on_signals(local), local.running():
+        _announce(state, local)
+        while True:
+            local.tend()
+            time.sleep(_TICK_SECONDS)
+    if not state.json:
+        state.say("everything stopped; the data stays" + (f" in {cluster.folder}" if cluster else " on the server"))
+
+
+@contextmanager
+def stopping_on_signals(local: "LocalPlatform") -> Iterator[None]:
+    """The first signal ends the block, wherever it is; the next ones only hurry the clean-up."""
+    is_stopping = False
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        nonlocal is_stopping
+        if is_stopping:
+            local.hurry()
+            return
+        is_stopping = True
+        raise KeyboardInterrupt
+
+    before = {which: signal.signal(which, stop) for which in _STOP_SIGNALS}
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not is_stopping:
+            raise
+    finally:
+        for which, handler in before.items():
+            signal.signal(which, handler)
+
+
+def _log_level(state: State) -> str:
+    """Quiet unless asked: what the children have to say stands between a person's own lines."""
+    if state.verbose:
+        return "info"
+    return state.settings.log_level if "log_level" in state.settings.model_fields_set else "warning"
+
+
+def _announce(state: State, local: "LocalPlatform") -> None:
+    if state.json:
+        state.emit(_facts(local), line=True)
+        return
+    from rich.table import Table
+
+    table = Table(show_header=True, header_style="bold", box=None, pad_edge=False)
+    for heading in ("role", "process", "where"):
+        table.add_column(heading, no_wrap=True)
+    for row in _rows(local):
+        table.add_row(*row)
+    state.console.print(table)
+    state.say(f"\nready in {local.ready_seconds:.1f} s\n")
+    chosen = f" --data {local.folder}" if local.settings.data_folder else ""
+    state.say(f"submit   dagmaster submit hello_world{chosen} -p name=You --wait")
+    state.say(f"look     dagmaster jobs ls{chosen}")
+    state.say("stop     Ctrl-C")
+
+
+def _rows(local: "LocalPlatform") -> list[tuple[str, str, str]]:
+    from dagmaster.log import redact
+
+    server = str(local.cluster.server_pid()) if local.cluster else ""
+    where = f"socket in {local.cluster.socket_folder}" if local.cluster else redact(local.dsn)
+    rows = [("PostgreSQL", server, where)]
+    if local.cluster:
+        rows.append(("", "", f"data in {local.cluster.folder}"))
+    rows += [(child.name, str(child.pid), "") for child in local.children]
+    return [*rows, ("platform", str(os.getpid()), f"data folder {local.folder}")]
+
+
+def _facts(local: "LocalPlatform") -> dict[str, Any]:
+    from dagmaster.log import redact
+
+    return {
+        "status": "ready",
+        "seconds": round(local.ready_seconds, 3),
+        "pid": os.getpid(),
+        "data_folder": str(local.folder),
+        "database_url": redact(local.dsn),
+        "postgres_pid": local.cluster.server_pid() if local.cluster else None,
+        "children": [{"role": c.role, "number": c.number, "pid": c.pid} for c in local.children],
+    }

@@ -1,0 +1,86 @@
+-- name: history_jobs
+-- The next jobs to check, by id, with how many events each has.
+SELECT job_id, last_sequence
+  FROM dagapp.dag_jobs
+ WHERE job_id > %(after)s
+ ORDER BY job_id
+ LIMIT %(limit)s;
+
+-- name: history_named_jobs
+-- The jobs to check, of those that were named.
+SELECT job_id, last_sequence
+  FROM dagapp.dag_jobs
+ WHERE job_id = ANY (%(job_ids)s::uuid[])
+ ORDER BY job_id;
+
+-- name: history_rows_of_jobs
+-- A few jobs as they stand in this snapshot.
+SELECT job_id, status, definition_hash, last_sequence, epoch, resume_count
+  FROM dagapp.dag_jobs
+ WHERE job_id = ANY (%(job_ids)s::uuid[])
+ ORDER BY job_id;
+
+-- name: history_definitions
+-- The definitions that these jobs started with.
+SELECT definition_hash, body
+  FROM dagapp.dag_workflow_definitions
+ WHERE definition_hash = ANY (%(hashes)s::text[]);
+
+-- name: history_own_nodes
+-- The nodes of the definitions themselves, by whole key, with the branch a conditional chose and what a fan_in counted.
+SELECT n.job_id, n.node_id, n.status, n.parent_node_id, n.fan_out_index, n.attempt, n.retry_count, n.loss_count, n.run,
+       n.total, n.expanded, n.remaining, n.failed_count, n.cancelled_count,
+       CASE WHEN k.is_conditional THEN n.output -> 'next' END AS chosen,
+       CASE WHEN k.is_fan_in AND jsonb_typeof(n.output -> 'count') = 'number'
+            THEN (n.output ->> 'count')::numeric::int END AS gathered
+  FROM unnest(%(job_ids)s::uuid[], %(node_ids)s::text[], %(are_conditional)s::bool[], %(are_fan_in)s::bool[])
+       AS k (job_id, node_id, is_conditional, is_fan_in)
+  JOIN dagapp.dag_node_states n
+    ON n.job_id = k.job_id AND n.node_id = k.node_id;
+
+-- name: history_events
+-- Everything that happened to these jobs, in order. Of the data only what the check reads.
+SELECT job_id, sequence, node_id, event_type, event_status, attempt, epoch, event_data
+  FROM dagapp.dag_job_events
+ WHERE job_id = ANY (%(job_ids)s::uuid[])
+ ORDER BY job_id, sequence;
+
+-- name: history_nodes
+-- Every node and child of these jobs.
+SELECT job_id, node_id, status, parent_node_id, fan_out_index, attempt, retry_count, loss_count, run, total, expanded,
+       remaining, failed_count, cancelled_count
+  FROM dagapp.dag_node_states
+ WHERE job_id = ANY (%(job_ids)s::uuid[]);
+
+-- name: history_tasks
+-- Every attempt.
+SELECT job_id, node_id, attempt, status
+  FROM dagapp.dag_tasks
+ WHERE job_id = ANY (%(job_ids)s::uuid[]);
+
+-- name: history_results
+-- Every reported result, and whether its node holds another output than the result that completed it.
+SELECT r.job_id, r.node_id, r.attempt, r.status, r.accepted, r.processed,
+       coalesce(n.output IS DISTINCT FROM r.output OR n.output_ref IS DISTINCT FROM r.output_ref, false) AS is_other_output
+  FROM dagapp.dag_task_results r
+  LEFT JOIN dagapp.dag_node_states n
+    ON n.job_id = r.job_id AND n.node_id = r.node_id AND n.attempt = r.attempt
+   AND n.status = 'completed' AND r.accepted AND r.status = 'succeeded'
+ WHERE r.job_id = ANY (%(job_ids)s::uuid[]);
+
+-- name: history_orphans
+-- Rows that belong to a job that doesn't exist.
+SELECT o.job_id, o.kind, sum(o.rows)::bigint AS rows
+  FROM (SELECT job_id, 'node states' AS kind, count(*) AS rows FROM dagapp.dag_node_states GROUP BY job_id
+         UNION ALL
+        SELECT job_id, 'tasks', count(*) FROM dagapp.dag_tasks GROUP BY job_id
+         UNION ALL
+        SELECT job_id, 'results', count(*) FROM dagapp.dag_task_results GROUP BY job_id
+         UNION ALL
+        SELECT job_id, 'checkpoints', count(*) FROM dagapp.dag_checkpoints GROUP BY job_id
+         UNION ALL
+        SELECT job_id, 'events', count(*) FROM dagapp.dag_job_events WHERE job_id IS NOT NULL GROUP BY job_id) AS o
+ WHERE NOT EXISTS (SELECT 1 FROM dagapp.dag_jobs j WHERE j.job_id = o.job_id)
+ GROUP BY o.job_id, o.kind
+ ORDER BY o.job_id, o.kind
+ LIMIT %(limit)s;

@@ -1,0 +1,141 @@
+-- name: schema_is_deployed
+-- Whether this database has our schema at all.
+SELECT to_regclass('dagapp.schema_info') IS NOT NULL AS is_deployed;
+
+-- name: live_instances
+-- Orchestrators and workers that have shown themselves within so many seconds.
+SELECT 'orchestrator' AS role, host, pid, heartbeat_at
+  FROM dagapp.orchestrators
+ WHERE heartbeat_at > dagapp.clock() - make_interval(secs => %(within)s)
+ UNION ALL
+SELECT 'worker', host, pid, heartbeat_at
+  FROM dagapp.workers
+ WHERE heartbeat_at > dagapp.clock() - make_interval(secs => %(within)s);
+
+-- name: list_jobs
+-- Jobs, newest first, a page at a time: ids are in the order of time, and the last one seen is where the next page begins.
+SELECT job_id, workflow_id, workflow_version, status, priority, correlation_id, submitted_by, error_message, created_at,
+       started_at, completed_at, dagapp.clock() AS now
+  FROM dagapp.dag_jobs
+ WHERE (%(after)s::uuid IS NULL OR job_id < %(after)s::uuid)
+   AND (%(status)s::text IS NULL OR status = %(status)s)
+   AND (%(workflow_id)s::text IS NULL OR workflow_id = %(workflow_id)s)
+ ORDER BY job_id DESC
+ LIMIT %(limit)s;
+
+-- name: jobs_between
+-- The first few jobs of a range of ids: what a prefix stands for.
+SELECT job_id
+  FROM dagapp.dag_jobs
+ WHERE job_id BETWEEN %(first)s AND %(last)s
+ ORDER BY job_id
+ LIMIT 5;
+
+-- name: newest_job
+-- The job that was created last.
+SELECT job_id
+  FROM dagapp.dag_jobs
+ ORDER BY job_id DESC
+ LIMIT 1;
+
+-- name: show_job
+-- A job with the definition it runs on. The claim token is nobody's business.
+SELECT j.job_id, j.workflow_id, j.workflow_version, j.definition_hash, j.status, j.input_params, j.priority, j.owner_id,
+       j.owner_heartbeat_at, j.epoch, j.correlation_id, j.submitted_by, j.callback_url, j.idempotency_key, j.message_id,
+       j.asset_id, j.version_ordinal, j.deadline_at, j.result_data, j.error_message, j.resume_count, j.last_sequence,
+       j.version, j.created_at, j.updated_at, j.started_at, j.completed_at, d.body AS definition
+  FROM dagapp.dag_jobs j
+  JOIN dagapp.dag_workflow_definitions d USING (definition_hash)
+ WHERE j.job_id = %(job_id)s;
+
+-- name: watch_job
+-- A job and its own nodes in one look, cheap enough for several a second: children are never listed. Those that ended are
+-- in their fan_out's counters, those that run in the index of running tasks, at most as many as there are slots.
+WITH running AS MATERIALIZED (
+    SELECT r.parent, count(*)::int AS count
+      FROM (SELECT (SELECT n.parent_node_id
+                      FROM dagapp.dag_node_states n
+                     WHERE n.job_id = t.job_id AND n.node_id = t.node_id) AS parent
+              FROM dagapp.dag_tasks t
+             WHERE t.job_id = %(job_id)s AND t.status = 'running') AS r
+     GROUP BY r.parent
+), retrying AS MATERIALIZED (
+    SELECT w.parent, count(*)::int AS count
+      FROM (SELECT n.parent_node_id AS parent
+              FROM dagapp.dag_node_states n
+             WHERE n.job_id = %(job_id)s AND n.not_before IS NOT NULL
+             LIMIT 1000) AS w
+     GROUP BY w.parent
+)
+SELECT j.status AS job_status, j.created_at AS job_created_at, j.started_at AS job_started_at,
+       j.completed_at AS job_completed_at, j.error_message AS job_error_message, dagapp.clock() AS now,
+       n.node_id, n.status, n.parent_node_id, n.fan_out_index, n.label, n.error_message, n.reason, n.attempt, n.retry_count,
+       n.max_retries, n.loss_count, n.not_before, n.total, n.expanded, n.remaining, n.failed_count, n.cancelled_count,
+       n.dispatched_at, n.started_at, n.completed_at,
+       coalesce((SELECT r.count FROM running r WHERE r.parent = n.node_id), 0) AS running_count,
+       coalesce((SELECT r.count FROM retrying r WHERE r.parent = n.node_id), 0) AS retrying_count,
+       (SELECT t.progress
+          FROM dagapp.dag_tasks t
+         WHERE t.job_id = n.job_id AND t.node_id = n.node_id AND t.attempt = n.attempt AND t.status = 'running') AS progress
+  FROM dagapp.dag_jobs j
+ CROSS JOIN unnest(%(node_ids)s::text[]) WITH ORDINALITY AS k (node_id, place)
+  JOIN dagapp.dag_node_states n
+    ON n.job_id = %(job_id)s AND n.node_id = k.node_id
+ WHERE j.job_id = %(job_id)s
+ ORDER BY k.place;
+
+-- name: job_outcome
+-- Whether a job is over, and how it ended: what someone who waits asks again and again.
+SELECT status, dagapp.clock() AS now
+  FROM dagapp.dag_jobs
+ WHERE job_id = %(job_id)s;
+
+-- name: page_children
+-- Some children of a fan_out in index order, each by its whole key: a page costs a page, however many there are. Where a
+-- state is asked for, children are looked at one by one until the page is full.
+SELECT n.node_id, n.status, n.parent_node_id, n.fan_out_index, n.label, n.error_message, n.reason, n.attempt, n.retry_count,
+       n.max_retries, n.loss_count, n.not_before, n.total, n.expanded, n.remaining, n.failed_count, n.cancelled_count,
+       n.dispatched_at, n.started_at, n.completed_at, 0 AS running_count, 0 AS retrying_count, t.progress
+  FROM generate_series(%(after)s::int + 1,
+                       (SELECT p.expanded - 1
+                          FROM dagapp.dag_node_states p
+                         WHERE p.job_id = %(job_id)s AND p.node_id = %(parent)s)) AS i (index)
+ CROSS JOIN LATERAL (SELECT c.*
+                       FROM dagapp.dag_node_states c
+                      WHERE c.job_id = %(job_id)s AND c.node_id = %(parent)s || '__' || i.index::text
+                        AND (%(status)s::text IS NULL OR c.status = %(status)s)
+                     OFFSET 0) AS n
+  LEFT JOIN LATERAL (SELECT a.progress
+                       FROM dagapp.dag_tasks a
+                      WHERE a.job_id = n.job_id AND a.node_id = n.node_id AND a.attempt = n.attempt
+                        AND a.status = 'running'
+                     OFFSET 0) AS t
+    ON true
+ LIMIT %(limit)s;
+
+-- name: page_events
+-- Events of a job after a sequence number, in order.
+SELECT sequence, created_at, event_type, node_id, event_status, attempt, epoch, event_data, checkpoint_name
+  FROM dagapp.dag_job_events
+ WHERE job_id = %(job_id)s
+   AND sequence > %(after)s
+   AND (%(node_id)s::text IS NULL OR node_id = %(node_id)s)
+ ORDER BY sequence
+ LIMIT %(limit)s;
+
+-- name: task_totals
+-- What the attempts of a job added up to, per node of its definition. Reads every task: for a summary, once.
+SELECT coalesce(n.parent_node_id, n.node_id) AS node_id,
+       count(DISTINCT t.node_id)::int AS tasks,
+       count(*)::int AS attempts,
+       count(*) FILTER (WHERE t.status = 'failed')::int AS failed,
+       count(*) FILTER (WHERE t.status = 'lost')::int AS lost,
+       coalesce(sum(extract(epoch FROM t.started_at - t.available_at)), 0)::float8 AS waited_seconds,
+       coalesce(sum(extract(epoch FROM t.finished_at - t.started_at)), 0)::float8 AS ran_seconds,
+       min(t.available_at) AS first_at,
+       max(t.finished_at) AS last_at
+  FROM dagapp.dag_tasks t
+  JOIN dagapp.dag_node_states n
+    ON n.job_id = t.job_id AND n.node_id = t.node_id
+ WHERE t.job_id = %(job_id)s
+ GROUP BY 1;

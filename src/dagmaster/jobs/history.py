@@ -1,0 +1,814 @@
+"""Rebuild jobs and nodes from their events alone, and say where history and rows disagree.
+
+    events ──▶ tell ──▶ the rebuilt job          (every step legal, in order, allowed by the graph and the retry policy)
+    rows   ──▶ node, task, result ──▶ compared   (the fold of the events is what the tables hold, attempt by attempt)
+           ──▶ finish                            (what must hold of a job that has ended, and nothing left over)
+
+An `Audit` is fed row by row, in any order but for events, which come by sequence: it holds some hundred bytes a node, so a
+hundred thousand children are checked while they stream by. Nothing here asks the planner or `view` what is right: the rules
+are written down a second time, naively. Jobs that still run are held only to what is true at any time.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from math import floor
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from dagmaster.jobs import states
+from dagmaster.jobs.retry import LOSS_POLICY
+from dagmaster.jobs.states import Blame, EventType, JobStatus, NodeStatus, SkipReason, TaskStatus
+from dagmaster.workflows.graph import Graph
+from dagmaster.workflows.model import ConditionalNode, FanInNode, FanOutNode, Importance, Retry, work_of
+
+FINDINGS_A_JOB = 200  # one broken job must not drown the others
+OUTPUTS_FAILED = "the workflow's outputs"
+_ROUNDING_SECONDS = 0.002  # waits are written with three decimals
+
+
+class Code(StrEnum):
+    """What kind of damage. In brackets: the invariant of the reliability plan."""
+
+    SEQUENCE = "sequence"  # [I2] events are numbered 1..n without gaps
+    OPENING = "opening"  # [I2] the first event creates the job, with the nodes of its definition
+    TRANSITION = "transition"  # [I2] a step that the state tables don't have
+    EVENT = "event"  # [I2] an event whose type and state contradict each other
+    EPOCH = "epoch"  # [I6] an event of an owner that had been replaced
+    ATTEMPT = "attempt"  # [I4] attempts are numbered 1..n, one at a time
+    START = "start"  # [I7] a node went before what it waits for allowed it
+    SKIP = "skip"  # [I9] a node was skipped without a reason to
+    AFTER_END = "after-end"  # [I12] something happened after the job had ended
+    WHILE_FAILING = "while-failing"  # [I12] dispatched although a critical node had failed for good
+    RETRY = "retry"  # [I11] more retries than the policy allows, or one that it forbids
+    WAIT = "wait"  # [I11] a wait outside the bounds of the policy
+    FAN_IN = "fan-in"  # [I8] a fan_in that went without all its children, or gathered others
+    COUNTERS = "counters"  # [I8] a fan_out's counters don't count its children
+    JOB_ROW = "job-row"  # [I3]
+    NODE_ROW = "node-row"  # [I3]
+    ROW_WITHOUT_EVENTS = "row-without-events"  # [I3]
+    EVENTS_WITHOUT_ROW = "events-without-row"  # [I3]
+    TASK_MISSING = "task-missing"  # [I3] dispatched by the events, but there is no task
+    TASK_UNTOLD = "task-untold"  # [I3] a task that no event tells of
+    TASK_STATUS = "task-status"  # [I3]
+    RESULT = "result"  # [I5] a result that is missing, or fits no attempt
+    RESULT_OUTPUT = "result-output"  # [I5] a node's output is not what its accepted result says
+    RESULT_UNPROCESSED = "result-unprocessed"  # [I5] accepted and never handled
+    UNENDED = "unended"  # [I9] the job has ended, this has not
+    OUTCOME = "outcome"  # [I10] the job's outcome doesn't follow from its nodes
+    DEFINITION = "definition"  # [I17] the definition is missing, unreadable or another
+    ORPHAN = "orphan"  # rows of a job that doesn't exist
+    MORE = "more"  # further findings that were not listed
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    job_id: UUID | None
+    node_id: str | None
+    code: Code
+    message: str
+
+    def __str__(self) -> str:
+        place = f"job {self.job_id}" + (f" node '{self.node_id}'" if self.node_id else "")
+        return f"[{self.code}] {place}: {self.message}"
+
+
+# --- rows ------------------------------------------------------------------------------------------------------------
+
+
+class Event(NamedTuple):
+    sequence: int
+    node_id: str | None
+    type: str
+    status: str | None
+    attempt: int | None
+    epoch: int | None
+    data: Mapping[str, Any] | None
+
+
+class JobRow(NamedTuple):
+    job_id: UUID
+    status: str
+    definition_hash: str
+    last_sequence: int
+    epoch: int
+    resume_count: int
+
+
+class NodeRow(NamedTuple):
+    """`chosen` is a conditional's branch, `gathered` how many results a fan_in says it has."""
+
+    node_id: str
+    status: str
+    parent: str | None
+    fan_out_index: int | None
+    attempt: int
+    retry_count: int
+    loss_count: int
+    run: int
+    total: int | None = None
+    expanded: int | None = None
+    remaining: int | None = None
+    failed: int | None = None
+    cancelled: int | None = None
+    chosen: tuple[str, ...] | None = None
+    gathered: int | None = None
+
+
+class TaskRow(NamedTuple):
+    node_id: str
+    attempt: int
+    status: str
+
+
+class ResultRow(NamedTuple):
+    node_id: str
+    attempt: int
+    status: str
+    accepted: bool
+    processed: bool
+    is_other_output: bool = False  # its node completed with this attempt, and holds another output
+
+
+# --- what is rebuilt -------------------------------------------------------------------------------------------------
+
+
+class End(StrEnum):
+    """How an attempt stands by the events: one letter, so that a node's attempts are a short text."""
+
+    QUEUED = "q"
+    RUNNING = "r"
+    SUCCEEDED = "s"
+    FAILED = "f"
+    OVERRAN = "o"
+    EXPIRED = "x"
+    LOST = "l"
+    RETURNED = "b"
+    WITHDRAWN = "w"
+
+
+_LIVE = frozenset({End.QUEUED.value, End.RUNNING.value})
+_REPORTED = (End.SUCCEEDED, End.FAILED, End.RETURNED)
+_T = TaskStatus
+# A worker ends its task by itself; the event follows when an orchestrator has read the result.
+_BY_WORKER = frozenset({_T.SUCCEEDED.value, _T.FAILED.value, _T.RETURNED.value})
+_TASK_OF: dict[str, frozenset[str]] = {
+    End.QUEUED.value: frozenset({_T.QUEUED.value, _T.RUNNING.value}) | _BY_WORKER,
+    End.RUNNING.value: frozenset({_T.RUNNING.value}) | _BY_WORKER,
+    End.SUCCEEDED.value: frozenset({_T.SUCCEEDED.value}),
+    End.FAILED.value: frozenset({_T.FAILED.value}),
+    End.OVERRAN.value: frozenset({_T.FAILED.value}),
+    End.EXPIRED.value: frozenset({_T.CANCELLED.value}),
+    End.LOST.value: frozenset({_T.LOST.value}),
+    End.RETURNED.value: frozenset({_T.RETURNED.value}),
+    # Given back to a job that is failing: it is not tried again.
+    End.WITHDRAWN.value: frozenset({_T.CANCELLED.value, _T.RETURNED.value}),
+}
+_RESULT_OF: dict[str, str] = {
+    End.SUCCEEDED.value: _T.SUCCEEDED.value,
+    End.FAILED.value: _T.FAILED.value,
+    End.RETURNED.value: _T.RETURNED.value,
+    End.WITHDRAWN.value: _T.RETURNED.value,
+}
+
+
+@dataclass(slots=True)
+class RebuiltNode:
+    """A node as its events tell. `trace` has a letter (`End`) for each attempt."""
+
+    status: str
+    parent: str | None = None
+    trace: str = ""
+    run: int = 1
+    retries: int = 0
+    losses: int = 0
+    reason: str | None = None
+    blame: str | None = None
+    has_row: bool = False
+    tasks: int = 0
+    results: int = 0
+    unread: int = 0  # tasks that ended without an event so far, less the results that wait to be read
+
+    @property
+    def attempts(self) -> int:
+        return len(self.trace)
+
+    @property
+    def is_live(self) -> bool:
+        return self.trace[-1:] in _LIVE
+
+
+@dataclass(slots=True)
+class Family:
+    """The children of one fan_out."""
+
+    born: int = 0
+    ended: int = 0
+    failed: int = 0
+    cancelled: int = 0
+
+
+@dataclass(slots=True)
+class Rebuilt:
+    status: str | None = None
+    nodes: dict[str, RebuiltNode] = field(default_factory=dict)
+    families: dict[str, Family] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+    events: int = 0
+    revivals: int = 0
+
+
+def replay(events: Iterable[Event], job_id: UUID | None = None, graph: Graph | None = None) -> Rebuilt:
+    """A job as its events tell it. Without a graph only order and legality of the steps are checked."""
+    audit = Audit(job_id, graph)
+    for event in events:
+        audit.tell(event)
+    return audit.rebuilt
+
+
+def _plain(moves: Mapping[Any, Iterable[Any]]) -> dict[str, frozenset[str]]:
+    return {str(state): frozenset(map(str, targets)) for state, targets in moves.items()}
+
+
+_JOB_MOVES, _JOB_REVIVALS = _plain(states.JOB_MOVES), _plain(states.JOB_REVIVALS)
+_NODE_MOVES, _NODE_REVIVALS = _plain(states.NODE_MOVES), _plain(states.NODE_REVIVALS)
+_JOB_TERMINAL = frozenset(map(str, states.JOB_TERMINAL))
+_NODE_TERMINAL = frozenset(map(str, states.NODE_TERMINAL))
+_STATUS_OF: dict[str, str] = {
+    EventType.JOB_CREATED: JobStatus.PENDING,
+    EventType.JOB_STARTED: JobStatus.RUNNING,
+    EventType.JOB_COMPLETED: JobStatus.COMPLETED,
+    EventType.JOB_PARTIAL_SUCCESS: JobStatus.PARTIAL_SUCCESS,
+    EventType.JOB_FAILED: JobStatus.FAILED,
+    EventType.JOB_CANCELLED: JobStatus.CANCELLED,
+    EventType.NODE_READY: NodeStatus.READY,
+    EventType.NODE_DISPATCHED: NodeStatus.DISPATCHED,
+    EventType.NODE_STARTED: NodeStatus.RUNNING,
+    EventType.NODE_COMPLETED: NodeStatus.COMPLETED,
+    EventType.NODE_FAILED: NodeStatus.FAILED,
+    EventType.NODE_RETRIED: NodeStatus.READY,
+    EventType.NODE_SKIPPED: NodeStatus.SKIPPED,
+    EventType.NODE_CANCELLED: NodeStatus.CANCELLED,
+}
+
+
+class _Word(StrEnum):
+    """What a dependency says at the moment its successor moves."""
+
+    WAIT = "has not ended"
+    GO = "completed"
+    VOID = "was skipped by a branch"
+    EMPTY = "failed but is optional"
+    BROKEN = "failed"
+
+
+class Audit:
+    """One job under examination."""
+
+    def __init__(
+        self,
+        job_id: UUID | None = None,
+        graph: Graph | None = None,
+        nodes: Iterable[NodeRow] = (),
+        *,
+        max_losses: int | None = None,
+    ) -> None:
+        """`nodes` are the rows of the definition's own nodes; they say which branches were chosen."""
+        self.job_id = job_id
+        self.graph = graph
+        self.rebuilt = Rebuilt()
+        self.max_losses = max_losses
+        self.hidden = 0
+        self._own = {row.node_id: row for row in nodes}
+        self._sequence = 0
+        self._epoch = 0
+        self._standing: set[str] = set()  # critical nodes that have failed, as things stand
+        self._end: Event | None = None
+        self._definition: str | None = None
+
+    def _find(self, code: Code, message: str, node_id: str | None = None) -> None:
+        if len(self.rebuilt.findings) < FINDINGS_A_JOB:
+            self.rebuilt.findings.append(Finding(self.job_id, node_id, code, message))
+        else:
+            self.hidden += 1
+
+    # --- events ------------------------------------------------------------------------------------------------------
+
+    def tell(self, event: Event) -> None:
+        """The next event, by sequence."""
+        self.rebuilt.events += 1
+        self._in_order(event)
+        said = _STATUS_OF.get(event.type)
+        if said is not None and event.status != said:
+            self._find(Code.EVENT, f"event {event.sequence}: {event.type} says '{event.status}'", event.node_id)
+        if event.node_id is not None:
+            self._tell_node(event, event.node_id)
+        elif event.type == EventType.JOB_CREATED:
+            self._open(event)
+        elif event.status is not None:
+            self._move_job(event, event.status)
+
+    def _in_order(self, event: Event) -> None:
+        if event.sequence != self._sequence + 1:
+            self._find(Code.SEQUENCE, f"event {event.sequence} follows {self._sequence}")
+        if event.sequence == 1 and event.type != EventType.JOB_CREATED:
+            self._find(Code.OPENING, f"the first event is {event.type}, not job_created")
+        self._sequence = event.sequence
+        epoch = event.epoch or 0
+        if epoch < self._epoch:
+            self._find(Code.EPOCH, f"event {event.sequence} is of epoch {epoch}, after one of epoch {self._epoch}")
+        self._epoch = max(self._epoch, epoch)
+
+    def _open(self, event: Event) -> None:
+        if self.rebuilt.status is not None:
+            self._find(Code.OPENING, f"event {event.sequence} creates the job again")
+            return
+        self.rebuilt.status = JobStatus.PENDING
+        self._definition = (event.data or {}).get("definition_hash")
+        names = (event.data or {}).get("nodes") or ()
+        self.rebuilt.nodes = {name: RebuiltNode(NodeStatus.PENDING) for name in names}
+        if self.graph is not None and set(names) != set(self.graph.workflow.nodes):
+            self._find(Code.OPENING, "job_created names other nodes than the definition has")
+
+    def _move_job(self, event: Event, to: str) -> None:
+        was = self.rebuilt.status or "nothing"
+        if to in _JOB_REVIVALS.get(was, ()):
+            self.rebuilt.revivals += 1
+            self._end = None
+        elif to not in _JOB_MOVES.get(was, ()):
+            self._find(Code.TRANSITION, f"event {event.sequence}: the job went from {was} to {to}")
+        self.rebuilt.status = to
+        if to in _JOB_TERMINAL:
+            self._end = event
+
+    def _tell_node(self, event: Event, node_id: str) -> None:
+        node = self.rebuilt.nodes.get(node_id) or self._birth(event, node_id)
+        to = event.status
+        if node is None or to is None:
+            return
+        if self._end is not None and to not in _NODE_REVIVALS.get(node.status, ()):
+            ended = f"the job had ended with event {self._end.sequence}"
+            self._find(Code.AFTER_END, f"event {event.sequence} ({event.type}), though {ended}", node_id)
+        was, node.status = node.status, to
+        self._check_move(event, node_id, node, was)
+        self._count(node, was, to)
+        match to:
+            case NodeStatus.READY:
+                self._ready(event, node_id, node, was)
+            case NodeStatus.DISPATCHED:
+                self._dispatched(event, node_id, node)
+            case NodeStatus.RUNNING:
+                self._started(event, node_id, node)
+            case NodeStatus.COMPLETED:
+                self._completed(event, node_id, node)
+            case NodeStatus.FAILED:
+                self._failed(event, node_id, node)
+            case NodeStatus.CANCELLED if node.is_live:
+                self._ends(event, node_id, node, End.WITHDRAWN)
+            case NodeStatus.SKIPPED:
+                self._skipped(event, node_id, node)
+        self._weigh(node_id, node)
+
+    def _birth(self, event: Event, node_id: str) -> RebuiltNode | None:
+        """A fan_out's child begins as ready; nothing else appears after the job's creation."""
+        parent, _, number = node_id.rpartition("__")
+        is_child = number.isdigit() and parent in self.rebuilt.nodes and self._is_fan_out(parent)
+        if not is_child or event.status != NodeStatus.READY:
+            self._find(Code.TRANSITION, f"event {event.sequence} ({event.type}) is of a node that nobody made", node_id)
+            if not is_child:
+                return None
+        node = self.rebuilt.nodes[node_id] = RebuiltNode(NodeStatus.PENDING, parent)
+        self.rebuilt.families.setdefault(parent, Family()).born += 1
+        return node
+
+    def _is_fan_out(self, node_id: str) -> bool:
+        return self.graph is None or isinstance(self.graph.workflow.nodes.get(node_id), FanOutNode)
+
+    def _check_move(self, event: Event, node_id: str, node: RebuiltNode, was: str) -> None:
+        to = node.status
+        if to in _NODE_REVIVALS.get(was, ()):
+            node.run += 1
+            node.retries = node.losses = 0
+            node.reason = node.blame = None
+        elif to not in _NODE_MOVES.get(was, ()):
+            self._find(Code.TRANSITION, f"event {event.sequence}: went from {was} to {to}", node_id)
+
+    def _count(self, node: RebuiltNode, was: str, to: str) -> None:
+        """Keep the counters of a child's family."""
+        if node.parent is None:
+            return
+        family = self.rebuilt.families[node.parent]
+        for state, step in ((was, -1), (to, 1)):
+            family.ended += step * (state in _NODE_TERMINAL)
+            family.failed += step * (state == NodeStatus.FAILED)
+            family.cancelled += step * (state == NodeStatus.CANCELLED)
+
+    def _weigh(self, node_id: str, node: RebuiltNode) -> None:
+        """Remember which critical nodes have failed, as things stand: nothing may go out any more."""
+        if self.graph is None:
+            return
+        owner = node.parent or node_id
+        if self.graph.workflow.nodes[owner].importance is not Importance.CRITICAL:
+            return
+        failed = self.rebuilt.nodes[owner].status == NodeStatus.FAILED or self._is_overdrawn(owner)
+        (self._standing.add if failed else self._standing.discard)(owner)
+
+    # Attempts
+
+    def _dispatched(self, event: Event, node_id: str, node: RebuiltNode) -> None:
+        if node.is_live:
+            self._find(Code.ATTEMPT, f"event {event.sequence}: a second attempt while one is live", node_id)
+        if event.attempt != node.attempts + 1:
+            self._find(
+                Code.ATTEMPT, f"event {event.sequence}: attempt {event.attempt} follows {node.attempts}", node_id
+            )
+        if self._standing:
+            because = ", ".join(sorted(self._standing))
+            self._find(Code.WHILE_FAILING, f"event {event.sequence}: dispatched after {because} had failed", node_id)
+        if node.attempts == 0 and node.parent is None:
+            self._check_fan_in(event, node_id)
+        node.trace += End.QUEUED.value
+
+    def _started(self, event: Event, node_id: str, node: RebuiltNode) -> None:
+        if self._is_current(event, node_id, node):
+            node.trace = node.trace[:-1] + End.RUNNING.value
+
+    def _is_current(self, event: Event, node_id: str, node: RebuiltNode) -> bool:
+        if node.is_live and event.attempt == node.attempts:
+            return True
+        self._find(
+            Code.ATTEMPT,
+            f"event {event.sequence} ({event.type}) is of attempt {event.attempt}, not a live one",
+            node_id,
+        )
+        return False
+
+    def _ends(self, event: Event, node_id: str, node: RebuiltNode, end: End) -> None:
+        if self._is_current(event, node_id, node):
+            node.trace = node.trace[:-1] + end.value
+
+    def _completed(self, event: Event, node_id: str, node: RebuiltNode) -> None:
+        if event.attempt is not None:
+            self._ends(event, node_id, node, End.SUCCEEDED)
+        elif self._needs_worker(node_id, node):
+            self._find(Code.ATTEMPT, f"event {event.sequence}: completed without a worker", node_id)
+        else:
+            self._check_fan_in(event, node_id)
+
+    def _needs_worker(self, node_id: str, node: RebuiltNode) -> bool:
+        if node.parent is not None:
+            return True
+        own = self.graph.workflow.nodes.get(node_id) if self.graph else None
+        return own is not None and not isinstance(own, FanOutNode) and work_of(own) is not None
+
+    def _failed(self, event: Event, node_id: str, node: RebuiltNode) -> None:
+        error = (event.data or {}).get("error") or {}
+        node.blame = str(error.get("blame", Blame.HANDLER))
+        if event.attempt is None:
+            if node.is_live:
+                self._find(Code.ATTEMPT, f"event {event.sequence}: failed inside while an attempt is live", node_id)
+            return
+        match error.get("code"):
+            case "task.lost":
+                end = End.LOST
+            case "task.overran":
+                end = End.EXPIRED if node.trace[-1:] == End.QUEUED.value else End.OVERRAN
+            case _:
+                end = End.FAILED
+        self._ends(event, node_id, node, end)
+
+    # Retries
+
+    def _ready(self, event: Event, node_id: str, node: RebuiltNode, was: str) -> None:
+        if event.type == EventType.NODE_RETRIED:
+            self._retried(event, node_id, node)
+        elif node.parent is None and was == NodeStatus.PENDING:
+            self._check_start(event, node_id)
+
+    def _retried(self, event: Event, node_id: str, node: RebuiltNode) -> None:
+        data = event.data or {}
+        wait = float(data.get("wait_seconds") or 0)
+        match data.get("reason"):
+            case "returned":
+                self._ends(event, node_id, node, End.RETURNED)
+                self._check_wait(event, node_id, wait, None, 0)
+            case "lost":
+                self._ends(event, node_id, node, End.LOST)
+                node.losses += 1
+                # The first loss goes out at once: its lease was wait enough.
+                self._check_wait(event, node_id, wait, LOSS_POLICY if node.losses > 1 else None, node.losses - 1)
+            case _ if node.blame == Blame.ENVIRONMENT:
+                node.losses += 1
+                self._check_wait(event, node_id, wait, LOSS_POLICY, node.losses)
+            case _:
+                self._retried_failure(event, node_id, node, wait)
+        if self.max_losses is not None and node.losses > self.max_losses:
+            self._find(Code.RETRY, f"event {event.sequence}: loss {node.losses} of at most {self.max_losses}", node_id)
+
+    def _retried_failure(self, event: Event, node_id: str, node: RebuiltNode, wait: float) -> None:
+        node.retries += 1
+        if node.blame == Blame.DATA:
+            self._find(Code.RETRY, f"event {event.sequence}: bad data is never tried again", node_id)
+        policy = self._policy(node.parent or node_id)
+        if policy is None:
+            return
+        if node.retries > policy.max_attempts:
+            allowed = f"retry {node.retries} of at most {policy.max_attempts}"
+            self._find(Code.RETRY, f"event {event.sequence}: {allowed}", node_id)
+        self._check_wait(event, node_id, wait, policy, node.retries)
+
+    def _policy(self, node_id: str) -> Retry | None:
+        if self.graph is None or node_id not in self.graph.workflow.nodes:
+            return None
+        work = work_of(self.graph.workflow.nodes[node_id])
+        return work.retry if work else Retry(max_attempts=0)
+
+    def _check_wait(self, event: Event, node_id: str, wait: float, policy: Retry | None, nth: int) -> None:
+        longest = 0.0
+        if policy is not None:
+            growth = 2.0 ** (min(nth, 31) - 1) if policy.backoff == "exponential" else 1.0
+            longest = min(policy.max_delay_seconds, policy.initial_delay_seconds * growth)
+        shortest = longest / 2 if policy is not None and policy.jitter else longest
+        if not shortest - _ROUNDING_SECONDS <= wait <= longest + _ROUNDING_SECONDS:
+            bounds = f"{shortest:g} to {longest:g} s"
+            self._find(Code.WAIT, f"event {event.sequence}: waits {wait:g} s; the policy says {bounds}", node_id)
+
+    # Order
+
+    def _words(self, target: str) -> tuple[list[tuple[str, _Word]], list[tuple[str, _Word]]]:
+        assert self.graph is not None
+        all_of, any_of = self.graph.all_of.get(target, ()), self.graph.any_of.get(target, ())
+        return [(s, self._word(s, target)) for s in all_of], [(s, self._word(s, target)) for s in any_of]
+
+    def _word(self, source: str, target: str) -> _Word:
+        assert self.graph is not None
+        node = self.graph.workflow.nodes[source]
+        state = self.rebuilt.nodes.get(source)
+        if state is None or state.status not in _NODE_TERMINAL:
+            return _Word.WAIT
+        match state.status:
+            case NodeStatus.SKIPPED:
+                return _Word.VOID if state.reason == SkipReason.BRANCH_NOT_TAKEN else _Word.BROKEN
+            case NodeStatus.CANCELLED:
+                return _Word.BROKEN
+            case NodeStatus.COMPLETED if isinstance(node, ConditionalNode):
+                return _Word.GO if self._was_chosen(source, target) else _Word.VOID
+            case NodeStatus.COMPLETED if not isinstance(node, FanOutNode):
+                return _Word.GO
+        if self._has_open_children(source):
+            return _Word.WAIT
+        if state.status == NodeStatus.COMPLETED and (
+            not self._is_overdrawn(source) or self.graph.fan_out_of.get(target) == source
+        ):
+            return _Word.GO
+        return _Word.EMPTY if node.importance is Importance.OPTIONAL else _Word.BROKEN
+
+    def _was_chosen(self, conditional: str, target: str) -> bool:
+        """As the row says, which knows only the node's last run; of earlier ones we can't tell."""
+        row = self._own.get(conditional)
+        if row is None or row.chosen is None or row.run != self.rebuilt.nodes[conditional].run:
+            return True
+        return target in row.chosen
+
+    def _has_open_children(self, fan_out: str) -> bool:
+        family = self.rebuilt.families.get(fan_out)
+        if family is not None and family.ended < family.born:
+            return True
+        if self.rebuilt.nodes[fan_out].status != NodeStatus.COMPLETED:
+            return False
+        return (family.born if family else 0) < self._total(fan_out)
+
+    def _total(self, fan_out: str) -> int:
+        row, family = self._own.get(fan_out), self.rebuilt.families.get(fan_out)
+        if row is not None and row.total is not None:
+            return row.total
+        return family.born if family else 0
+
+    def _is_overdrawn(self, fan_out: str) -> bool:
+        node = self.graph.workflow.nodes[fan_out] if self.graph else None
+        family = self.rebuilt.families.get(fan_out)
+        if family is None or not isinstance(node, FanOutNode):
+            return False
+        share = node.tolerate
+        allowed = floor(share * self._total(fan_out)) if isinstance(share, float) else share
+        return family.failed + family.cancelled > allowed
+
+    def _check_start(self, event: Event, node_id: str) -> None:
+        if self.graph is None or node_id == self.graph.start:
+            return
+        needed, options = self._words(node_id)
+        for source, word in needed:
+            if word in (_Word.WAIT, _Word.BROKEN):
+                self._find(Code.START, f"event {event.sequence}: went although '{source}' {word}", node_id)
+        if options and all(word is not _Word.GO for _, word in options):
+            self._find(Code.START, f"event {event.sequence}: went although none of any_of completed", node_id)
+        if needed and not options and all(word is _Word.VOID for _, word in needed):
+            self._find(Code.START, f"event {event.sequence}: went on a branch that was not taken", node_id)
+
+    def _skipped(self, event: Event, node_id: str, node: RebuiltNode) -> None:
+        node.reason = (event.data or {}).get("reason")
+        if self.graph is None:
+            return
+        needed, options = ({word for _, word in words} for words in self._words(node_id))
+        lost = _Word.BROKEN in needed or (
+            not options & {_Word.GO, _Word.WAIT} and bool(options & {_Word.BROKEN, _Word.EMPTY})
+        )
+        void = options == {_Word.VOID} or (not options and needed == {_Word.VOID})
+        if not (lost if node.reason == SkipReason.UPSTREAM_FAILED else void and not lost):
+            self._find(Code.SKIP, f"event {event.sequence}: skipped as '{node.reason}', which is not so", node_id)
+
+    def _check_fan_in(self, event: Event, node_id: str) -> None:
+        """A fan_in goes when all children have ended, and no more of them failed than are tolerated."""
+        fan_out = self.graph.fan_out_of.get(node_id) if self.graph else None
+        if fan_out is None or fan_out not in self.rebuilt.nodes:
+            return
+        family = self.rebuilt.families.get(fan_out, Family())
+        if self._has_open_children(fan_out):
+            of = f"{family.ended} of {max(family.born, self._total(fan_out))} children of '{fan_out}'"
+            self._find(Code.FAN_IN, f"event {event.sequence}: went when {of} had ended", node_id)
+        elif self._is_overdrawn(fan_out):
+            failed = f"{family.failed + family.cancelled} children of '{fan_out}' failed"
+            self._find(Code.FAN_IN, f"event {event.sequence}: went although {failed}", node_id)
+
+    # --- rows --------------------------------------------------------------------------------------------------------
+
+    def node(self, row: NodeRow) -> None:
+        """Compare a node's row with its events. After the last event."""
+        node = self.rebuilt.nodes.get(row.node_id)
+        if node is None:
+            self._find(Code.ROW_WITHOUT_EVENTS, f"a row ({row.status}), but no event", row.node_id)
+            return
+        node.has_row = True
+        told: dict[str, tuple[Any, Any]] = {
+            "status": (row.status, node.status),
+            "attempt": (row.attempt, node.attempts),
+            "run": (row.run, node.run),
+            "parent": (row.parent, node.parent),
+        }
+        if node.run == 1:
+            told |= {"retry_count": (row.retry_count, node.retries), "loss_count": (row.loss_count, node.losses)}
+        if node.parent is not None:
+            told["fan_out_index"] = (row.fan_out_index, int(row.node_id.rpartition("__")[2]))
+        for name, (is_now, should_be) in told.items():
+            if is_now != should_be:
+                message = f"{name} is {is_now} in its row and {should_be} by its events"
+                self._find(Code.NODE_ROW, message, row.node_id)
+        if node.parent is None:
+            self._check_counters(row)
+            self._check_gathered(row)
+
+    def _check_counters(self, row: NodeRow) -> None:
+        family = self.rebuilt.families.get(row.node_id, Family())
+        if row.total is None:
+            if family.born:
+                self._find(Code.COUNTERS, f"{family.born} children, but no total", row.node_id)
+            return
+        told = {
+            "expanded": (row.expanded, family.born),
+            "remaining": (row.remaining, row.total - family.ended),
+            "failed_count": (row.failed, family.failed),
+            "cancelled_count": (row.cancelled, family.cancelled),
+        }
+        if row.status == NodeStatus.COMPLETED:
+            told["total"] = (row.total, family.born)
+        for name, (is_now, should_be) in told.items():
+            if (is_now or 0) != should_be:
+                self._find(Code.COUNTERS, f"{name} is {is_now or 0}, by its children {should_be}", row.node_id)
+
+    def _check_gathered(self, row: NodeRow) -> None:
+        """A fan_in's own count is that of the children that completed (concat counts their items)."""
+        own = self.graph.workflow.nodes.get(row.node_id) if self.graph else None
+        if not isinstance(own, FanInNode) or own.handler or own.aggregation == "concat" or row.gathered is None:
+            return
+        assert self.graph is not None
+        family = self.rebuilt.families.get(self.graph.fan_out_of[row.node_id], Family())
+        good = family.ended - family.failed - family.cancelled
+        if row.status == NodeStatus.COMPLETED and row.gathered != good:
+            self._find(Code.FAN_IN, f"gathered {row.gathered} results, but {good} children completed", row.node_id)
+
+    def _attempt(self, node_id: str, attempt: int) -> tuple[RebuiltNode, str] | None:
+        """The node and the letter of one of its attempts, if the events tell of it."""
+        node = self.rebuilt.nodes.get(node_id)
+        if node is None or not 0 < attempt <= node.attempts:
+            return None
+        return node, node.trace[attempt - 1]
+
+    def task(self, row: TaskRow) -> None:
+        """Compare a task with the events of its attempt."""
+        found = self._attempt(row.node_id, row.attempt)
+        if found is None:
+            self._find(Code.TASK_UNTOLD, f"task of attempt {row.attempt}, but no event dispatched it", row.node_id)
+            return
+        node, end = found
+        node.tasks += 1
+        if row.status not in _TASK_OF[end]:
+            said = f"attempt {row.attempt} {End(end).name.lower()} by its events, but its task is {row.status}"
+            self._find(Code.TASK_STATUS, said, row.node_id)
+        elif end in _LIVE and row.status in _BY_WORKER:
+            node.unread += 1
+
+    def result(self, row: ResultRow) -> None:
+        """Compare a result with the events of its attempt."""
+        found = self._attempt(row.node_id, row.attempt)
+        if found is None:
+            self._find(Code.RESULT, f"result of attempt {row.attempt}, but no event dispatched it", row.node_id)
+            return
+        node, end = found
+        if not row.accepted:
+            if not row.processed:
+                self._find(Code.RESULT, f"late result of attempt {row.attempt} waits to be handled", row.node_id)
+        elif not row.processed:
+            self._unprocessed(row, node, end)
+        elif _RESULT_OF.get(end) != row.status:
+            said = (
+                f"accepted result '{row.status}' of attempt {row.attempt}, which {End(end).name.lower()} by its events"
+            )
+            self._find(Code.RESULT, said, row.node_id)
+        else:
+            node.results += end != End.WITHDRAWN
+            if row.is_other_output:
+                self._find(Code.RESULT_OUTPUT, f"its output is not that of attempt {row.attempt}", row.node_id)
+
+    def _unprocessed(self, row: ResultRow, node: RebuiltNode, end: str) -> None:
+        node.unread -= 1
+        if end not in _LIVE or self._end is not None:
+            message = f"accepted result of attempt {row.attempt} was never handled"
+            self._find(Code.RESULT_UNPROCESSED, message, row.node_id)
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    def finish(self, job: JobRow) -> list[Finding]:
+        """What only shows when everything has been seen."""
+        self._check_job(job)
+        for node_id, node in self.rebuilt.nodes.items():
+            self._check_leftovers(node_id, node)
+        if self._end is not None:
+            self._check_ended()
+            self._check_outcome(self._end)
+        if self.hidden:
+            more = Finding(self.job_id, None, Code.MORE, f"{self.hidden} more findings in this job")
+            self.rebuilt.findings.append(more)
+        return self.rebuilt.findings
+
+    def _check_job(self, job: JobRow) -> None:
+        told: dict[str, tuple[Any, Any]] = {
+            "status": (job.status, self.rebuilt.status),
+            "last_sequence": (job.last_sequence, self._sequence),
+            "resume_count": (job.resume_count, self.rebuilt.revivals),
+        }
+        for name, (is_now, should_be) in told.items():
+            if is_now != should_be:
+                self._find(Code.JOB_ROW, f"{name} is {is_now} in its row and {should_be} by its events")
+        if self._definition not in (None, job.definition_hash):
+            self._find(Code.DEFINITION, "its row names another definition than the one it started with")
+        if job.epoch < self._epoch:
+            self._find(Code.EPOCH, f"its row is of epoch {job.epoch}, its events of epoch {self._epoch}")
+
+    def _check_leftovers(self, node_id: str, node: RebuiltNode) -> None:
+        if not node.has_row:
+            self._find(Code.EVENTS_WITHOUT_ROW, f"events ({node.status}), but no row", node_id)
+        if node.tasks < node.attempts:
+            missing = f"{node.attempts} attempts were dispatched, but {node.tasks} have a task"
+            self._find(Code.TASK_MISSING, missing, node_id)
+        reported = sum(node.trace.count(end.value) for end in _REPORTED)
+        if node.results < reported:
+            message = f"{reported} attempts were reported by a worker, but {node.results} have an accepted result"
+            self._find(Code.RESULT, message, node_id)
+        if node.unread:
+            what = "a task has ended, but there is no result to read" if node.unread > 0 else "a result of a live task"
+            self._find(Code.RESULT, what, node_id)
+
+    def _check_ended(self) -> None:
+        for node_id, node in self.rebuilt.nodes.items():
+            if node.status not in _NODE_TERMINAL:
+                self._find(Code.UNENDED, f"is {node.status}, though the job has ended", node_id)
+            elif node.is_live:
+                self._find(Code.UNENDED, f"attempt {node.attempts} is live, though the job has ended", node_id)
+
+    def _check_outcome(self, end: Event) -> None:
+        if self.graph is None or self.rebuilt.status == JobStatus.CANCELLED:
+            return
+        expected, why = self._expected_outcome()
+        data = end.data or {}
+        # A job may also fail by itself: its deadline, or outputs that can't be rendered.
+        by_itself = "reason" in data or str(data.get("error_message", "")).startswith(OUTPUTS_FAILED)
+        if self.rebuilt.status == expected or (self.rebuilt.status == JobStatus.FAILED and by_itself):
+            return
+        message = f"ended as {self.rebuilt.status}, but its nodes make it {expected}"
+        self._find(Code.OUTCOME, message + (f" (see '{why}')" if why else ""))
+
+    def _expected_outcome(self) -> tuple[str, str | None]:
+        assert self.graph is not None
+        bad: dict[Importance, str] = {}
+        for node_id, node in self.graph.workflow.nodes.items():
+            state = self.rebuilt.nodes.get(node_id)
+            if state is None or node.type in ("start", "end"):
+                continue
+            is_lost = state.status == NodeStatus.SKIPPED and state.reason != SkipReason.BRANCH_NOT_TAKEN
+            if is_lost or state.status in (NodeStatus.FAILED, NodeStatus.CANCELLED) or self._is_overdrawn(node_id):
+                bad.setdefault(node.importance, node_id)
+        if Importance.CRITICAL in bad:
+            return JobStatus.FAILED, bad[Importance.CRITICAL]
+        if Importance.IMPORTANT in bad:
+            return JobStatus.PARTIAL_SUCCESS, bad[Importance.IMPORTANT]
+        return JobStatus.COMPLETED, None

@@ -1,0 +1,108 @@
+"""Every statement is prepared on a deployed database, and the hot ones never read more of a large job than they must."""
+
+import re
+
+import psycopg
+import pytest
+from psycopg import ClientCursor
+
+from dagmaster.database.connect import conninfo
+from dagmaster.database.queries import all_queries, query
+
+CHILDREN = 10_000
+
+
+def prepared(name: str) -> tuple[str, list[str]]:
+    """The statement with numbered parameters, and their names."""
+    names: list[str] = []
+
+    def numbered(match: re.Match[str]) -> str:
+        if match[1] not in names:
+            names.append(match[1])
+        return f"${names.index(match[1]) + 1}"
+
+    return re.sub(r"%\((\w+)\)s", numbered, query(name)), names
+
+
+@pytest.mark.parametrize("name", sorted(all_queries()))
+def test_d1_every_statement_fits_the_deployed_schema(cluster, template_database, name):
+    text, _ = prepared(name)
+
+    with psycopg.connect(cluster.dsn_of(template_database), autocommit=True) as connection:
+        connection.execute(f"PREPARE it AS {text}")
+
+
+@pytest.fixture(scope="module")
+def large_job(cluster, template_database):
+    """A freshly filled job of 10,000 children that nobody has analysed, as the engine meets it."""
+    with psycopg.connect(cluster.dsn_of("postgres"), autocommit=True) as connection:
+        connection.execute("DROP DATABASE IF EXISTS test_large WITH (FORCE)")
+        connection.execute(f"CREATE DATABASE test_large TEMPLATE {template_database}")
+    dsn = cluster.dsn_of("test_large")
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        job_id = connection.execute("SELECT dagapp.first_uuid_at(now())").fetchone()[0]
+        connection.execute("INSERT INTO dagapp.dag_workflow_definitions VALUES ('h', 'w', '1', '{}')")
+        connection.execute(
+            "INSERT INTO dagapp.dag_jobs (job_id, workflow_id, workflow_version, definition_hash, status, input_params) "
+            "VALUES (%s, 'w', '1', 'h', 'pending', '{}')",
+            [job_id],
+        )
+        connection.execute(
+            "INSERT INTO dagapp.dag_node_states (job_id, node_id, status, parent_node_id, fan_out_index, attempt) "
+            "SELECT %s, 'split__' || i, 'dispatched', 'split', i, 1 FROM generate_series(0, %s - 1) AS i",
+            [job_id, CHILDREN],
+        )
+        connection.execute(
+            "INSERT INTO dagapp.dag_tasks (job_id, node_id, attempt, queue, handler, priority, status, timeout_seconds) "
+            "SELECT %s, 'split__' || i, 1, 'q', 'noop', 0, 'queued', 60 FROM generate_series(0, %s - 1) AS i",
+            [job_id, CHILDREN],
+        )
+        connection.execute(
+            "INSERT INTO dagapp.dag_task_results (job_id, node_id, attempt, status, worker_id) "
+            "SELECT %s, 'split__' || i, 1, 'succeeded', gen_random_uuid() FROM generate_series(0, %s - 1) AS i",
+            [job_id, CHILDREN],
+        )
+    yield dsn, job_id
+    with psycopg.connect(cluster.dsn_of("postgres"), autocommit=True) as connection:
+        connection.execute("DROP DATABASE test_large WITH (FORCE)")
+
+
+HOT = ("fence", "take_results", "promote_nodes", "apply_changes", "exchange", "renew_leases", "read_results", "load_nodes")
+
+
+def values_for(name, job_id):
+    common = {
+        "job_ids": [job_id], "tokens": [job_id], "owner_id": job_id, "worker_id": job_id, "per_job": 2000, "small": 100,
+        "node_ids": ["split__1"], "changes": "[]", "reports": "[]", "held": "[]", "queues": ["q"], "light_handlers": ["noop"],
+        "light": 100, "heavy_handlers": [], "heavy": 0, "lease": 60, "job_id": job_id, "node_id": "split", "offset": 0,
+        "limit": 100,
+    }  # fmt: skip
+    return [common[parameter] for parameter in prepared(name)[1]]
+
+
+@pytest.mark.parametrize("plan", ["force_generic_plan", "force_custom_plan"])
+@pytest.mark.parametrize("name", HOT)
+def test_e9_hot_statements_enter_large_tables_by_their_whole_key(large_job, name, plan):
+    dsn, job_id = large_job
+    text, names = prepared(name)
+
+    with psycopg.connect(conninfo(dsn, "test", 15, 3, 10), autocommit=True) as connection:
+        connection.execute(f"SET plan_cache_mode = {plan}")
+        connection.execute(f"PREPARE it AS {text}")
+        cursor = ClientCursor(connection)
+        cursor.execute(f"EXPLAIN (COSTS OFF) EXECUTE it ({', '.join(['%s'] * len(names))})", values_for(name, job_id))
+        lines = [row[0] for row in cursor.fetchall()]
+
+    assert half_keys(lines) == []
+
+
+def half_keys(plan: list[str]) -> list[str]:
+    """Look-ups in a table of many rows a job that name the job only, and tables read from end to end."""
+    wrong = []
+    for number, line in enumerate(plan):
+        following = plan[number + 1].strip() if number + 1 < len(plan) else ""
+        if re.search(r"Seq Scan on dag_(node_states|tasks|task_results|job_events)", line):
+            wrong.append(line.strip())
+        if re.search(r"using dag_(node_states|tasks|task_results)_pkey", line) and "node_id" not in following:
+            wrong.append(f"{line.strip()} / {following}")
+    return wrong

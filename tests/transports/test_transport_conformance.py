@@ -1,0 +1,174 @@
+"""What every transport promises [Q3]: one suite, run over each of them.
+
+A delivery is an invitation to look; so what counts is that one comes for each queue that has news, and to those only who
+listen to it.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from dagmaster.database.bell import MemoryExchange, tasks_topic
+from dagmaster.database.bell_postgres import PostgresBell
+from dagmaster.transports.memory import Broker, MemoryTransport
+from dagmaster.transports.postgres import PostgresTransport
+from dagmaster.transports.transport import Ticket, Transport
+
+End = Callable[..., Transport]
+SOON = 5.0
+
+
+@pytest.fixture(params=["memory", "postgres over a memory bell", "postgres"])
+async def end(request: pytest.FixtureRequest) -> AsyncIterator[End]:
+    """Makes ends of one transport, each listening to the queues it is given."""
+    ends: list[Transport] = []
+    make = _makers(request)[request.param]
+
+    def an_end(*queues: str) -> Transport:
+        ends.append(made := make(*queues))
+        return made
+
+    yield an_end
+    for made in ends:
+        await made.close()
+
+
+def _makers(request: pytest.FixtureRequest) -> dict[str, Callable[..., Transport]]:
+    broker, exchange = Broker(), MemoryExchange()
+
+    def postgres(*queues: str) -> Transport:
+        bell = PostgresBell(request.getfixturevalue("database"), [tasks_topic(queue) for queue in queues])
+        bell.start()
+        return PostgresTransport(bell, queues)
+
+    if request.param == "postgres":
+        request.getfixturevalue("database")  # before the loop runs
+    return {
+        "memory": lambda *queues: MemoryTransport(broker, queues),
+        "postgres over a memory bell": lambda *queues: PostgresTransport(
+            exchange.bell(*map(tasks_topic, queues)), queues
+        ),
+        "postgres": postgres,
+    }
+
+
+async def quiet(transport: Transport) -> None:
+    """Take what comes at the beginning: an end may invite to look when it starts to listen."""
+    while await transport.receive(0.5):
+        pass
+
+
+def tickets(queue: str, count: int = 1) -> list[Ticket]:
+    return [Ticket(queue, f"job_node_{number}") for number in range(count)]
+
+
+async def test_q3_what_is_published_reaches_who_listens_at_once(end: End) -> None:
+    worker, orchestrator = end("light"), end()
+    await quiet(worker)
+    receiving = asyncio.create_task(worker.receive(SOON))
+    await asyncio.sleep(0.05)
+    started = time.monotonic()
+
+    await orchestrator.publish(tickets("light"))
+
+    assert {delivery.queue for delivery in await receiving} == {"light"}
+    assert time.monotonic() - started < 1
+
+
+async def test_q3_what_is_published_before_anyone_receives_is_not_lost(end: End) -> None:
+    worker, orchestrator = end("light"), end()
+    await quiet(worker)
+
+    await orchestrator.publish(tickets("light", 3))
+    await asyncio.sleep(0.2)
+
+    assert await worker.receive(SOON)
+
+
+async def test_q3_queues_are_told_apart(end: End) -> None:
+    light, heavy, orchestrator = end("light"), end("heavy"), end()
+    await quiet(light)
+    await quiet(heavy)
+
+    await orchestrator.publish(tickets("heavy"))
+
+    assert {delivery.queue for delivery in await heavy.receive(SOON)} == {"heavy"}
+    assert not await light.receive(0.2)
+
+
+async def test_q3_an_end_may_listen_to_several_queues(end: End) -> None:
+    worker, orchestrator = end("light", "heavy"), end()
+    await quiet(worker)
+
+    await orchestrator.publish([*tickets("light"), *tickets("heavy")])
+
+    queues: set[str] = set()
+    while queues != {"light", "heavy"}:
+        deliveries = await worker.receive(SOON)
+        assert deliveries
+        queues |= {delivery.queue for delivery in deliveries}
+
+
+async def test_q3_an_empty_receive_takes_its_time_and_no_longer(end: End) -> None:
+    worker = end("light")
+    await quiet(worker)
+    started = time.monotonic()
+
+    assert not await worker.receive(0.2)
+
+    assert 0.15 < time.monotonic() - started < 1
+
+
+async def test_q3_nothing_published_is_nothing_delivered(end: End) -> None:
+    worker, orchestrator = end("light"), end()
+    await quiet(worker)
+
+    await orchestrator.publish([])
+
+    assert not await worker.receive(0.2)
+
+
+async def test_q3_settling_is_idempotent_and_settled_deliveries_do_not_come_again(end: End) -> None:
+    worker, other, orchestrator = end("light"), end("light"), end()
+    await quiet(worker)
+    await quiet(other)
+    await orchestrator.publish(tickets("light"))
+    deliveries = await worker.receive(SOON) or await other.receive(SOON)
+    await quiet(other)
+
+    await worker.settle(deliveries)
+    await worker.settle(deliveries)
+
+    assert not await worker.receive(0.2)
+
+
+async def test_q3_a_cancelled_receive_harms_nothing(end: End) -> None:
+    worker, orchestrator = end("light"), end()
+    await quiet(worker)
+    receiving = asyncio.create_task(worker.receive(SOON))
+    await asyncio.sleep(0.05)
+    receiving.cancel()
+    await asyncio.gather(receiving, return_exceptions=True)
+
+    await orchestrator.publish(tickets("light"))
+
+    assert await worker.receive(SOON)
+
+
+async def test_q3_the_memory_transport_delivers_each_ticket_once_and_again_if_its_receiver_leaves() -> None:
+    broker = Broker()
+    one, two = MemoryTransport(broker, ["q"], batch=3), MemoryTransport(broker, ["q"])
+    await one.publish(tickets("q", 5))
+
+    first: Any = await one.receive(0)
+    second: Any = await two.receive(0)
+    await two.settle(second)
+    await one.settle(first[:1])
+    await one.close()
+
+    assert [delivery.task_id for delivery in first] == ["job_node_0", "job_node_1", "job_node_2"]
+    assert [delivery.task_id for delivery in second] == ["job_node_3", "job_node_4"]
+    assert [delivery.task_id for delivery in await two.receive(0)] == ["job_node_1", "job_node_2"]

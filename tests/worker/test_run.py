@@ -1,0 +1,136 @@
+"""From a task to its report: what is blamed on whom, and what is told [E12, H1, X3]."""
+
+import pytest
+from worker_fakes import a_registry, a_task, run_one, working
+
+from dagmaster.errors import InvalidRequest, TimedOut, Unavailable, UnfitData
+from dagmaster.handlers.registry import Registration
+from dagmaster.jobs.states import Blame, TaskStatus
+from dagmaster.worker.outcome import MAX_TRACEBACK, blame_of, bounded
+
+
+@pytest.mark.parametrize(
+    ("error", "blame"),
+    [
+        (UnfitData("no CRS"), Blame.DATA),
+        (InvalidRequest("no such band"), Blame.DATA),
+        (Unavailable("503"), Blame.ENVIRONMENT),
+        (ConnectionResetError("peer"), Blame.ENVIRONMENT),
+        (TimeoutError("slow"), Blame.ENVIRONMENT),
+        (OSError(28, "No space left on device"), Blame.ENVIRONMENT),
+        (FileNotFoundError(2, "No such file"), Blame.HANDLER),
+        (TimedOut("3600 s"), Blame.HANDLER),
+        (MemoryError(), Blame.HANDLER),
+        (ZeroDivisionError(), Blame.HANDLER),
+    ],
+)
+def test_e12_an_error_says_whose_move_it_is(error: Exception, blame: Blame) -> None:
+    assert blame_of(error) is blame
+
+
+async def test_h1_an_async_handlers_report_has_output_and_seconds() -> None:
+    report = await run_one(a_task("echo", x=1))
+
+    assert report.status is TaskStatus.SUCCEEDED
+    assert report.output == {"echoed_params": {"x": 1}}
+    assert report.metrics is not None
+    assert report.metrics["seconds"] >= 0
+
+
+@pytest.mark.parametrize("blame", ["data", "environment", "handler"])
+async def test_e12_a_failed_report_names_blame_code_type_and_traceback(blame: str) -> None:
+    report = await run_one(a_task("fail", message="no good", blame=blame))
+
+    assert report.status is TaskStatus.FAILED
+    assert report.error is not None
+    assert (report.error["message"], report.error["blame"]) == ("no good", blame)
+    assert report.error["code"] in {"data.unfit", "unavailable", "handler.failed"}
+    assert "examples.py" in report.error["traceback"]
+
+
+@pytest.mark.parametrize(
+    ("handler", "blame", "code"),
+    [
+        ("own_timeout", "environment", "environment.failed"),
+        ("disk_full", "environment", "environment.failed"),
+        ("sys_exit", "handler", "handler.failed"),
+        ("give_back_unasked", "handler", "handler.gave-back"),
+        ("cancels_itself", "handler", "handler.cancelled"),
+        ("size_check", "data", "params.invalid"),
+    ],
+)
+async def test_e12_whatever_a_handler_does_is_an_answer(handler: str, blame: str, code: str) -> None:
+    report = await run_one(a_task(handler))
+
+    assert report.error is not None
+    assert (report.error["blame"], report.error["code"]) == (blame, code)
+
+
+async def test_e10_an_async_handler_is_stopped_after_its_timeout() -> None:
+    report = await run_one(a_task("sleep", timeout=0.15, seconds=60))
+
+    assert report.error is not None
+    assert (report.error["code"], report.error["blame"]) == ("handler.timed-out", "handler")
+
+
+async def test_e10_a_handler_that_swallows_its_timeout_has_timed_out_nevertheless() -> None:
+    report = await run_one(a_task("stubborn", timeout=0.1, seconds=0.4))
+
+    assert report.error is not None
+    assert report.error["code"] == "handler.timed-out"
+
+
+async def test_x3_tracebacks_are_bounded_and_carry_no_secret() -> None:
+    report = await run_one(a_task("secretive"))
+
+    assert report.error is not None
+    assert "hunter2" not in str(report.error)
+    assert len(report.error["traceback"]) <= MAX_TRACEBACK
+    assert len(report.error["message"]) <= 4000
+
+
+def test_x3_a_cut_never_uncovers_a_secret() -> None:
+    for limit in range(20, 80):
+        assert "hunter2" not in bounded("x" * 30 + " https://me:hunter2@host/ " + "y" * 30, limit)
+        assert "hunter2" not in bounded("x" * 30 + " https://me:hunter2@host/ " + "y" * 30, limit, keep_end=True)
+
+
+async def test_h1_the_last_log_lines_of_an_attempt_are_kept_without_secrets() -> None:
+    report = await run_one(a_task("logs"))
+
+    assert report.metrics is not None
+    lines = report.metrics["log"]
+    assert len(lines) == 100
+    assert "number=149" in lines[-2]
+    assert lines[-1].startswith("error: it broke")
+    assert "ValueError" in lines[-1]
+    assert "hunter2" not in "".join(lines)
+
+
+async def test_h1_a_handler_that_cannot_be_loaded_is_offered_no_longer() -> None:
+    broken = a_task("broken", "a")
+    registry = a_registry(
+        Registration("broken", "no_such_module:f"), Registration("gone", "worker_handlers:gone", False)
+    )
+    gone = a_task("gone", "b")
+    async with working(broken, gone, registry=registry) as bench:
+        for task in (broken, gone):
+            report = await bench.report_of(task)
+            assert report.error is not None
+            assert (report.error["blame"], report.error["code"]) == ("environment", "handler.unloadable")
+        bench.add(a_task("broken", "c"), fine := a_task("echo", "d"))
+        await bench.report_of(fine)
+
+        assert [task.handler for task in bench.ledger.queued] == ["broken"]
+        assert "gone" not in bench.worker.info().handlers
+
+
+async def test_e22_a_refused_checkpoint_ends_the_attempt() -> None:
+    async with working(registry=a_registry()) as bench:
+        bench.ledger.refuses_checkpoints = True
+        bench.add(task := a_task("saves"))
+
+        report = await bench.report_of(task)
+
+    assert report.error is not None
+    assert report.error["code"] == "fenced"

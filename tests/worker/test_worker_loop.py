@@ -1,0 +1,322 @@
+"""The worker's loop: claiming, reporting, losing, stopping, outages [E7, E8, E11, E14, E22, E27]."""
+
+import asyncio
+import time
+
+import pytest
+from worker_fakes import Bench, a_task, id_of, until, working
+
+from dagmaster import faults
+from dagmaster.database.ledger import Report
+from dagmaster.jobs.states import TaskStatus
+from dagmaster.worker.loop import Worker
+
+
+async def test_e8_a_published_task_is_run_and_reported_at_once() -> None:
+    async with working(worker_poll_interval=30.0) as bench:
+        await until(lambda: len(bench.ledger.demands) == 1)
+        await asyncio.sleep(0.05)
+        started = time.monotonic()
+
+        bench.add(task := a_task("echo"))
+        await bench.report_of(task)
+
+        assert time.monotonic() - started < 0.5
+
+
+async def test_e8_a_hint_that_comes_during_an_exchange_is_not_lost() -> None:
+    async with working(worker_poll_interval=30.0) as bench:
+        await until(lambda: len(bench.ledger.demands) == 1)
+        bench.ledger.delay_seconds = 0.1
+        bench.add(first := a_task("echo", "first"))
+        await until(lambda: bench.ledger.calls_in_flight == 1)
+        await asyncio.sleep(0.09)
+        bench.worker._look()  # what a delivery does
+        await bench.report_of(first)
+        bench.ledger.queued.append(second := a_task("echo", "second"))
+        bench.worker._look()
+
+        await bench.report_of(second)
+
+
+async def test_e8_work_that_nobody_announced_is_found_by_polling() -> None:
+    async with working() as bench:
+        await until(lambda: len(bench.ledger.demands) == 1)
+
+        bench.ledger.queued.append(task := a_task("echo"))
+
+        await bench.report_of(task)
+
+
+async def test_e8_the_owner_hears_of_results() -> None:
+    async with working(a_task("echo")) as bench:
+        assert await bench.owner.wait(5) == {"results"}
+
+
+async def test_e8_the_owner_hears_once_of_a_task_that_runs_for_a_while() -> None:
+    async with working(a_task("sleep", seconds=1)) as bench:
+        assert await bench.owner.wait(0.15) == frozenset()
+        assert await bench.owner.wait(0.3) == {"results"}
+        assert await bench.owner.wait(0.3) == frozenset()
+
+
+async def test_q1_a_worker_claims_no_more_than_it_has_places_for() -> None:
+    tasks = [a_task("sleep", f"n{i}", seconds=60) for i in range(10)]
+    async with working(*tasks, a_task("sleep_blocking", "heavy1", seconds=60), a_task("hang", "heavy2"),
+                       worker_slots=3, worker_processes=1) as bench:  # fmt: skip
+        await until(lambda: len(bench.ledger.running) == 4)
+        await asyncio.sleep(0.2)
+
+        assert len(bench.ledger.running) == 4
+        assert {d.light for d in bench.ledger.demands} == {3}
+        assert len(bench.worker.running) == 4
+
+
+async def test_q1_a_busy_kind_leaves_the_other_free() -> None:
+    heavy = a_task("sleep_blocking", "heavy", seconds=60)
+    async with working(heavy, a_task("sleep_blocking", "heavy2", seconds=60), worker_processes=1) as bench:
+        await bench.is_running(heavy)
+        bench.add(*(tasks := [a_task("echo", f"n{i}") for i in range(5)]))
+        for task in tasks:
+            await bench.report_of(task)
+
+        assert all(demand.heavy == 0 for demand in bench.ledger.demands[1:])
+        assert [task.node_id for task in bench.ledger.queued] == ["heavy2"]
+
+
+async def test_e7_one_exchange_at_a_time_carries_all_that_is_finished() -> None:
+    tasks = [a_task("noop", f"n{i}") for i in range(1000)]
+    async with working(*tasks, worker_slots=100) as bench:
+        bench.ledger.delay_seconds = 0.001
+        await until(lambda: len(bench.ledger.reports) == 1000)
+
+        assert bench.ledger.most_in_flight == 1
+        assert bench.worker.counters.exchanges < 40
+        assert bench.worker.counters.succeeded == bench.worker.counters.claimed == 1000
+
+
+async def test_e7_large_reports_are_spread_over_exchanges(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dagmaster.worker.loop.MAX_REPORT_BYTES", 3000)
+    tasks = [a_task("echo", f"n{i}", text="x" * 1000) for i in range(20)]
+    async with working(*tasks) as bench:
+        await until(lambda: len(bench.ledger.reports) == 20)
+
+        assert bench.worker.counters.exchanges >= 10
+
+
+async def test_e11_leases_are_renewed_with_the_latest_progress() -> None:
+    async with working(task := a_task("progresses")) as bench:
+        await until(lambda: any(row.progress for renewal in bench.ledger.renewals for row in renewal))
+
+        (row,) = bench.ledger.renewals[-1]
+        assert id_of(row) == task.task_id
+        assert row.progress == {"fraction": 1.0, "message": "tile 3 of 4", "tiles": 3}
+        assert bench.ledger.workers[bench.worker.worker_id].stats["running"] == 1
+
+
+async def test_e23_progress_is_told_before_the_next_renewal_is_due() -> None:
+    async with working(a_task("progresses"), lease_renew_sec=4.0) as bench:
+        await until(lambda: any(row.progress for renewal in bench.ledger.renewals for row in renewal), 3)
+
+
+@pytest.mark.parametrize("handler", ["sleep", "poll_flags", "progresses"])
+async def test_e14_a_task_that_is_no_longer_ours_is_stopped_and_its_report_dropped(handler: str, tmp_path) -> None:
+    async with working(task := a_task(handler, seconds=60, note=str(tmp_path / "note"))) as bench:
+        await bench.is_running(task)
+
+        bench.ledger.withdraw(task)
+
+        await until(lambda: not bench.worker.running)
+        assert bench.worker.counters.lost_tasks == 1
+        await asyncio.sleep(0.1)
+        assert not bench.ledger.reports
+        assert not bench.ledger.late
+
+
+async def test_e7_a_late_report_is_counted_and_harms_nothing() -> None:
+    async with working(task := a_task("sleep", seconds=0.2), lease_renew_sec=4.0) as bench:
+        await bench.is_running(task)
+        bench.ledger.withdraw(task)
+
+        await until(lambda: bench.worker.counters.late_reports == 1)
+        bench.add(other := a_task("echo", "other"))
+        await bench.report_of(other)
+
+
+async def test_e27_an_outage_keeps_reports_until_the_database_is_back() -> None:
+    async with working(*(tasks := [a_task("sleep", f"n{i}", seconds=0.1) for i in range(5)])) as bench:
+        await until(lambda: len(bench.worker.running) == 5)
+        bench.ledger.is_down = True
+        await until(lambda: bench.worker.counters.outages == 1 and not bench.worker.running)
+        await asyncio.sleep(0.3)
+        assert not bench.ledger.reports
+
+        bench.ledger.is_down = False
+
+        for task in tasks:
+            assert (await bench.report_of(task)).status is TaskStatus.SUCCEEDED
+        assert bench.worker.counters.late_reports == 0
+
+
+async def test_e11_finished_tasks_are_renewed_until_their_report_is_accepted() -> None:
+    async with working(task := a_task("sleep", seconds=0.1)) as bench:
+        await bench.is_running(task)
+        lease_ledger = bench.worker._keeper._ledger
+        down = type(bench.ledger)([])
+        down.is_down = True
+        bench.worker._ledger = down  # only the exchange's connection is cut
+        await until(lambda: not bench.worker.running)
+        before = len(lease_ledger.renewals)
+
+        await until(lambda: len(lease_ledger.renewals) > before + 2)
+
+        assert [id_of(row) for row in lease_ledger.renewals[-1]] == [task.task_id]
+        bench.worker._ledger = lease_ledger
+
+
+async def test_e7_an_exchange_whose_answer_was_lost_is_repeated_without_harm() -> None:
+    async with working(task := a_task("sleep", seconds=0.1)) as bench:
+        await bench.is_running(task)
+        bench.ledger.loses_answers = 1
+
+        assert (await bench.report_of(task)).status is TaskStatus.SUCCEEDED
+        await until(lambda: bench.worker.counters.late_reports == 1)
+
+
+async def test_e27_a_report_that_is_refused_does_not_block_the_others() -> None:
+    bad = a_task("echo", "bad", poison=True)
+    good = [a_task("echo", f"n{i}") for i in range(5)]
+
+    def is_poisoned(report: Report) -> bool:
+        return bool(report.output) and "poison" in report.output["echoed_params"]
+
+    bench = Bench([*good[:3], bad, *good[3:]])
+    bench.ledger.refuses = is_poisoned
+    running = asyncio.create_task(bench.worker.run())
+
+    for task in good:
+        assert (await bench.report_of(task)).status is TaskStatus.SUCCEEDED
+    report = await bench.report_of(bad)
+    bench.worker.stop()
+    await running
+
+    assert report.error is not None
+    assert (report.error["code"], report.error["blame"]) == ("worker.report-refused", "engine")
+    assert bench.worker.counters.refused_reports == 1
+
+
+async def test_e22_a_graceful_stop_lets_handlers_finish_and_returns_the_rest() -> None:
+    quick = a_task("stubborn", "quick", seconds=0.3)
+    polite = a_task("sleep", "polite", seconds=60)
+    deaf = a_task("sleep_blocking", "deaf", seconds=60)
+    cancelled = a_task("progresses", "cancelled")
+    bench = Bench([quick, polite, deaf, cancelled])
+    running = asyncio.create_task(bench.worker.run())
+    await until(lambda: len(bench.worker.running) == 4)
+
+    bench.add(unclaimed := a_task("echo", "unclaimed"))
+    bench.worker.stop(grace_seconds=0.7)
+    started = time.monotonic()
+    await running
+
+    assert 0.6 < time.monotonic() - started < 5
+    statuses = {report.node_id: report.status.value for report in bench.ledger.reports.values()}
+    assert statuses == {"quick": "succeeded", "polite": "returned", "deaf": "returned", "cancelled": "returned"}
+    assert unclaimed in bench.ledger.queued
+    assert not bench.ledger.workers, "it said goodbye"
+
+
+async def test_e22_a_stop_with_nothing_running_is_immediate() -> None:
+    bench = Bench()
+    running = asyncio.create_task(bench.worker.run())
+    await until(lambda: len(bench.ledger.demands) == 1)
+
+    bench.worker.stop()
+
+    await asyncio.wait_for(running, 1)
+
+
+async def test_e22_a_plain_handler_may_give_its_task_back(tmp_path) -> None:
+    bench = Bench([task := a_task("poll_flags", note=str(tmp_path / "note"))])
+    running = asyncio.create_task(bench.worker.run())
+    await until(lambda: any(row.progress for renewal in bench.ledger.renewals for row in renewal))
+
+    bench.worker.stop(grace_seconds=20)
+    await asyncio.wait_for(running, 5)
+
+    assert bench.ledger.reports[task.task_id].status is TaskStatus.RETURNED
+    assert (tmp_path / "note").read_text() == "cancelled=False shutting_down=True"
+
+
+async def test_e22_tasks_claimed_while_stopping_are_returned_unstarted() -> None:
+    bench = Bench()
+    bench.ledger.delay_seconds = 0.1
+    running = asyncio.create_task(bench.worker.run())
+    await until(lambda: bench.ledger.calls_in_flight == 1)
+    bench.ledger.queued.append(task := a_task("echo"))
+
+    bench.worker.stop()
+    await running
+
+    assert bench.ledger.reports[task.task_id].status is TaskStatus.RETURNED
+
+
+async def test_e22_a_stop_during_an_outage_ends_nevertheless(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dagmaster.worker.loop.LAST_REPORTS_SECONDS", 0.3)
+    bench = Bench([a_task("sleep", seconds=60)])
+    running = asyncio.create_task(bench.worker.run())
+    await until(lambda: len(bench.worker.running) == 1)
+    bench.ledger.is_down = True
+
+    bench.worker.stop(grace_seconds=0.1)
+
+    await asyncio.wait_for(running, 5)
+
+
+async def test_e27_a_transport_that_fails_leaves_polling() -> None:
+    bench = Bench()
+
+    class Broken:
+        async def receive(self, timeout_seconds: float) -> list[object]:
+            raise ConnectionError("broker gone")
+
+    bench.worker._transport = Broken()  # type: ignore[assignment]
+    running = asyncio.create_task(bench.worker.run())
+    bench.ledger.queued.append(task := a_task("echo"))
+    await bench.report_of(task)
+    bench.ledger.queued.append(task := a_task("echo", "later"))
+    await bench.report_of(task)
+    bench.worker.stop()
+    await running
+
+
+@pytest.mark.parametrize(
+    ("point", "reports"),
+    [("worker.before-claim", 0), ("worker.after-claim", 0), ("worker.after-handler", 0), ("worker.after-report", 1)],
+)
+async def test_the_crash_points_are_reached_in_their_places(point: str, reports: int, monkeypatch) -> None:
+    reached = asyncio.Event()
+    bench = Bench([a_task("echo")])
+
+    def die(name: str) -> None:
+        if name == point and not reached.is_set():
+            reached.set()
+            seen.append(len(bench.ledger.reports))
+
+    seen: list[int] = []
+    monkeypatch.setattr(faults, "reach", die)
+    running = asyncio.create_task(bench.worker.run())
+    await asyncio.wait_for(reached.wait(), 5)
+    bench.worker.stop()
+    await running
+
+    assert seen == [reports]
+
+
+def test_two_workers_never_share_an_id() -> None:
+    bench = Bench()
+    others = [
+        Worker(bench.settings, bench.ledger, None, None, bench.worker._runner._registry)  # type: ignore[arg-type]
+        for _ in range(2)
+    ]
+    assert others[0].worker_id != others[1].worker_id

@@ -1,0 +1,46 @@
+"""What the loop itself costs, over a ledger that costs nearly nothing. Run as a script for the figure."""
+
+import asyncio
+import time
+
+from worker_fakes import Bench, a_task, until
+
+from dagmaster.handlers.registry import Registration, Registry
+
+
+async def noop_seconds(count: int, slots: int = 100) -> tuple[float, float]:
+    """Seconds for so many no-op tasks, and those that the fake ledger alone takes for them."""
+    # Light handlers only: else the fake walks its whole queue in search of heavy ones.
+    registry = Registry([Registration("noop", "dagmaster.handlers.examples:noop")])
+    bench = Bench([a_task("noop", f"n{i}") for i in range(count)], registry, worker_slots=slots)
+    exchange = bench.ledger.exchange
+    in_ledger = 0.0
+
+    async def timed(*args: object, **kwargs: object) -> object:
+        nonlocal in_ledger
+        before = time.process_time()
+        answer = await exchange(*args, **kwargs)  # type: ignore[arg-type]
+        in_ledger += time.process_time() - before
+        return answer
+
+    started = time.process_time()
+    running = asyncio.create_task(bench.worker.run())
+    bench.ledger.exchange = timed  # type: ignore[assignment,method-assign]
+    await until(lambda: len(bench.ledger.reports) == count, 60)
+    seconds = time.process_time() - started
+    bench.worker.stop()
+    await running
+    return seconds, in_ledger
+
+
+async def test_a_noop_costs_little_beside_the_ledger() -> None:
+    seconds, in_ledger = await noop_seconds(5000)
+
+    assert (seconds - in_ledger) / 5000 < 200e-6, "the budget is 60 µs; this leaves room for a busy machine"
+
+
+if __name__ == "__main__":
+    for slots in (20, 100, 200):
+        seconds, in_ledger = asyncio.run(noop_seconds(50_000, slots))
+        mine = (seconds - in_ledger) / 50_000 * 1e6
+        print(f"{slots} slots: {50_000 / seconds:,.0f} tasks/s, {mine:.1f} µs a task beside the ledger")

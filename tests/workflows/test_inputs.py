@@ -1,0 +1,80 @@
+"""Inputs are held against their declaration when a job is submitted [W1]."""
+
+import pytest
+
+from dagmaster.errors import InvalidRequest
+from dagmaster.workflows.inputs import check_inputs
+
+from .builders import a_workflow
+
+WORKFLOW = a_workflow(
+    "  start: {type: start, next: end}\n  end: {type: end}\n",
+    head="""\
+inputs:
+  name: {type: string, required: true}
+  count: {type: integer, default: 3}
+  ratio: {type: number}
+  flag: {type: boolean}
+  list: {type: array, default: []}
+  map: {type: object}
+""",
+)
+
+
+def test_w1_defaults_are_applied_and_optional_inputs_without_default_stay_absent():
+    assert check_inputs(WORKFLOW, {"name": "x"}) == {"name": "x", "count": 3, "list": []}
+    assert check_inputs(WORKFLOW, {"name": "x", "count": 9})["count"] == 9
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"count": 0},
+        {"count": -5},
+        {"ratio": 1},
+        {"ratio": 1.5},
+        {"flag": False},
+        {"list": [1]},
+        {"map": {"a": 1}},
+        {"name": ""},
+    ],
+)
+def test_w1_values_of_the_declared_type_are_taken_as_they_are(given):
+    assert check_inputs(WORKFLOW, {"name": "x", **given}) == {"name": "x", "count": 3, "list": [], **given}
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"count": True}, "'count' must be an integer, not True"),
+        ({"count": 1.0}, "'count' must be an integer, not 1.0"),
+        ({"count": "1"}, "'count' must be an integer, not '1'"),
+        ({"ratio": True}, "'ratio' must be a number, not True"),
+        ({"ratio": float("nan")}, "'ratio' must be a number, not nan"),
+        ({"flag": 0}, "'flag' must be true or false, not 0"),
+        ({"list": {}}, "'list' must be an array, not an object"),
+        ({"map": []}, "'map' must be an object, not an array"),
+        ({"name": 5}, "'name' must be a string, not 5"),
+        ({"ratio": None}, "'ratio' must be a number, not null; leave it out instead"),
+        ({"cuont": 1}, "'cuont' is not an input; did you mean 'count'?"),
+    ],
+)
+def test_w1_bad_inputs_are_refused_with_the_fields_name(given, words):
+    with pytest.raises(InvalidRequest) as refusal:
+        check_inputs(WORKFLOW, {"name": "x", **given})
+
+    assert words in refusal.value.message
+    assert refusal.value.facts["fields"] == list(given)
+
+
+def test_w1_every_bad_field_is_named_at_once():
+    with pytest.raises(InvalidRequest) as refusal:
+        check_inputs(WORKFLOW, {"count": "x", "other": 1})
+
+    assert refusal.value.facts["fields"] == ["count", "name", "other"]
+    assert refusal.value.code == "inputs.invalid"
+    assert "'name' is required (string)" in refusal.value.message
+
+
+def test_w5_a_template_in_an_input_is_data():
+    assert check_inputs(WORKFLOW, {"name": "{{ job }}"})["name"] == "{{ job }}"

@@ -1,0 +1,111 @@
+"""The workflows that ship [W10], and how one is drawn."""
+
+import pytest
+
+from dagmaster.workflows.draw import mermaid
+from dagmaster.workflows.expressions import Context
+from dagmaster.workflows.graph import build
+from dagmaster.workflows.inputs import check_inputs
+from dagmaster.workflows.load import read_all, shipped
+from dagmaster.workflows.model import FanInNode, work_of
+
+from .builders import HANDLERS, QUEUES, a_graph
+
+LOADED = read_all(shipped(), handlers=HANDLERS, queues=QUEUES)
+
+
+def test_w10_every_workflow_that_ships_is_accepted():
+    assert [str(error) for error in LOADED.refused] == []
+    assert set(LOADED.workflows) >= {
+        "echo_test", "hello_world", "conditional_test", "fan_out_test", "retry_test", "retry_fan_out_test", "demo",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(LOADED.workflows))
+def test_w10_every_workflow_that_ships_is_in_the_file_of_its_name_and_has_a_description(name):
+    workflow = LOADED.workflows[name]
+
+    assert LOADED.files[name].endswith(f"/{name}.yaml")
+    assert workflow.name
+    assert workflow.description
+    assert all(declared.description for declared in workflow.inputs.values())
+    assert build(workflow).start == "start"
+
+
+@pytest.mark.parametrize(
+    ("name", "node", "retries"),
+    [("retry_test", "flaky", 5), ("retry_fan_out_test", "process", 5), ("demo", "verify", 5)],
+)
+def test_w10_flaky_workflows_retry_often_enough_and_soon(name, node, retries):
+    work = work_of(LOADED.workflows[name].nodes[node])
+
+    assert work.retry.max_attempts == retries
+    assert work.retry.max_delay_seconds <= 0.5
+    assert "seed" in work.params
+
+
+def test_w10_the_fan_out_test_has_ten_children_by_default():
+    workflow = LOADED.workflows["fan_out_test"]
+    graph = build(workflow)
+
+    inputs = check_inputs(workflow, {})
+    source = graph.sources["process"].render(Context(inputs=inputs, outputs={"make_list": {"items": list(range(10))}}))
+
+    assert inputs == {"count": 10}
+    assert source == list(range(10))
+    assert graph.params["process"].render(Context(item=5, index=5)) == {"index": 5, "value": 5}
+
+
+@pytest.mark.parametrize(
+    ("size", "path", "route"), [(50, "small", "direct"), (250, "large", "tiled"), (5000, "large", "distributed")]
+)
+def test_w6_the_conditional_test_takes_one_branch_of_each_form(size, path, route):
+    graph = build(LOADED.workflows["conditional_test"])
+    measured = {"size_mb": size, "is_large": size > 100, "category": "x"}
+    context = Context(inputs={"size_mb": size, "threshold_mb": 100}, outputs={"measure": measured})
+
+    is_large = graph.conditions["is_large"].render(context)
+    field = graph.fields["by_size"].render(context)
+    taken = next(t for c, t in graph.branches["by_size"] if c is None or c.render(context.having(value=field)))
+
+    assert ("large" if is_large else "small") == path
+    assert taken == (route,)
+    outputs = {"measure": measured, path: {"echoed_params": {"path": path}}, route: {"echoed_params": {"route": route}}}
+    results = {key: value.render(Context(outputs=outputs)) for key, value in graph.outputs.items()}
+    assert results == {"size_mb": size, "path": path, "route": route}
+
+
+def test_w10_the_demonstration_shows_every_kind_of_node():
+    workflow = LOADED.workflows["demo"]
+
+    assert check_inputs(workflow, {})["count"] == 300
+    assert {node.type for node in workflow.nodes.values()} == {
+        "start",
+        "end",
+        "task",
+        "conditional",
+        "fan_out",
+        "fan_in",
+    }
+    assert any(isinstance(node, FanInNode) and node.aggregation == "sum" for node in workflow.nodes.values())
+
+
+def test_a_workflow_is_drawn_with_its_shapes_branches_and_joins():
+    drawing = mermaid(build(LOADED.workflows["conditional_test"]))
+
+    assert drawing.startswith("flowchart TD\n")
+    assert 'n0(["start"])' in drawing
+    assert 'n2 -->|"true"| n3' in drawing
+    assert "n3 -.-> n5" in drawing
+    assert '-->|"otherwise"|' in drawing
+
+
+def test_nothing_in_a_definition_can_break_out_of_the_drawing():
+    graph = a_graph(
+        "  start: {type: start, next: a}\n"
+        '  a: {type: conditional, condition: "job.x == \'\\"]<script>\'", on_true: end, on_false: end}\n  end: {type: end}\n'
+    )
+
+    assert "<script>" not in mermaid(graph)
+    assert '"]' not in mermaid(graph).replace('"])', "")
+    assert '-->|"true #47; false"| ' in mermaid(graph)
