@@ -166,5 +166,3 @@ def database_of(settings: "Settings", name: str = "default") -> "tuple[str, Clus
         return dsn, None
     cluster = Cluster.at(settings.data_folder, name)
     return cluster.dsn, cluster
-
-

@@ -1,9 +1,9 @@
 """The entry point: the tree of commands, and the one place where errors become messages and exit codes.
 
-    0  fine                    3  not allowed
-    1  the job failed          4  not found, or the state forbids it
-    2  usage                   5  unavailable
-    70 a bug of ours           130 interrupted
+0  fine                    3  not allowed
+1  the job failed          4  not found, or the state forbids it
+2  usage                   5  unavailable
+70 a bug of ours           130 interrupted
 """
 
 import os
@@ -122,7 +122,9 @@ def described(error: Exception) -> tuple[int, dict[str, Any]]:
         case errors.DagmasterError():
             return _exit_code(error), _clean(_facts(error))
         case click.ClickException():
-            hint = f"see `{error.ctx.command_path} --help`" if isinstance(error, click.UsageError) and error.ctx else None
+            hint = (
+                f"see `{error.ctx.command_path} --help`" if isinstance(error, click.UsageError) and error.ctx else None
+            )
             return USAGE, _clean({"code": "usage", "message": error.format_message(), "hint": hint})
         case PermissionError():
             return NOT_ALLOWED, _clean({"code": "not-allowed", "message": str(error), "hint": None})

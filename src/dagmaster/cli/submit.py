@@ -38,7 +38,7 @@ def submit(
     chosen = find_workflow(state, workflow)
     inputs = _inputs(chosen, pairs, params)
     extras = {"priority": priority, "correlation_id": correlation_id, "submitted_by": submitted_by}
-    job_id = asyncio.run(_create(state.dsn, chosen, inputs, extras))
+    job_id = asyncio.run(create_job(state.dsn, chosen, inputs, extras))
     if wait or watch:
         return follow(state, job_id, live=watch)
     if state.json:
@@ -132,7 +132,7 @@ def _object(params: str) -> dict[str, Any]:
     return value
 
 
-async def _create(dsn: str, workflow: "Workflow", inputs: dict[str, Any], extras: dict[str, Any]) -> UUID:
+async def create_job(dsn: str, workflow: "Workflow", inputs: dict[str, Any], extras: dict[str, Any]) -> UUID:
     from pydantic import ValidationError
 
     from dagmaster.database.bell import JOBS

@@ -21,7 +21,9 @@ _TICK_SECONDS = 0.1
 
 @click.command(cls=Command)
 @click.option("--workers", type=click.IntRange(min=1), default=1, show_default=True, help="How many workers")
-@click.option("--orchestrators", type=click.IntRange(min=1), default=1, show_default=True, help="How many orchestrators")
+@click.option(
+    "--orchestrators", type=click.IntRange(min=1), default=1, show_default=True, help="How many orchestrators"
+)
 @pass_state
 def up(state: State, workers: int, orchestrators: int) -> None:
     """Run the whole platform on this machine, with a PostgreSQL of its own.

@@ -187,7 +187,9 @@ class Reads:
             raise NotFound(f"no job has the id {name}", code="job.not-found", hint="see `dagmaster jobs ls`")
         if len(found) > 1:
             some = ", ".join(str(job_id) for job_id in found[:3])
-            raise InvalidRequest(f"several jobs begin with {name}: {some}, …", code="job.ambiguous", hint="type more of it")
+            raise InvalidRequest(
+                f"several jobs begin with {name}: {some}, …", code="job.ambiguous", hint="type more of it"
+            )
         return UUID(str(found[0]))
 
     async def show_job(self, job_id: UUID) -> tuple[Job, Workflow]:

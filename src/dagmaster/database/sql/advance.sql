@@ -10,10 +10,13 @@ SELECT j.job_id, j.epoch, j.last_sequence
    FOR NO KEY UPDATE OF j;
 
 -- name: take_results
--- Mark reported results as handled and hand them over with the counters of their nodes, at most so many a job.
+-- Mark reported results as handled and hand them over with the counters of their nodes, at most so many a job. Sent together
+-- with the fence, so it asks for ownership itself; the fence's locks keep the answer true.
 WITH reported AS MATERIALIZED (
     SELECT r.job_id, r.node_id, r.attempt
-      FROM unnest(%(job_ids)s::uuid[]) AS k (job_id)
+      FROM unnest(%(job_ids)s::uuid[], %(tokens)s::uuid[]) AS k (job_id, token)
+      JOIN dagapp.dag_jobs j
+        ON j.job_id = k.job_id AND j.owner_id = %(owner_id)s AND j.claim_token = k.token AND j.status IN ('pending', 'running')
      CROSS JOIN LATERAL (
            SELECT x.job_id, x.node_id, x.attempt
              FROM dagapp.dag_task_results x
@@ -225,11 +228,13 @@ WITH change AS MATERIALIZED (
      WHERE j.job_id = change.job_id
     RETURNING 1
 )
-SELECT (SELECT count(*) FROM moved) AS moved,
-       (SELECT count(*) FROM born) AS born,
-       (SELECT count(*) FROM queued) + (SELECT count(*) FROM queued_again) AS queued,
-       (SELECT count(*) FROM told) AS told,
-       (SELECT count(*) FROM jobs) AS jobs,
+SELECT dagapp.demand_counts(
+           ARRAY[(SELECT count(*) FROM moved),
+                 (SELECT count(*) FROM born),
+                 (SELECT count(*) FROM queued) + (SELECT count(*) FROM queued_again),
+                 (SELECT count(*) FROM told),
+                 (SELECT count(*) FROM jobs)],
+           %(counts)s::bigint[]),
        ARRAY(SELECT queue FROM queued UNION SELECT queue FROM queued_again) AS queues;
 
 -- name: gather_children
