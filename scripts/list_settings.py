@@ -45,7 +45,7 @@ MEANINGS = {
     "max_yaml_bytes": "Largest workflow file",
     "max_nodes": "Most nodes of one workflow",
     "max_fan_out": "Most children of one fan_out",
-    "max_params_bytes": "Largest params of one task, and largest inputs of one job, as JSON",
+    "max_params_bytes": "Largest params as written in a workflow; once rendered, they and inputs are held to the default",
 }
 
 

@@ -6,7 +6,7 @@
 
 import asyncio
 import textwrap
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from random import Random
 from typing import Any
@@ -17,6 +17,7 @@ from psycopg.rows import dict_row
 
 from dagmaster.database.bell import JOBS, RESULTS, tasks_topic
 from dagmaster.database.bell_postgres import PostgresBell
+from dagmaster.database.history import verify
 from dagmaster.database.postgres import PostgresLedger
 from dagmaster.handlers.registry import Registration, Registry, installed
 from dagmaster.jobs.model import Submission
@@ -52,8 +53,17 @@ def workflow(text: str) -> Workflow:
 
 
 class Engine:
-    def __init__(self, dsn: str, settings: Settings | None = None, handlers: Iterable[Registration] = ()) -> None:
+    def __init__(
+        self,
+        dsn: str,
+        settings: Settings | None = None,
+        handlers: Iterable[Registration] = (),
+        *,
+        has_bells: bool = True,
+    ) -> None:
+        """Without bells nobody hears anything: what happens is found by polling."""
         self.dsn = dsn
+        self.has_bells = has_bells
         self.settings = settings or fast_settings()
         self.registry = Registry([*installed().values(), *handlers])
         self.catalog: Catalog = load_catalog(self.settings, self.registry, self.settings.known_queues)
@@ -63,15 +73,23 @@ class Engine:
         self.workers: list[Worker] = []
         self._running: list[asyncio.Task[Any]] = []
         self._closing: list[Any] = []
+        self._reader: psycopg.AsyncConnection[dict[str, Any]] | None = None
 
     # Starting
 
     async def start_orchestrator(self) -> Orchestrator:
         bell = PostgresBell(self.dsn, [JOBS, RESULTS])
-        bell.start()
+        if self.has_bells:
+            bell.start()
         ledger, beats = PostgresLedger(self.dsn, "orchestrator"), PostgresLedger(self.dsn, "beat")
         router = RegistryRouter(self.registry, self.settings.known_queues, self.settings.default_queue)
-        planner = Planner(router, Random(1), max_losses=self.settings.max_losses, max_fan_out=self.settings.max_fan_out)
+        planner = Planner(
+            router,
+            Random(1),
+            max_losses=self.settings.max_losses,
+            max_fan_out=self.settings.max_fan_out,
+            max_params_bytes=self.settings.max_params_bytes,
+        )
         transport = PostgresTransport(bell, [])
         orchestrator = Orchestrator(self.settings, ledger, beats, bell, transport, planner, self.catalog)
         self._closing += [bell, ledger, beats]
@@ -84,7 +102,8 @@ class Engine:
         served = tuple(queues or settings.worker_queue)
         settings = settings.model_copy(update={"worker_queue": served})
         bell = PostgresBell(self.dsn, [tasks_topic(queue) for queue in served])
-        bell.start()
+        if self.has_bells:
+            bell.start()
         ledgers = [PostgresLedger(self.dsn, role) for role in ("worker", "lease", "handler")]
         worker = Worker(
             settings, ledgers[0], PostgresTransport(bell, served), bell, self.registry,
@@ -99,7 +118,7 @@ class Engine:
         for actor in (*self.workers, *self.orchestrators):
             actor.stop()
         results = await asyncio.wait_for(asyncio.gather(*self._running, return_exceptions=True), 20)
-        for part in (*self._closing, self.bell, self.ledger):
+        for part in (*self._closing, self.bell, self.ledger, *([self._reader] if self._reader else [])):
             await part.close()
         for result in results:
             if isinstance(result, BaseException) and not isinstance(result, asyncio.CancelledError):
@@ -116,13 +135,25 @@ class Engine:
         if isinstance(workflow_id, Workflow):
             self.add(workflow_id)
             workflow_id = workflow_id.workflow_id
-        (job_id,) = await submit(self.ledger, self.catalog, [Submission(workflow_id=workflow_id, input_params=inputs)])
-        self.bell.ring(JOBS)
+        (job_id,) = await self.submit_all([Submission(workflow_id=workflow_id, input_params=inputs)])
         return job_id
 
+    async def submit_all(self, submissions: Sequence[Submission]) -> list[UUID]:
+        job_ids = await submit(self.ledger, self.catalog, submissions)
+        self.bell.ring(JOBS)
+        return job_ids
+
     async def rows(self, sql: str, *values: Any) -> list[dict[str, Any]]:
-        async with await psycopg.AsyncConnection.connect(self.dsn, row_factory=dict_row) as connection:
-            return await (await connection.execute(sql, values)).fetchall()
+        if self._reader is None or self._reader.closed:
+            self._reader = await psycopg.AsyncConnection.connect(
+                self.dsn, row_factory=dict_row, autocommit=True, application_name="harness"
+            )
+        cursor = await self._reader.execute(sql, values or None)
+        return await cursor.fetchall() if cursor.description else []
+
+    async def value(self, sql: str, *values: Any) -> Any:
+        """The first column of the first row."""
+        return next(iter((await self.rows(sql, *values))[0].values()))
 
     async def job(self, job_id: UUID) -> dict[str, Any]:
         return (await self.rows("SELECT * FROM dagapp.dag_jobs WHERE job_id = %s", job_id))[0]
@@ -150,12 +181,35 @@ class Engine:
         return await self.wait(await self.submit(workflow_id, **inputs), timeout)
 
 
+async def until(holds: Callable[[], Awaitable[Any]], timeout: float = 10) -> Any:
+    """Wait for something to become true; answers what it is."""
+    async with asyncio.timeout(timeout):
+        while not (found := await holds()):
+            await asyncio.sleep(0.02)
+        return found
+
+
+async def check_history(dsn: str, max_losses: int | None = None) -> None:
+    """The events alone must be enough to rebuild every state [E4]."""
+    report = await verify(dsn, max_losses=max_losses)
+    assert report.is_clean, "\n".join(map(str, report.findings[:20]))
+
+
 @asynccontextmanager
 async def engine(
-    dsn: str, *, orchestrators: int = 1, workers: int = 1, handlers: Iterable[Registration] = (), **overrides: Any
+    dsn: str,
+    *,
+    orchestrators: int = 1,
+    workers: int = 1,
+    handlers: Iterable[Registration] = (),
+    has_bells: bool = True,
+    verify_history: bool = True,
+    **overrides: Any,
 ) -> AsyncIterator[Engine]:
-    running = Engine(dsn, fast_settings(**overrides), handlers)
-    running.bell.start()
+    """A running engine. It ends with the history checker, unless the test has broken something on purpose."""
+    running = Engine(dsn, fast_settings(**overrides), handlers, has_bells=has_bells)
+    if has_bells:
+        running.bell.start()
     try:
         for _ in range(orchestrators):
             await running.start_orchestrator()
@@ -164,3 +218,5 @@ async def engine(
         yield running
     finally:
         await running.close()
+    if verify_history:
+        await check_history(dsn, running.settings.max_losses)

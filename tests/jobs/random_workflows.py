@@ -41,7 +41,6 @@ class _Making:
     reads: dict[str, str] = field(default_factory=dict)
     open: list[str] = field(default_factory=list)  # may be depended on
     fan_outs: list[str] = field(default_factory=list)
-    conditionals: list[str] = field(default_factory=list)
 
     def chance(self, percent: int) -> bool:
         return self.draw(st.integers(0, 99)) >= 100 - percent
@@ -133,14 +132,14 @@ def _conditional(making: _Making, depends_on: dict[str, list[str]]) -> None:
     arms = [[_arm(making, node_id) for _ in range(making.draw(st.integers(1, 2)))] for _ in range(2)]
     if making.chance(50):
         node["condition"] = f"{{{{ {value} }}}} >= 2"
+        # Without on_false the other arm is on no branch: it only waits for the conditional.
         node["on_true"], node["on_false"] = arms[0], arms[1] if making.chance(70) else []
-        if not node["on_false"]:
-            making.nodes[arms[1][0]]["depends_on"] = {"all_of": [node_id]}
     else:
         node["condition_field"] = value
         node["branches"] = [{"condition": ">= 2", "next": arms[0]}, {"default": True, "next": arms[1]}]
     node["depends_on"] = depends_on
-    making.conditionals.append(node_id)
+    if making.chance(20):
+        making.open.append(node_id)
     if making.chance(60):
         join = {making.pick(["any_of", "any_of", "all_of"]): [target for arm in arms for target in arm]}
         making.pick([_task, _fan_out])(making, join)
@@ -193,7 +192,9 @@ def _fan_in(making: _Making, fan_out: str) -> None:
 
 def _close(making: _Making) -> None:
     """Whatever leads nowhere leads to the end."""
-    pointed = {name for node in making.nodes.values() for names in node.get("depends_on", {}).values() for name in names}
+    pointed = {
+        name for node in making.nodes.values() for names in node.get("depends_on", {}).values() for name in names
+    }
     leaves = [node_id for node_id in making.nodes if node_id not in pointed]
     how = "any_of" if len(leaves) > 1 and making.chance(20) else "all_of"
     making.nodes["end"] = {"type": "end", "depends_on": {how: leaves}}

@@ -7,7 +7,7 @@ import asyncio
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 from uuid import UUID
 
 from dagmaster.cli.command import State
@@ -16,9 +16,6 @@ from dagmaster.errors import Unavailable
 from dagmaster.jobs.model import Job
 from dagmaster.jobs.states import JOB_TERMINAL, JobStatus
 from dagmaster.workflows.graph import Graph, build
-
-if TYPE_CHECKING:
-    from dagmaster.cli.live import Picture
 
 T = TypeVar("T")
 REFRESH_SECONDS = 0.25
@@ -102,8 +99,7 @@ def _display(state: State, job_id: UUID, graph: Graph, heartbeat_seconds: float)
     if state.json:
         return JsonLines(state, job_id)
     if sys.stdout.isatty():
-        picture: Picture = Picture(state.console, job_id, graph)
-        return picture
+        return Picture(state.console, job_id, graph)
     return Lines(state.say, graph, heartbeat_seconds)
 
 

@@ -1,7 +1,8 @@
 """`dagmaster verify-history`: hold what was written about jobs against the rules."""
 
 import asyncio
-from dataclasses import asdict, is_dataclass
+import sys
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -43,11 +44,13 @@ async def _verified(state: State, job: str | None) -> "HistoryReport":
     if job is not None:
         async with Reads(state.dsn) as reads:
             job_ids = [await reads.find_job(job)]
-    return await verify(state.dsn, job_ids, _ignored)
+    return await verify(state.dsn, job_ids, lambda report: _show_progress(state, report))
 
 
-def _ignored(*_progress: Any) -> None:
-    """Counts are told at the end."""
+def _show_progress(state: State, report: "HistoryReport") -> None:
+    """A long check shows that it lives, to a person."""
+    if sys.stderr.isatty() and not state.json:
+        click.echo(f"\r{report.jobs_checked} jobs, {report.events_checked} events …\r", nl=False, err=True)
 
 
 def public(report: "HistoryReport") -> dict[str, Any]:
@@ -56,7 +59,7 @@ def public(report: "HistoryReport") -> dict[str, Any]:
         "jobs_checked": report.jobs_checked,
         "events_checked": report.events_checked,
         "tasks_checked": report.tasks_checked,
-        "findings": [asdict(finding) if is_dataclass(finding) else dict(finding) for finding in report.findings],
+        "findings": [asdict(finding) for finding in report.findings],
     }
 
 

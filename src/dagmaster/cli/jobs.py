@@ -44,7 +44,7 @@ def _ask(state: State, question: "Callable[[Reads], Awaitable[T]]") -> T:
 @click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True)
 @click.option("--after", metavar="CURSOR", help="Go on behind this job (`next` of the page before)")
 @pass_state
-def list_jobs(state: State, status: str | None, workflow: str | None, limit: int, after: str | None) -> None:
+def list_jobs(state: State, *, status: str | None, workflow: str | None, limit: int, after: str | None) -> None:
     """List jobs, newest first."""
     from dagmaster.cli.show import jobs_table
 
@@ -106,7 +106,7 @@ def watch(state: State, job: str) -> int:
 @click.option("--after", type=click.IntRange(min=0), default=0, metavar="SEQ", help="Go on behind this number")
 @click.option("--follow", is_flag=True, help="Go on until the job is over")
 @pass_state
-def events(state: State, job: str, node: str | None, limit: int, after: int, follow: bool) -> None:
+def events(state: State, *, job: str, node: str | None, limit: int, after: int, follow: bool) -> None:
     """List the events of a job in order: everything that ever happened to it."""
     if follow:
         _follow_events(state, job, node, after)
@@ -117,7 +117,7 @@ def events(state: State, job: str, node: str | None, limit: int, after: int, fol
         state.emit({"events": [asdict(event) for event in page], "next": following})
         return
     for event in page:
-        state.say(_event_text(event))
+        _print_event(state, event)
     if following is not None:
         state.note(f"more with: --after {following}")
 
@@ -140,16 +140,27 @@ async def _print_events(state: State, reads: "Reads", job: str, node: str | None
     from dagmaster.jobs.states import JOB_TERMINAL
 
     job_id, patience = await reads.find_job(job), Patience(state)
+
+    async def news() -> "list[EventLine]":
+        return await reads.page_events(job_id, limit=1000, after=after, node_id=node)
+
     while True:
         # Asked before the events: the last ones are written together with the end.
         is_over = await patience.with_(lambda: reads.outcome(job_id)) in JOB_TERMINAL
-        while page := await patience.with_(lambda: reads.page_events(job_id, limit=1000, after=after, node_id=node)):
+        while page := await patience.with_(news):
             after = page[-1].sequence
             for event in page:
-                state.emit(asdict(event), line=True) if state.json else state.say(_event_text(event))
+                _print_event(state, event)
         if is_over:
             return
         await asyncio.sleep(_FOLLOW_SECONDS)
+
+
+def _print_event(state: State, event: "EventLine") -> None:
+    if state.json:
+        state.emit(asdict(event), line=True)
+    else:
+        state.say(_event_text(event))
 
 
 def _event_text(event: "EventLine") -> str:
@@ -170,11 +181,11 @@ def _event_text(event: "EventLine") -> str:
 @click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True)
 @click.option("--after", type=click.IntRange(min=-1), default=-1, metavar="N", help="Go on behind this one")
 @pass_state
-def nodes(state: State, job: str, parent: str | None, status: str | None, limit: int, after: int) -> None:
+def nodes(state: State, *, job: str, parent: str | None, status: str | None, limit: int, after: int) -> None:
     """List a job's nodes, or with --parent the children of a fan_out, a page at a time."""
     from dagmaster.cli.show import nodes_table
 
-    rows = _ask(state, lambda reads: _nodes(reads, job, parent, status, limit + 1, after))
+    rows = _ask(state, lambda reads: _nodes(reads, job, parent, status=status, limit=limit + 1, after=after))
     page, following = rows[:limit], rows[limit - 1][0] if len(rows) > limit else None
     if state.json:
         state.emit({"nodes": [asdict(node) for _, node in page], "next": following})
@@ -185,7 +196,7 @@ def nodes(state: State, job: str, parent: str | None, status: str | None, limit:
 
 
 async def _nodes(
-    reads: "Reads", job: str, parent: str | None, status: str | None, limit: int, after: int
+    reads: "Reads", job: str, parent: str | None, *, status: str | None, limit: int, after: int
 ) -> "list[tuple[int, NodeLine]]":
     """Nodes with their places: a child's index, or the place in the order of the graph."""
     from dagmaster.workflows.graph import build

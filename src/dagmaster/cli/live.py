@@ -31,8 +31,8 @@ _LINES_AROUND = 8  # of a terminal's height: head, headings, summary and the pro
 
 
 def state_of(node: NodeLine) -> str:
-    """The word for a node. A fan_out is complete for the engine once its children exist; people mean the children."""
-    if node.total is not None and node.remaining and node.status == "completed":
+    """The word for a node. A fan_out completes for the engine when all its children exist; people mean the children."""
+    if node.remaining and node.status in {"ready", "completed"}:
         return "running"
     return str(node.status)
 
@@ -97,6 +97,7 @@ class Picture:
         self._console = console
         self._job_id = job_id
         self._graph = graph
+        self._sizes = Counter(number for number, _ in graph.stages.values())
         self._is_unicode = (console.encoding or "").lower().startswith("utf")
         # Drawn when there is something new, not by a clock of its own.
         self._live = Live(console=console, auto_refresh=False, vertical_overflow="ellipsis")
@@ -138,11 +139,13 @@ class Picture:
         table.add_column("progress", width=24)
         table.add_column("seconds", justify="right", no_wrap=True)
         table.add_column("", no_wrap=True, overflow="ellipsis")
-        last_stage = ""
+        last_stage = 0
         for node in nodes:
-            stage = self._graph.stages[node.node_id][1]
-            table.add_row(stage if stage not in (last_stage, node.node_id) else "", *self._cells(node, snapshot))
-            last_stage = stage
+            number, name = self._graph.stages[node.node_id]
+            # A node without a label is a stage of its own, which needs no telling.
+            is_told = number != last_stage and self._sizes[number] > 1
+            table.add_row(Text(name if is_told else ""), *self._cells(node, snapshot))
+            last_stage = number
         return table
 
     def _cells(self, node: NodeLine, snapshot: Snapshot) -> Iterator[RenderableType]:
@@ -150,7 +153,7 @@ class Picture:
         yield Text(node.node_id)
         yield state_text(state_of(node), is_unicode=self._is_unicode)
         yield _bar(node)
-        yield Text(f"{seconds:.1f}" if seconds is not None else "")
+        yield Text(f"{seconds:.2f}" if seconds is not None else "")
         yield Text("; ".join(part for part in (counts_of(node), remark_of(node, snapshot.now)) if part))
 
 

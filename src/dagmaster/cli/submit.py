@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @click.option("--watch", is_flag=True, help="Show live progress, then the result")
 @pass_state
 def submit(
-    state: State, workflow: str, pairs: tuple[str, ...], params: str | None, priority: int, correlation_id: str | None,
+    state: State, *, workflow: str, pairs: tuple[str, ...], params: str | None, priority: int, correlation_id: str | None,
     submitted_by: str | None, wait: bool, watch: bool,
 ) -> int:  # fmt: skip
     """Submit a job of WORKFLOW: the name of one, or a YAML file.
@@ -148,10 +148,10 @@ async def create_job(dsn: str, workflow: "Workflow", inputs: dict[str, Any], ext
         what = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_url=False))
         raise InvalidRequest(what, code="request.invalid") from None
     ledger, bell = PostgresLedger(dsn, "submit"), PostgresBell(dsn)
+    # Only a hint (whoever misses it finds the job at its next look), but one that connects while the job is written.
+    bell.start()
     try:
         (job_id,) = await operation.submit(ledger, Catalog({workflow.workflow_id: workflow}), [submission])
-        # Only a hint: whoever misses it finds the job at its next look.
-        bell.start()
         bell.ring(JOBS)
         return job_id
     finally:

@@ -215,9 +215,10 @@ class Ledger(Protocol):
         ...
 
     async def claim_jobs(
-        self, owner_id: UUID, *, limit: int, orphan_after_seconds: float, patience_seconds: float
+        self, owner_id: UUID, *, limit: int, orphans: bool = True, orphan_after_seconds: float, patience_seconds: float
     ) -> list[Claim]:
-        """Take unowned and orphaned jobs, no more than this instance's fair share unless they have waited past `patience`."""
+        """Take jobs without owner, and with `orphans` those whose owner has been silent for too long: no more than this
+        instance's fair share, unless they have waited past `patience`."""
         ...
 
     async def load_jobs(self, claims: Sequence[Claim]) -> list[LoadedJob]: ...

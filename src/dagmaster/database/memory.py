@@ -200,7 +200,7 @@ class MemoryLedger:
         self.db.orchestrators[orchestrator.owner_id] = self.db.clock()
 
     async def claim_jobs(
-        self, owner_id: UUID, *, limit: int, orphan_after_seconds: float, patience_seconds: float
+        self, owner_id: UUID, *, limit: int, orphans: bool = True, orphan_after_seconds: float, patience_seconds: float
     ) -> list[Claim]:
         db, now = self.db, self.db.clock()
         alive = {
@@ -209,7 +209,7 @@ class MemoryLedger:
         active = [job for job in db.jobs.values() if job.status in _ACTIVE]
         mine = sum(job.owner_id == owner_id for job in active)
         room = max(0, min(limit, ceil(len(active) / max(1, len(alive))) - mine))
-        free = [job for job in active if job.owner_id is None or job.owner_id not in alive]
+        free = [job for job in active if job.owner_id is None or (orphans and job.owner_id not in alive)]
         if room == 0:
             free = [job for job in free if job.updated_at < now - timedelta(seconds=patience_seconds)]
         free.sort(key=lambda job: (-job.priority, job.job_id))

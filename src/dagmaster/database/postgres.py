@@ -124,11 +124,17 @@ class PostgresLedger:
             await connection.execute(query(name), values)
 
     async def claim_jobs(
-        self, owner_id: UUID, *, limit: int, orphan_after_seconds: float, patience_seconds: float
+        self, owner_id: UUID, *, limit: int, orphans: bool = True, orphan_after_seconds: float, patience_seconds: float
     ) -> list[Claim]:
         rows = await self._rows(
             "claim_jobs",
-            {"owner_id": owner_id, "limit": limit, "orphan_after": orphan_after_seconds, "patience": patience_seconds},
+            {
+                "owner_id": owner_id,
+                "limit": limit,
+                "orphans": orphans,
+                "orphan_after": orphan_after_seconds,
+                "patience": patience_seconds,
+            },
         )
         faults.reach("orchestrator.claimed")
         return [Claim(*row) for row in rows]
@@ -232,9 +238,9 @@ class PostgresLedger:
                 "lease": lease_seconds,
             },
         )
-        accepted = rows.pop()[3]
+        (_, _, _, accepted, *_), *claimed = rows
         late = () if accepted == len(reports) else await self._record_late(worker_id, reports)
-        return Exchange(tuple(_message(row) for row in rows), len(reports) - len(late), late)
+        return Exchange(tuple(_message(row) for row in claimed), len(reports) - len(late), late)
 
     async def _record_late(self, worker_id: UUID, reports: Sequence[Report]) -> tuple[str, ...]:
         rows = await self._rows("record_late_reports", {"worker_id": worker_id, "reports": _json(reports)})

@@ -564,7 +564,10 @@ class Audit:
         return _Word.EMPTY if node.importance is Importance.OPTIONAL else _Word.BROKEN
 
     def _was_chosen(self, conditional: str, target: str) -> bool:
-        """As the row says, which knows only the node's last run; of earlier ones we can't tell."""
+        """As the row says, which knows only the node's last run. Who is on no branch only waits for the conditional."""
+        assert self.graph is not None
+        if target not in self.graph.branch_targets[conditional]:
+            return True
         row = self._own.get(conditional)
         if row is None or row.chosen is None or row.run != self.rebuilt.nodes[conditional].run:
             return True

@@ -38,6 +38,7 @@ from dagmaster.workflows.model import (
 )
 
 JOB_FAILED = "job_failed"
+CHILDREN_FAILED = "fan-in.children-failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +261,8 @@ class _Pass:
         """Templates, configuration, routing: retried like any failure where the node has a retry policy of its own."""
         node, state = self.nodes[node_id], self.draft.node(node_id)
         again = None
-        if isinstance(node, TaskNode | FanInNode) and work_of(node) and not self.failing:
+        is_final = self.failing or error.code == CHILDREN_FAILED  # trying again would find the same children
+        if isinstance(node, TaskNode | FanInNode) and work_of(node) and not is_final:
             again = after_failure(
                 node.retry,
                 Blame.ENGINE,
@@ -341,7 +343,7 @@ class _Pass:
             raise InvalidRequest(
                 f"{state.failed} of {state.total} children of '{fan_out}' failed"
                 + (f" and {state.cancelled} were cancelled" if state.cancelled else ""),
-                code="fan-in.children-failed",
+                code=CHILDREN_FAILED,
             )
         if node.handler is None:
             self.draft.gather(node_id, fan_out, node.aggregation)

@@ -32,6 +32,8 @@ from dagmaster.workflows.graph import Graph, build
 SWEEP_SECONDS = 0.2  # at most this often, however much it rings
 CHORES_SECONDS = 3600.0
 GRAPHS_KEPT = 256
+# Cancelled by a timeout, waited too long for a lock, deadlock: one job's statement failed, not the server.
+OF_ONE_STATEMENT = frozenset({"57014", "55P03", "40P01", "40001"})
 _log = log.get("orchestrator")
 
 
@@ -82,6 +84,7 @@ class Orchestrator:
         self._progressed_at = 0.0
         self._next_sweep = 0.0
         self._next_poll = 0.0
+        self._next_scan = 0.0
         self._next_chores = 0.0
         self._next_due: float | None = None
         self._overdue: frozenset[UUID] = frozenset()
@@ -182,7 +185,7 @@ class Orchestrator:
             self._next_poll = self._now() + self.settings.orchestrator_poll_interval
         if is_poll or JOBS in heard:
             await self._take_messages()
-            await self._claim()
+            await self._claim(orphans=self._is_scan_due())
         await self._look(sweep=self._is_sweep_due())
         await self._advance_all()
         await self._keep_house()
@@ -203,12 +206,20 @@ class Orchestrator:
     async def _take_messages(self) -> None:
         self.counters.messages += await take_submissions(self.ledger, self.catalog, self.settings.job_queue_name)
 
-    async def _claim(self) -> None:
+    def _is_scan_due(self) -> bool:
+        now = self._now()
+        if now < self._next_scan:
+            return False
+        self._next_scan = now + self.settings.orphan_scan_interval_sec
+        return True
+
+    async def _claim(self, *, orphans: bool) -> None:
         """Take what is free, in batches until none is left, so that load spreads over instances."""
         while len(self._owned) < self.settings.orchestrator_max_jobs:
             claims = await self.ledger.claim_jobs(
                 self.owner_id,
                 limit=min(self.settings.orchestrator_batch, self.settings.orchestrator_max_jobs - len(self._owned)),
+                orphans=orphans,
                 orphan_after_seconds=self.settings.orphan_threshold_sec,
                 patience_seconds=2 * self.settings.orchestrator_poll_interval,
             )
@@ -246,9 +257,9 @@ class Orchestrator:
         """Advance a set of jobs; if that fails, each by itself, so that one bad job doesn't hold up the others."""
         try:
             await self._advance(job_ids)
-        except Unavailable:
-            raise
         except Exception as error:
+            if isinstance(error, Unavailable) and error.facts.get("sqlstate") not in OF_ONE_STATEMENT:
+                raise
             self._distrust(job_ids)
             if len(job_ids) == 1:
                 self._set_aside(job_ids[0], error)

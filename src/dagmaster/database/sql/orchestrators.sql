@@ -6,7 +6,7 @@ VALUES (%(owner_id)s, %(host)s, %(pid)s, %(software_version)s, %(stats)s)
    SET heartbeat_at = dagapp.clock(), stats = excluded.stats;
 
 -- name: claim_jobs
--- Take jobs that nobody owns or whose owner is silent, up to a fair share; beyond it only those that have waited too long.
+-- Take jobs that nobody owns or (if asked) whose owner is silent, up to a fair share; beyond it only those that waited too long.
 -- A missing owner row counts as a dead owner. Materialized, so that LIMIT is honoured exactly once.
 WITH alive AS (
     SELECT owner_id
@@ -25,7 +25,8 @@ WITH alive AS (
       FROM dagapp.dag_jobs j
      CROSS JOIN share
      WHERE j.status IN ('pending', 'running')
-       AND (j.owner_id IS NULL OR NOT EXISTS (SELECT 1 FROM alive a WHERE a.owner_id = j.owner_id))
+       AND (j.owner_id IS NULL
+            OR %(orphans)s AND NOT EXISTS (SELECT 1 FROM alive a WHERE a.owner_id = j.owner_id))
        AND (share.room > 0 OR j.updated_at < dagapp.clock() - make_interval(secs => %(patience)s))
      ORDER BY j.priority DESC, j.job_id
      LIMIT (SELECT CASE WHEN room > 0 THEN room ELSE %(limit)s END FROM share)

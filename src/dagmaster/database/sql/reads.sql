@@ -97,7 +97,7 @@ SELECT n.node_id, n.status, n.parent_node_id, n.fan_out_index, n.label, n.error_
        n.max_retries, n.loss_count, n.not_before, n.total, n.expanded, n.remaining, n.failed_count, n.cancelled_count,
        n.dispatched_at, n.started_at, n.completed_at, 0 AS running_count, 0 AS retrying_count, t.progress
   FROM generate_series(%(after)s::int + 1,
-                       (SELECT p.expanded - 1
+                       (SELECT least(p.expanded - 1, CASE WHEN %(status)s::text IS NULL THEN %(after)s + %(limit)s END)
                           FROM dagapp.dag_node_states p
                          WHERE p.job_id = %(job_id)s AND p.node_id = %(parent)s)) AS i (index)
  CROSS JOIN LATERAL (SELECT c.*

@@ -11,8 +11,9 @@ DELETE FROM dagapp.workers
  WHERE worker_id = %(worker_id)s;
 
 -- name: exchange
--- Hand in what is finished, where this worker still holds it, and take new tasks: one statement, one commit. The last row
--- counts the reports that were accepted. Tasks are locked in key order; claiming never waits.
+-- Hand in what is finished, where this worker still holds it, and take new tasks: one statement, one commit. The first row
+-- counts the reports that were accepted; being first, it makes sure that whatever may wait for a lock comes before the
+-- claims, which never wait.
 WITH report AS MATERIALIZED (
     SELECT r.*
       FROM jsonb_to_recordset(%(reports)s::jsonb)
@@ -70,10 +71,12 @@ WITH report AS MATERIALIZED (
      WHERE t.job_id = c.job_id AND t.node_id = c.node_id AND t.attempt = c.attempt
     RETURNING t.task_id, t.job_id, t.node_id, t.attempt, t.handler, t.params, t.queue, t.timeout_seconds, t.retry_count
 )
-SELECT task_id, job_id, node_id, attempt, handler, params, queue, timeout_seconds, retry_count
-  FROM claimed
+SELECT NULL::text AS task_id, NULL::uuid AS job_id, NULL::text AS node_id, (SELECT count(*) FROM done)::int AS attempt,
+       NULL::text AS handler, NULL::jsonb AS params, NULL::text AS queue, NULL::float8 AS timeout_seconds,
+       NULL::int AS retry_count
  UNION ALL
-SELECT NULL, NULL, NULL, (SELECT count(*) FROM done)::int, NULL, NULL, NULL, NULL, NULL;
+SELECT task_id, job_id, node_id, attempt, handler, params, queue, timeout_seconds, retry_count
+  FROM claimed;
 
 -- name: record_late_reports
 -- Reports that came too late are kept for people, and named. One that this worker handed in before, and whose answer was

@@ -1,0 +1,177 @@
+"""The examples in the pages are real: workflows load, shown errors are those of the loader, handlers run."""
+
+import asyncio
+import inspect
+import sys
+from collections.abc import AsyncIterator, Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from dagmaster.database.ledger import ChildResult
+from dagmaster.errors import InvalidWorkflow, Unavailable, UnfitData
+from dagmaster.handlers import calling
+from dagmaster.handlers.context import GiveBack
+from dagmaster.handlers.registry import Registration, handlers_in, installed
+from dagmaster.settings import DEFAULT_QUEUES
+from dagmaster.workflows.graph import build
+from dagmaster.workflows.load import read
+from tests.docs.pages import Block, blocks
+
+WORKFLOWS = blocks("yaml workflow")
+REFUSED = blocks("yaml refused")
+EXAMPLES = blocks("python")
+
+
+@pytest.mark.parametrize("block", WORKFLOWS, ids=str)
+def test_an_example_workflow_is_accepted(block):
+    workflow = read(block.body, str(block), handlers=None, queues=None)
+
+    assert build(workflow).order
+
+
+@pytest.mark.parametrize("block", WORKFLOWS, ids=str)
+def test_an_example_workflow_runs_on_what_ships(block):
+    read(block.body, str(block), handlers=installed(), queues=DEFAULT_QUEUES)
+
+
+def test_yaml_that_is_shown_is_checked():
+    assert len(WORKFLOWS) > 8
+    assert blocks("yaml", "yml") == []
+
+
+def test_a_wrong_example_would_be_noticed():
+    wrong = WORKFLOWS[0].body.replace("type: end", "type: ende")
+
+    with pytest.raises(InvalidWorkflow):
+        read(wrong, "wrong.yaml", handlers=None, queues=None)
+
+
+@pytest.mark.parametrize("block", REFUSED, ids=str)
+def test_shown_errors_are_what_the_loader_says(block):
+    every = blocks()
+    shown: Block = every[every.index(block) + 1]
+
+    with pytest.raises(InvalidWorkflow) as refused:
+        read(block.body, "mistakes.yaml", handlers=None, queues=None)
+
+    assert shown.info == "text"
+    assert str(refused.value) == shown.body.strip()
+
+
+class StandIn:
+    """A context for either colour: what it returns can be awaited or not."""
+
+    def __init__(self, is_async: bool, params: dict[str, Any], results: list[ChildResult]) -> None:
+        self.params: Any = params
+        self.cancelled = self.shutting_down = False
+        self.checkpoints: list[tuple[str, Any]] = []
+        self.fractions: list[float | None] = []
+        self._is_async = is_async
+        self._results = results
+
+    def progress(self, fraction: float | None = None, message: str | None = None, **counts: int) -> None:
+        self.fractions.append(fraction)
+
+    def give_back(self) -> GiveBack:
+        return GiveBack()
+
+    def save_checkpoint(self, name: str, data: Any = None) -> None:
+        self.checkpoints.append((name, data))
+
+    def load_checkpoint(self, is_valid: Any = None) -> tuple[str, Any] | None:
+        return next((saved for saved in reversed(self.checkpoints) if is_valid is None or is_valid(*saved)), None)
+
+    def results(self) -> AsyncIterator[ChildResult] | Iterator[ChildResult]:
+        return self._stream() if self._is_async else iter(self._results)
+
+    async def _stream(self) -> AsyncIterator[ChildResult]:
+        for result in self._results:
+            yield result
+
+
+@pytest.fixture(scope="module")
+def handlers() -> Iterator[dict[str, Registration]]:
+    """Every handler of the examples, each block imported as a module of its own."""
+    found: dict[str, Registration] = {}
+    names = []
+    for number, block in enumerate(EXAMPLES):
+        module = ModuleType(f"docs_example_{number}")
+        names.append(module.__name__)
+        sys.modules[module.__name__] = module
+        exec(compile(block.body, str(block), "exec"), vars(module))
+        marked = (mark for mark in handlers_in(module) if mark.target.startswith(module.__name__))
+        found |= {mark.name: mark for mark in marked}
+    yield found
+    for name in names:
+        del sys.modules[name]
+
+
+def call(registration: Registration, results: list[ChildResult] | None = None, /, **params: Any) -> Any:
+    return run(registration, StandIn(registration.is_async, params, results or []))
+
+
+def run(registration: Registration, context: StandIn) -> Any:
+    plan = calling.plan(registration)
+    answer = plan.call(context, plan.parse(context.params))
+    return calling.accept(asyncio.run(answer) if inspect.isawaitable(answer) else answer).output
+
+
+def test_the_handlers_of_the_examples_answer(handlers):
+    assert call(handlers["greetings.hello"], name="Ada") == {"message": "Hello, Ada!"}
+    assert len(call(handlers["crypto.digest"], text="a", rounds=3)["digest"]) == 64
+    assert call(handlers["geometry.area"], west=0, south=0, east=2, north=3) == {"square_degrees": 6.0}
+    assert call(handlers["waiting.for_a_while"], steps=2) == {"steps": 2}
+
+
+def test_every_example_of_a_handler_is_called(handlers):
+    assert set(handlers) == {
+        "greetings.hello", "crypto.digest", "geometry.area", "files.check", "waiting.for_a_while", "files.move",
+        "numbers.largest",
+    }  # fmt: skip
+
+
+def test_registrations_of_the_examples_are_as_said(handlers):
+    digest = handlers["crypto.digest"]
+
+    assert (digest.queue, digest.timeout_seconds, digest.memory_mb, digest.is_async) == (
+        "container-tasks",
+        120,
+        512,
+        False,
+    )
+
+
+def test_the_example_of_errors_blames_rightly(handlers):
+    with pytest.raises(Unavailable):
+        call(handlers["files.check"], name="a.tif")
+    with pytest.raises(UnfitData):
+        call(handlers["files.check"], name="a.tif", size_bytes=0)
+    with pytest.raises(UnfitData, match=r"params\.text"):
+        call(handlers["crypto.digest"], rounds=3)
+
+
+def test_the_example_of_checkpoints_continues(handlers):
+    context = StandIn(False, {}, [])
+    context.checkpoints = [("download", {"number": 1})]
+
+    assert run(handlers["files.move"], context) == {"phases_run": ["convert", "upload"]}
+
+
+def test_the_example_of_stopping_early_gives_back(handlers):
+    context = StandIn(True, {"steps": 2}, [])
+    context.shutting_down = True
+
+    with pytest.raises(GiveBack):
+        run(handlers["waiting.for_a_while"], context)
+
+
+def test_the_example_of_results_skips_failures(handlers):
+    results = [
+        ChildResult(0, "a__0", "completed", {"value": 3}),
+        ChildResult(1, "a__1", "failed", None, "it broke"),
+        ChildResult(2, "a__2", "completed", {"value": 5}),
+    ]
+
+    assert call(handlers["numbers.largest"], results) == {"largest": 5}

@@ -1,0 +1,95 @@
+"""Handlers that only tests need, and a submitter that may die at a crash point.
+
+Orchestrators and workers are the real ones (`python -m dagmaster …`); they find these handlers through an entry point that
+`processes.py` puts on their path, as those of any other package. Each handler writes what it did into a file of its own
+keeping: one line for each execution, outside the system under test.
+
+    python -m tests.engine.roles submit FILE COUNT     submit a workflow so many times, in one call
+"""
+
+import asyncio
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from dagmaster.handlers.registry import Registration
+
+REGISTRATIONS = (
+    Registration("note", "tests.engine.roles:note"),
+    Registration("note_blocking", "tests.engine.roles:note_blocking", is_async=False),
+    Registration("spawn_and_hang", "tests.engine.roles:spawn_and_hang", is_async=False),
+    Registration("kill_worker", "tests.engine.roles:kill_worker", is_async=False),
+)
+
+
+def _keep(ctx: Any, *facts: Any) -> None:
+    """Append one line; a single write to a file opened for appending is never torn."""
+    line = " ".join(map(str, (ctx.job_id, ctx.node_id, ctx.attempt, os.getpid(), *facts)))
+    descriptor = os.open(ctx.params["file"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        os.write(descriptor, f"{line}\n".encode())
+    finally:
+        os.close(descriptor)
+
+
+def _seconds(ctx: Any) -> float:
+    """`seconds` has one figure for each attempt; the last one holds for the rest."""
+    seconds = ctx.params.get("seconds", 0)
+    return seconds[min(ctx.attempt, len(seconds)) - 1] if isinstance(seconds, list) else seconds
+
+
+async def note(ctx: Any) -> dict[str, int]:
+    _keep(ctx)
+    await asyncio.sleep(_seconds(ctx))
+    return {"value": ctx.params.get("value", 1)}
+
+
+def note_blocking(ctx: Any) -> dict[str, int]:
+    _keep(ctx)
+    time.sleep(_seconds(ctx))
+    return {"value": ctx.params.get("value", 1)}
+
+
+def spawn_and_hang(ctx: Any) -> None:
+    """Start a program and hang in a C call that keeps the interpreter's lock; neither hears SIGTERM."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    program = subprocess.Popen(["sleep", "1000"])
+    _keep(ctx, program.pid)
+    libc = ctypes.PyDLL(None)
+    while True:
+        libc.pause()
+
+
+def kill_worker(ctx: Any) -> None:
+    """A handler that takes its whole worker along, as one that fills the machine's memory does."""
+    _keep(ctx)
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(60)
+
+
+async def _submit(file: Path, count: int) -> None:
+    from dagmaster import faults, settings
+    from dagmaster.database.postgres import PostgresLedger
+    from dagmaster.jobs.model import Submission
+    from dagmaster.operations.catalog import Catalog
+    from dagmaster.operations.submit import submit
+    from tests.engine.harness import workflow
+
+    loaded = settings.load()
+    assert loaded.database_url
+    faults.arm(loaded.crash_point)
+    definition = workflow(file.read_text())
+    ledger = PostgresLedger(loaded.database_url, "submit")
+    catalog = Catalog({definition.workflow_id: definition})
+    await submit(ledger, catalog, [Submission(workflow_id=definition.workflow_id)] * count)
+    await ledger.close()
+
+
+if __name__ == "__main__":
+    assert sys.argv[1] == "submit", sys.argv
+    asyncio.run(_submit(Path(sys.argv[2]), int(sys.argv[3])))

@@ -1,0 +1,310 @@
+"""One job driven through the real planner over the ledger in memory, on a virtual clock, with everything that may go wrong.
+
+Orchestrators are small copies of the loop's decisive part: they look only when something stirs, keep their view only after a
+commit, and read it again after any doubt. Workers follow the scripts of a case. What happens next is drawn from a seeded
+Random, so that a run is repeated by its seed.
+"""
+
+from collections.abc import Coroutine
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from random import Random
+from typing import Any, TypeVar
+from uuid import UUID
+
+from dagmaster.database.ledger import Claim, Demand, Held, Look, NewJob, OrchestratorInfo, Report, Running
+from dagmaster.database.memory import MemoryDatabase, MemoryLedger
+from dagmaster.jobs.changes import Changes
+from dagmaster.jobs.model import TaskMessage, new_job_id
+from dagmaster.jobs.plan import Plan, Planner, Route
+from dagmaster.jobs.states import JOB_TERMINAL, NODE_TERMINAL, TaskStatus
+from dagmaster.jobs.view import JobView, is_failing, node_view
+from dagmaster.workflows.graph import build
+from dagmaster.workflows.model import Work
+from tests.jobs.random_workflows import Case
+
+LEASE_SECONDS = 60.0
+TIMEOUT_SECONDS = 100_000.0
+MAX_LOSSES = 2
+QUEUE = "work"
+_T = TypeVar("_T")
+
+
+def at_once(call: Coroutine[Any, Any, _T]) -> _T:
+    """The ledger in memory never waits, so no loop is needed."""
+    try:
+        call.send(None)
+    except StopIteration as done:
+        return done.value  # type: ignore[no-any-return]
+    raise AssertionError("a call of the memory ledger waited")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = datetime(2030, 1, 1, tzinfo=UTC)
+
+    def __call__(self) -> datetime:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += timedelta(seconds=seconds)
+
+
+class OneQueue:
+    def route(self, work: Work) -> Route:
+        return Route(QUEUE, TIMEOUT_SECONDS)
+
+
+class Crash(Exception):
+    pass
+
+
+@dataclass
+class Owner:
+    """An orchestrator that owns the job, as far as it knows."""
+
+    owner_id: UUID
+    claim: Claim
+    view: JobView | None = None
+    look_at_all: bool = True
+    is_failing: bool = False
+    is_dirty: bool = True
+
+
+class Simulation:
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self.random = Random(case.seed)
+        self.clock = Clock()
+        self.database = MemoryDatabase(self.clock)
+        self.ledger = MemoryLedger(self.database)
+        self.planner = Planner(OneQueue(), Random(case.seed), max_losses=MAX_LOSSES, chunk=case.chunk)
+        self.graph = build(case.workflow)
+        self.worker_id = self._uuid()
+        self.held: list[TaskMessage] = []
+        self.sent: list[tuple[UUID, Report]] = []
+        self.fenced = 0
+        self.job_id = new_job_id(0, self.random.randbytes(10))
+        at_once(self.ledger.create_jobs([NewJob(self.job_id, case.workflow, {})]))
+        self.owner = self._claim()
+
+    def _uuid(self) -> UUID:
+        return UUID(bytes=self.random.randbytes(16), version=4)
+
+    @property
+    def is_over(self) -> bool:
+        return self.database.jobs[self.job_id].status in JOB_TERMINAL
+
+    # Running
+
+    def run(self, disorder: int = 60) -> None:
+        """Some disorder, then whatever is left in order: it must come to an end."""
+        deeds = [self.turn] * 5 + [self.claim_tasks] * 3 + [self.report_one] * 5 + [self.pass_time] * 2
+        deeds += [self.replace_owner, self.doubt, self.crash, self.repeat_a_report]
+        for _ in range(disorder):
+            if self.is_over:
+                break
+            self.random.choice(deeds)()
+        for _ in range(1000):
+            if self.is_over:
+                break
+            self.go_on()
+        assert self.is_over, "the job never ends"
+        self.repeat_a_report()
+
+    def go_on(self) -> None:
+        """Everything that can be done now; else wait for what comes next."""
+        before = self._marks()
+        self.turn()
+        self.claim_tasks()
+        for task in list(self.held):
+            if self.script(task) not in ("lost", "overran"):
+                self.report(task)
+        self.turn()
+        if self._marks() == before and not self.is_over:
+            self.wait()
+
+    def _marks(self) -> tuple[int, int, int]:
+        results = self.database.results.values()
+        return len(self.database.events[self.job_id]), len(results), sum(result.processed for result in results)
+
+    def wait(self) -> None:
+        """Until the next wait is over, a lease lapses, or a task overruns its time."""
+        waits = [node.not_before for node in self.database.nodes[self.job_id].values() if node.not_before]
+        self.held = [task for task in self.held if self._is_held(task)]
+        scripts = {self.script(task) for task in self.held}
+        if waits:
+            self.advance(max(0.0, (min(waits) - self.clock.now).total_seconds()) + 0.01)
+        elif "lost" in scripts:
+            self.advance(LEASE_SECONDS + 1)
+        elif "overran" in scripts:
+            self.advance(TIMEOUT_SECONDS + 20)
+        else:
+            raise AssertionError(f"deadlock: {self.describe()}")
+
+    def describe(self) -> str:
+        return ", ".join(f"{name} {node.status}" for name, node in self.database.nodes[self.job_id].items())
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass. Workers renew their leases meanwhile, but for those that are lost."""
+        self.clock.advance(seconds)
+        running = [Running(t.job_id, t.node_id, t.attempt) for t in self.held if self.script(t) != "lost"]
+        gone = at_once(self.ledger.renew(self.worker_id, running, lease_seconds=LEASE_SECONDS))
+        self.held = [task for task in self.held if task.task_id not in gone]
+
+    def pass_time(self) -> None:
+        self.advance(self.random.choice([0.1, 1.0, 4.0, 30.0, LEASE_SECONDS + 1]))
+
+    # Orchestrators
+
+    def _claim(self) -> Owner:
+        owner_id = self._uuid()
+        at_once(self.ledger.beat(OrchestratorInfo(owner_id, "host", 1, "test")))
+        claims = at_once(self.ledger.claim_jobs(owner_id, limit=9, orphan_after_seconds=60, patience_seconds=0))
+        assert [claim.job_id for claim in claims] == [self.job_id]
+        return Owner(owner_id, claims[0])
+
+    def turn(self) -> None:
+        owner = self.owner
+        self._stay_alive()
+        stirring = at_once(self.ledger.stirrings(owner.owner_id, sweep=True, started_after_seconds=0.5))
+        if owner.is_dirty or self.job_id in (*stirring.reported, *stirring.overdue, *stirring.started):
+            self._advance(owner, frozenset(stirring.overdue), frozenset(stirring.started))
+
+    def _stay_alive(self) -> None:
+        at_once(self.ledger.beat(OrchestratorInfo(self.owner.owner_id, "host", 1, "test")))
+
+    def _advance(
+        self, owner: Owner, overdue: frozenset[UUID], started: frozenset[UUID], crashing: bool = False
+    ) -> None:
+        self._read_view(owner)
+        plans: list[Plan] = []
+
+        def decide(held: Held) -> list[Changes]:
+            for job_id in held.epochs:
+                assert owner.view is not None
+                plans.append(
+                    self.planner.decide(
+                        owner.view,
+                        held.news[job_id],
+                        epoch=held.epochs[job_id],
+                        sequence=held.sequences[job_id],
+                        look_at_all=owner.look_at_all,
+                    )  # fmt: skip
+                )
+            if crashing:
+                raise Crash
+            return [plan.changes for plan in plans]
+
+        failing = frozenset({self.job_id} if owner.is_failing else ())
+        fast = failing if self.case.workflow.fail_fast else frozenset()
+        advanced = at_once(
+            self.ledger.advance(owner.owner_id, [owner.claim], Look(overdue, started, failing, fast), decide)
+        )
+        self.fenced += len(advanced.fenced)
+        for plan in plans:
+            self._keep(owner, plan)
+
+    def _read_view(self, owner: Owner) -> None:
+        if owner.view is not None:
+            return
+        (job,) = at_once(self.ledger.load_jobs([owner.claim]))
+        nodes = {state.node_id: node_view(state, self.graph.workflow.nodes[state.node_id]) for state in job.nodes}
+        owner.view = JobView(job.job_id, self.graph, job.input_params, job.status, nodes=nodes, outputs=job.outputs)
+        owner.look_at_all = True
+        owner.is_failing = is_failing(owner.view)
+
+    def _keep(self, owner: Owner, plan: Plan) -> None:
+        owner.view, owner.look_at_all = plan.view, plan.is_unfinished
+        owner.is_dirty = plan.is_unfinished or (plan.is_failing and not owner.is_failing) or bool(plan.wanted)
+        owner.is_failing = plan.is_failing
+        if plan.wanted:
+            loaded = at_once(self.ledger.load_outputs(self.job_id, sorted(plan.wanted)))
+            owner.view = replace(plan.view, outputs={**plan.view.outputs, **loaded})
+            owner.look_at_all = True
+
+    def replace_owner(self) -> None:
+        """Another instance takes over; the old one comes back and must not be able to write."""
+        old = self.owner
+        if self.random.random() < 0.5:
+            at_once(self.ledger.release(old.owner_id, [old.claim]))
+        else:
+            del self.database.orchestrators[old.owner_id]
+        self.owner = self._claim()
+        before, fenced = self._marks(), self.fenced
+        self._advance(old, frozenset({self.job_id}), frozenset({self.job_id}))
+        assert self._marks() == before
+        assert self.fenced == fenced + 1
+
+    def doubt(self) -> None:
+        """The answer to the last commit was lost: what is known may be behind, and is read again."""
+        self.owner.view, self.owner.is_dirty = None, True
+
+    def crash(self) -> None:
+        """The transaction doesn't commit."""
+        before = self._marks()
+        try:
+            self._advance(self.owner, frozenset({self.job_id}), frozenset(), crashing=True)
+        except Crash:
+            self.doubt()
+        assert self._marks() == before
+
+    # Workers
+
+    def script(self, task: TaskMessage) -> str:
+        script = self.case.scripts.get(task.node_id, [])
+        return script[task.attempt - 1] if task.attempt <= len(script) else "succeed"
+
+    def claim_tasks(self) -> None:
+        demand = Demand((QUEUE,), ("work", "child", "gather"), self.random.randint(1, 4))
+        exchange = at_once(self.ledger.exchange(self.worker_id, [], demand, lease_seconds=LEASE_SECONDS))
+        self.held += exchange.claimed
+
+    def report_one(self) -> None:
+        able = [task for task in self.held if self.script(task) not in ("lost", "overran")]
+        if able:
+            self.report(self.random.choice(able))
+
+    def report(self, task: TaskMessage) -> None:
+        report, held = self._report(task), self._is_held(task)
+        exchange = at_once(self.ledger.exchange(self.worker_id, [report], Demand((QUEUE,)), lease_seconds=1))
+        assert exchange.accepted == held
+        self.held.remove(task)
+        self.sent.append((self.worker_id, report))
+
+    def _is_held(self, task: TaskMessage) -> bool:
+        return self.database.tasks[task.job_id, task.node_id, task.attempt].status is TaskStatus.RUNNING
+
+    def _report(self, task: TaskMessage) -> Report:
+        key = (task.job_id, task.node_id, task.attempt)
+        match self.script(task):
+            case "succeed" | "lost" | "overran":
+                value = self.case.values.get(task.node_id, task.attempt)
+                return Report(*key, TaskStatus.SUCCEEDED, {"v": value, "items": list(range(value))})
+            case "returned":
+                return Report(*key, TaskStatus.RETURNED)
+            case blame:
+                return Report(*key, TaskStatus.FAILED, error={"message": f"{blame} failed", "blame": blame})
+
+    def repeat_a_report(self) -> None:
+        """A worker says again what it said, or comes back after it was given up; or another says it. Nothing comes of it."""
+        back = [(self.worker_id, self._report(task)) for task in self.held if not self._is_held(task)]
+        if not (late := self.sent + back):
+            return
+        worker_id, report = self.random.choice(late)
+        key = (report.job_id, report.node_id, report.attempt)
+        before = self.database.tasks[key], self.database.results.get(key)
+        if worker_id is self.worker_id and self.random.random() < 0.3:
+            worker_id = self._uuid()
+        at_once(self.ledger.exchange(worker_id, [report], Demand((QUEUE,)), lease_seconds=1))
+        assert self.database.tasks[key] is before[0]
+        after = self.database.results.get(key)
+        assert after is before[1] or (after is not None and not after.accepted and after.processed)
+
+    # What came of it
+
+    def states(self) -> dict[str, tuple[str, str | None]]:
+        return {name: (node.status, node.reason) for name, node in self.database.nodes[self.job_id].items()}
+
+    def all_ended(self) -> bool:
+        return all(node.status in NODE_TERMINAL for node in self.database.nodes[self.job_id].values())
