@@ -6,7 +6,7 @@ import psycopg
 import pytest
 from psycopg import ClientCursor
 
-from dagmaster.database.connect import conninfo
+from dagmaster.database.connect import BY_KEY, conninfo
 from dagmaster.database.queries import all_queries, query
 
 CHILDREN = 10_000
@@ -67,7 +67,16 @@ def large_job(cluster, template_database):
         connection.execute("DROP DATABASE test_large WITH (FORCE)")
 
 
-HOT = ("fence", "take_results", "promote_nodes", "apply_changes", "exchange", "renew_leases", "read_results", "load_nodes")
+HOT = (
+    "fence",
+    "take_results",
+    "promote_nodes",
+    "apply_changes",
+    "exchange",
+    "renew_leases",
+    "read_results",
+    "load_nodes",
+)
 
 
 def values_for(name, job_id):
@@ -86,7 +95,7 @@ def test_e9_hot_statements_enter_large_tables_by_their_whole_key(large_job, name
     dsn, job_id = large_job
     text, names = prepared(name)
 
-    with psycopg.connect(conninfo(dsn, "test", 15, 3, 10), autocommit=True) as connection:
+    with psycopg.connect(conninfo(dsn, "test", 15, 3, 10, settings=BY_KEY), autocommit=True) as connection:
         connection.execute(f"SET plan_cache_mode = {plan}")
         connection.execute(f"PREPARE it AS {text}")
         cursor = ClientCursor(connection)

@@ -8,6 +8,7 @@ import asyncio
 import textwrap
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from random import Random
 from typing import Any
 from uuid import UUID
@@ -19,6 +20,7 @@ from dagmaster.database.bell import JOBS, RESULTS, tasks_topic
 from dagmaster.database.bell_postgres import PostgresBell
 from dagmaster.database.history import verify
 from dagmaster.database.postgres import PostgresLedger
+from dagmaster.errors import HandlerFailed
 from dagmaster.handlers.registry import Registration, Registry, installed
 from dagmaster.jobs.model import Submission
 from dagmaster.jobs.plan import Planner
@@ -44,6 +46,39 @@ FAST = {
 }
 
 
+# Handlers that only tests need.
+
+
+async def give(ctx: Any) -> Any:
+    """The value it was given; or the failure it was asked for."""
+    if ctx.params.get("fail"):
+        raise HandlerFailed(str(ctx.params.get("message", "failed as asked")))
+    return ctx.params.get("value")
+
+
+_opened: set[str] = set()
+
+
+def open_gate(job_id: UUID, node_id: str = "*") -> None:
+    _opened.add(f"{job_id}/{node_id}")
+
+
+async def gate(ctx: Any) -> dict[str, str]:
+    """Runs until the test opens it."""
+    ways = {f"{ctx.job_id}/{ctx.node_id}", f"{ctx.job_id}/*"}
+    while not ways & _opened:
+        if ctx.cancelled or ctx.shutting_down:
+            raise ctx.give_back()
+        await asyncio.sleep(0.005)
+    return {"passed": ctx.node_id}
+
+
+TEST_HANDLERS = (
+    Registration("give", "tests.engine.harness:give"),
+    Registration("gate", "tests.engine.harness:gate"),
+)
+
+
 def fast_settings(**overrides: Any) -> Settings:
     return load(**{**FAST, **overrides})
 
@@ -65,7 +100,7 @@ class Engine:
         self.dsn = dsn
         self.has_bells = has_bells
         self.settings = settings or fast_settings()
-        self.registry = Registry([*installed().values(), *handlers])
+        self.registry = Registry([*installed().values(), *TEST_HANDLERS, *handlers])
         self.catalog: Catalog = load_catalog(self.settings, self.registry, self.settings.known_queues)
         self.ledger = PostgresLedger(dsn, "test")
         self.bell = PostgresBell(dsn)
@@ -127,7 +162,8 @@ class Engine:
     # Using
 
     def add(self, *workflows: Workflow) -> None:
-        self.catalog = Catalog({**self.catalog.workflows, **{w.workflow_id: w for w in workflows}})
+        known = {**self.catalog.workflows, **{w.workflow_id: w for w in workflows}}
+        self.catalog = replace(self.catalog, workflows=known)
         for orchestrator in self.orchestrators:
             orchestrator.catalog = self.catalog
 

@@ -5,7 +5,7 @@ node must have come to, and the history check whether the way there was sound [E
 """
 
 import pytest
-from hypothesis import HealthCheck, Phase, event, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 
 from dagmaster.workflows.model import FanInNode, FanOutNode, Importance
 from tests.jobs.memory_history import findings_of
@@ -28,7 +28,6 @@ def run_and_compare(case: Case) -> None:
 
     expected = Reference(case, MAX_LOSSES)
     status = run.database.jobs[run.job_id].status
-    event(status)
     assert findings_of(run.database, max_losses=MAX_LOSSES) == []
     assert run.all_ended()
     assert status == expected.outcome()

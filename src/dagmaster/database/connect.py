@@ -3,7 +3,7 @@
 Who connects decides when to connect again; nothing here retries.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,6 +17,10 @@ from dagmaster.errors import Unavailable
 from dagmaster.log import redact
 
 Connection = psycopg.AsyncConnection[Any]
+
+# The engine reads by key, from tables that fill up before they are analysed. Left to its estimates the planner takes a batch
+# of ten for ten thousand and reads a whole table to hash it.
+BY_KEY = {"enable_hashjoin": "off", "enable_mergejoin": "off", "enable_seqscan": "off"}
 
 # A dead peer is noticed within some 25 seconds, well before leases run out.
 _KEEPALIVE: dict[str, Any] = {
@@ -37,11 +41,13 @@ async def connect(
     statement_timeout_seconds: float = 15,
     lock_timeout_seconds: float = 3,
     idle_in_transaction_seconds: float = 10,
+    settings: Mapping[str, str] | None = None,
 ) -> Connection:
     """Open one connection; a server that can't be reached is `Unavailable`."""
     timeouts = (statement_timeout_seconds, lock_timeout_seconds, idle_in_transaction_seconds)
     with translate_errors():
-        connection = await psycopg.AsyncConnection.connect(conninfo(dsn, role, *timeouts), autocommit=autocommit)
+        address = conninfo(dsn, role, *timeouts, settings=settings)
+        connection = await psycopg.AsyncConnection.connect(address, autocommit=autocommit)
     _speak_orjson(connection)
     return connection
 
@@ -71,6 +77,9 @@ def pool(
     )
 
 
+Database = AsyncConnectionPool[Connection]
+
+
 @contextmanager
 def translate_errors() -> Iterator[None]:
     """Say `Unavailable` where the server is gone, full, busy or too slow. Mistakes in SQL stay what they are."""
@@ -85,14 +94,23 @@ def translate_errors() -> Iterator[None]:
         ) from error
 
 
-def conninfo(dsn: str, role: str, statement_seconds: float, lock_seconds: float, idle_seconds: float) -> str:
+def conninfo(
+    dsn: str,
+    role: str,
+    statement_seconds: float,
+    lock_seconds: float,
+    idle_seconds: float,
+    *,
+    settings: Mapping[str, str] | None = None,
+) -> str:
     """The address with our settings; what it says itself about timeouts and keepalives has its way."""
     given = conninfo_to_dict(dsn)
-    options = f"{_options(statement_seconds, lock_seconds, idle_seconds)} {given.pop('options', '')}".strip()
+    ours = _options(statement_seconds, lock_seconds, idle_seconds, settings or {})
+    options = f"{ours} {given.pop('options', '')}".strip()
     return make_conninfo(**{**_KEEPALIVE, "application_name": f"dagmaster-{role}", **given, "options": options})
 
 
-def _options(statement_seconds: float, lock_seconds: float, idle_seconds: float) -> str:
+def _options(statement_seconds: float, lock_seconds: float, idle_seconds: float, more: Mapping[str, str]) -> str:
     """Settings as start-up options: they cost no round trip, and RESET ALL returns to them."""
     settings = {
         "TimeZone": "UTC",
@@ -101,11 +119,7 @@ def _options(statement_seconds: float, lock_seconds: float, idle_seconds: float)
         "idle_in_transaction_session_timeout": round(idle_seconds * 1000),
         # Short statements: compiling them would take longer than running them.
         "jit": "off",
-        # The engine reads by key, from tables that fill up before they are analysed. Left to its estimates the planner
-        # takes a batch of ten for ten thousand and reads a whole table to hash it.
-        "enable_hashjoin": "off",
-        "enable_mergejoin": "off",
-        "enable_seqscan": "off",
+        **more,
     }
     return " ".join(f"-c {name}={value}" for name, value in settings.items())
 

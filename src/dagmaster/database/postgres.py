@@ -18,7 +18,7 @@ from psycopg.rows import class_row, dict_row
 from psycopg.types.json import Jsonb
 
 from dagmaster import faults
-from dagmaster.database.connect import Connection, connect, translate_errors
+from dagmaster.database.connect import BY_KEY, Connection, connect, translate_errors
 from dagmaster.database.ledger import (
     LOADABLE_BYTES,
     OVERRUN_GRACE_SECONDS,
@@ -67,7 +67,7 @@ class PostgresLedger:
         """The connection, for one call. It is given up when the call did not end well."""
         async with self._lock:
             if self._connection is None or self._connection.closed:
-                self._connection = await connect(self._dsn, role=self._role)
+                self._connection = await connect(self._dsn, role=self._role, settings=BY_KEY)
             connection = self._connection
             try:
                 with translate_errors():

@@ -8,12 +8,17 @@ handlers the verbs are awaited; plain handlers run in a process of their own and
 import sys
 import traceback
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict
 
 from dagmaster.database.ledger import ChildResult
+
+if TYPE_CHECKING:
+    import psycopg
+
+    from dagmaster.database.connect import Database
 
 IsValid = Callable[[str, Any], bool]
 
@@ -107,6 +112,11 @@ class _Common(Protocol):
 
 
 class Context(_Common, Protocol):
+    @property
+    def database(self) -> "Database":
+        """The worker's pool: `async with ctx.database.connection() as connection: …`."""
+        ...
+
     async def save_checkpoint(self, name: str, data: Any = None) -> None: ...
 
     async def load_checkpoint(self, is_valid: IsValid | None = None) -> tuple[str, Any] | None:
@@ -119,6 +129,10 @@ class Context(_Common, Protocol):
 
 
 class SyncContext(_Common, Protocol):
+    def connect(self) -> "psycopg.Connection[Any]":
+        """A connection of one's own to the platform's database; close it (`with ctx.connect() as connection: …`)."""
+        ...
+
     def save_checkpoint(self, name: str, data: Any = None) -> None: ...
 
     def load_checkpoint(self, is_valid: IsValid | None = None) -> tuple[str, Any] | None: ...

@@ -18,6 +18,7 @@ from dagmaster.workflows.model import Workflow
 class Catalog:
     workflows: Mapping[str, Workflow]
     refused: tuple[InvalidWorkflow, ...] = ()
+    max_params_bytes: int = 262_144  # of a submission's inputs
 
     def get(self, workflow_id: str) -> Workflow:
         try:
@@ -42,7 +43,7 @@ def load_catalog(settings: Settings, handlers: Mapping[str, Any], queues: Collec
     """Read every workflow file: the shipped ones first."""
     paths = [*shipped(), *(path for folder in settings.workflow_folders for path in workflow_files(folder))]
     loaded = read_all(paths, limits=limits_of(settings), handlers=handlers, queues=queues)
-    return Catalog(dict(loaded.workflows), tuple(loaded.refused))
+    return Catalog(dict(loaded.workflows), tuple(loaded.refused), settings.max_params_bytes)
 
 
 def workflow_files(folder: Path) -> list[Path]:

@@ -22,15 +22,15 @@ def prepare(
     catalog: Catalog,
     submission: Submission,
     *,
-    max_params_bytes: int = 262_144,
     milliseconds: Callable[[], int] = _milliseconds,
 ) -> NewJob:
     """The job that a submission asks for, or an error that names what is wrong with it."""
     workflow = catalog.get(submission.workflow_id)
     inputs = check_inputs(workflow, submission.input_params)
     size = _size_bytes(inputs)
-    if size > max_params_bytes:
-        raise InvalidRequest(f"the inputs have {size} bytes; the limit is {max_params_bytes}", code="inputs.too-large")
+    limit = catalog.max_params_bytes
+    if size > limit:
+        raise InvalidRequest(f"the inputs have {size} bytes; the limit is {limit}", code="inputs.too-large")
     return NewJob(
         job_id=new_job_id(milliseconds()),
         workflow=workflow,

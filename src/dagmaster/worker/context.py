@@ -6,8 +6,9 @@ from typing import Any
 from uuid import UUID
 
 from dagmaster import log
+from dagmaster.database.connect import Database
 from dagmaster.database.ledger import ChildResult, Ledger, Running
-from dagmaster.errors import Fenced, InvalidRequest
+from dagmaster.errors import Fenced, InvalidRequest, Unavailable
 from dagmaster.handlers.calling import to_json
 from dagmaster.handlers.context import GiveBack, IsValid, TaskLogger
 from dagmaster.jobs.model import TaskMessage
@@ -23,11 +24,11 @@ class TaskContext:
     """Progress stays here until the next renewal of the lease takes it along."""
 
     __slots__ = (
-        "_cancelled", "_ledger", "_lines", "_logger", "_progress", "_shutting_down", "_signal", "attempt", "has_news",
+        "_cancelled", "_database", "_ledger", "_lines", "_logger", "_progress", "_shutting_down", "_signal", "attempt", "has_news",
         "job_id", "node_id", "params", "retry_count", "task", "task_id",
     )  # fmt: skip
 
-    def __init__(self, task: TaskMessage, ledger: Ledger) -> None:
+    def __init__(self, task: TaskMessage, ledger: Ledger, database: Database | None = None) -> None:
         self.task = task
         self.task_id: str = task.task_id
         self.job_id: UUID = task.job_id
@@ -37,6 +38,7 @@ class TaskContext:
         self.params: Any = task.params
         self.has_news = False
         self._ledger = ledger
+        self._database = database
         self._cancelled = False
         self._shutting_down = False
         self._signal: OnSignal | None = None
@@ -57,6 +59,12 @@ class TaskContext:
     @property
     def logger(self) -> TaskLogger:
         return TaskLogger(self.log)
+
+    @property
+    def database(self) -> Database:
+        if self._database is None:
+            raise Unavailable("this worker has no database for its handlers", code="worker.no-database")
+        return self._database
 
     def give_back(self) -> GiveBack:
         return GiveBack("stopped early, as it was told")

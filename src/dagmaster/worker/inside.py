@@ -130,6 +130,11 @@ class ChildContext:
             yield from (ChildResult(**row) for row in rows)
             offset += len(rows)
 
+    def connect(self) -> Any:
+        import psycopg  # only handlers that ask for it pay for it
+
+        return psycopg.connect(self._inbox.ask("database"))
+
     def _log(self, level: str, event: str, facts: dict[str, Any]) -> None:
         self._inbox.channel.send({"kind": "log", "level": level, "event": event, "facts": facts})
 

@@ -313,6 +313,8 @@ class Visit:
                 return await self._context.load_checkpoints()
             case "results":
                 return [asdict(row) for row in await self._context.read_results(frame["skip"], frame["page"])]
+            case "database":
+                return self._context.database.conninfo
             case unknown:
                 raise Unavailable(f"the worker can't {unknown!r}", code="worker.unknown-verb")
 

@@ -21,6 +21,7 @@ from uuid import UUID, uuid4
 
 from dagmaster import __version__, faults, log
 from dagmaster.database.bell import RESULTS, Bell
+from dagmaster.database.connect import Database
 from dagmaster.database.ledger import Demand, Exchange, Ledger, Report, Running, WorkerInfo
 from dagmaster.errors import Unavailable
 from dagmaster.handlers.calling import UNLOADABLE
@@ -87,7 +88,8 @@ class Worker:
     """`run` until `stop`.
 
     A ledger serves one call at a time. So that none waits for another there may be three: `ledger` for claims and
-    reports, `lease_ledger` for leases and beats, `handler_ledger` for what handlers read and keep.
+    reports, `lease_ledger` for leases and beats, `handler_ledger` for what handlers read and keep. `database` is the open pool
+    that handlers may use themselves.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class Worker:
         *,
         lease_ledger: Ledger | None = None,
         handler_ledger: Ledger | None = None,
+        database: Database | None = None,
         name: str | None = None,
         worker_id: UUID | None = None,
         pool: Pool | None = None,
@@ -111,6 +114,7 @@ class Worker:
         self._settings = settings
         self._ledger = ledger
         self._handler_ledger = handler_ledger or ledger
+        self._database = database
         self._transport = transport
         self._bell = bell
         self._pool = pool or Pool(memory_mb=settings.worker_memory_mb)
@@ -391,7 +395,7 @@ class Worker:
         loop.call_later(SHOW_RUNNING_SECONDS, self._show_running, batch)
 
     def _start_one(self, task: TaskMessage, loop: asyncio.AbstractEventLoop) -> HeldTask:
-        held = HeldTask(TaskContext(task, self._handler_ledger), task.handler not in self._heavy_names)
+        held = HeldTask(TaskContext(task, self._handler_ledger, self._database), task.handler not in self._heavy_names)
         self._held[held.task_id] = held
         self._light_running += held.is_light
         held.job = loop.create_task(self._runner.run(held.context))

@@ -484,13 +484,20 @@ def _rendered(value: Any, path: Path, names: frozenset[str]) -> Iterator[_Templa
 
 
 def _fan_out_templates(node: FanOutNode, here: Path) -> Iterator[_Template]:
-    child = _COMMON | {"index", "items" if node.batch_size else "item"}
+    child = _COMMON | {"index"} | _names_of_items(node)
     yield from _rendered(node.task.params, (*here, "task", "params"), child)
     yield from _rendered(node.label or "", (*here, "label"), child)
     if isinstance(node.source, str):
         yield (*here, "source"), node.source, compile_expression, _COMMON
     else:
         yield from _rendered(node.source or (), (*here, "source"), _COMMON)
+
+
+def _names_of_items(node: FanOutNode) -> frozenset[str]:
+    """Children's results stay in the database: a child of `results_of` reads its slice there, and templates see none of it."""
+    if node.results_of is not None:
+        return frozenset()
+    return frozenset({"items" if node.batch_size else "item"})
 
 
 def _conditional_templates(node: ConditionalNode, here: Path) -> Iterator[_Template]:
@@ -509,6 +516,8 @@ def _foreign_names(case: Case, path: Path, compiled: Compiled, names: frozenset[
             why = "exists only in the conditions of branches"
         elif "index" not in names:
             why = "exists only in the task and the label of a fan_out"
+        elif not names & {"item", "items"}:
+            why = "does not exist with results_of: the handler reads its slice with `ctx.results()`"
         else:
             other = "items" if name == "item" else "item"
             why = (

@@ -1,0 +1,681 @@
+"""Real faults on real processes: kill -9, SIGSTOP and SIGCONT, clean stops, a database that dies, tasks that kill.
+
+Times are sub-second here (see `processes.FAST`): orphans after 1.2 s, leases of 1.5 s.
+"""
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import time
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from uuid import UUID
+
+import psycopg
+import pytest
+
+from dagmaster.database.deploy import deploy
+from dagmaster.database.embedded import Cluster
+from tests.engine.processes import Fleet, Process, fleet, is_alive
+
+ONE_TASK = """
+    workflow_id: one_task
+    name: One task
+    version: 1
+    inputs:
+      file: {type: string}
+      seconds: {type: array, default: [0]}
+    nodes:
+      start: {type: start, next: work}
+      work:
+        handler: note
+        timeout_seconds: 3600
+        params: {file: "{{ inputs.file }}", seconds: "{{ inputs.seconds }}"}
+        next: end
+      end: {type: end}
+    """
+
+
+def single(handler: str, params: str = "{}", **fields: object) -> str:
+    """A workflow of one task."""
+    more = "".join(f"\n        {name}: {value}" for name, value in fields.items())
+    return f"""
+    workflow_id: single_{handler}
+    name: Single
+    version: 1
+    nodes:
+      start: {{type: start, next: work}}
+      work:
+        handler: {handler}
+        params: {params}{more}
+        next: end
+      end: {{type: end}}
+    """
+
+
+def chain(length: int, seconds: float, file: Path) -> str:
+    """Tasks one after the other: the orchestrator is needed after each."""
+    steps = "".join(
+        f"""
+      step{number}:
+        handler: note
+        params: {{file: "{file}", seconds: {seconds}}}
+        next: {f"step{number + 1}" if number < length else "end"}"""
+        for number in range(1, length + 1)
+    )
+    return f"""
+    workflow_id: chain
+    name: Chain
+    version: 1
+    nodes:
+      start: {{type: start, next: step1}}{steps}
+      end: {{type: end}}
+    """
+
+
+def fans(file: Path, light: int, heavy: int, seconds: float) -> str:
+    """Two fan-outs side by side: async handlers, and plain ones in child processes."""
+    return f"""
+    workflow_id: fans
+    name: Fans
+    version: 1
+    nodes:
+      start: {{type: start, next: [lights, heavies]}}
+      lights:
+        type: fan_out
+        source: "{{{{ {list(range(light))} }}}}"
+        task: {{handler: note, params: {{file: "{file}", seconds: {seconds}, value: "{{{{ item }}}}"}}}}
+        next: light_sum
+      heavies:
+        type: fan_out
+        source: "{{{{ {list(range(heavy))} }}}}"
+        task: {{handler: note_blocking, params: {{file: "{file}", seconds: {seconds}, value: "{{{{ item }}}}"}}}}
+        next: heavy_sum
+      light_sum: {{type: fan_in, aggregation: sum, next: end}}
+      heavy_sum: {{type: fan_in, aggregation: sum, next: end}}
+      end: {{type: end}}
+    outputs:
+      light: "{{{{ nodes.light_sum.output.total }}}}"
+      heavy: "{{{{ nodes.heavy_sum.output.total }}}}"
+    """
+
+
+# Kills at random instants
+
+
+async def test_fifty_random_kills_lose_no_job_and_count_no_result_twice_e5_e7_e11(database, tmp_path):
+    kills, light, heavy = 50, 44, 6
+    dice = random.Random(20240229)
+    async with fleet(database, tmp_path, orchestrators=3, workers=3, max_losses=20, worker_processes=1) as running:
+        definition = fans(running.executions, light, heavy, 0.01)
+        began = time.monotonic()
+        jobs: list[UUID] = []
+
+        async def keep_busy() -> None:
+            while True:
+                open_jobs = "SELECT count(*) AS n FROM dagapp.dag_jobs WHERE status IN ('pending', 'running')"
+                if (await running.rows(open_jobs))[0]["n"] < 4:
+                    jobs.extend(await running.submit(definition, 2))
+                await asyncio.sleep(0.05)
+
+        stream = asyncio.create_task(keep_busy())
+        for _ in range(kills):
+            await asyncio.sleep(dice.uniform(0.05, 0.75))
+            victim = dice.choice(running.processes)
+            victim.kill()
+            victim.start()
+        stream.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await stream
+        killed_for = time.monotonic() - began
+        states = Counter(await running.wait(jobs, 40))
+        seconds = time.monotonic() - began
+
+        assert states == {"completed": len(jobs)}
+        results = [(await running.job(job_id))["result_data"] for job_id in jobs]
+        assert results == [{"light": sum(range(light)), "heavy": sum(range(heavy))}] * len(jobs)
+        children = await _children_of_running_workers(running)
+        assert running.survivors().keys() <= children, "a child process outlived its worker"
+        _tell_of_duplicates(running, jobs, light + heavy, kills, killed_for, seconds)
+        assert seconds < 60
+
+
+async def _children_of_running_workers(running: Fleet) -> set[int]:
+    """Dead workers' children need a moment to follow."""
+    await asyncio.sleep(0.3)
+    workers = {process.pid for process in running.processes if process.is_running}
+    found = set()
+    for pid in running.survivors():
+        ancestor = pid
+        while ancestor > 1 and ancestor not in workers:
+            ancestor = _parent_of(ancestor)
+        if ancestor in workers:
+            found.add(pid)
+    return found
+
+
+def _parent_of(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def _tell_of_duplicates(running: Fleet, jobs, tasks: int, kills: int, killed_for: float, seconds: float) -> None:
+    executed = running.executed()
+    wanted = len(jobs) * tasks
+    distinct = {(job, node) for job, node, _ in executed}
+    assert len(distinct) == wanted
+    again = len(executed) - wanted
+    print(
+        f"\n{kills} kills in {killed_for:.1f} s, {len(jobs)} jobs with {wanted} tasks: {len(executed)} executions, "
+        f"{again} of them again ({again / kills:.1f} per kill), all done after {seconds:.1f} s"
+    )
+
+
+# Orchestrators
+
+
+async def _watch_claims(running: Fleet) -> None:
+    """Write down every claim as it is committed: the rows themselves only keep the last one."""
+    await running.rows("""
+        CREATE TABLE public.claims (job_id uuid, epoch bigint, owner_id uuid, claim_token uuid,
+                                    at timestamptz DEFAULT clock_timestamp())""")
+    await running.rows("""
+        CREATE FUNCTION public.note_claim() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN
+            INSERT INTO public.claims VALUES (NEW.job_id, NEW.epoch, NEW.owner_id, NEW.claim_token);
+            RETURN NULL;
+        END $$""")
+    await running.rows("""
+        CREATE TRIGGER note_claim AFTER UPDATE ON dagapp.dag_jobs FOR EACH ROW
+           WHEN (NEW.owner_id IS DISTINCT FROM OLD.owner_id OR NEW.claim_token IS DISTINCT FROM OLD.claim_token)
+        EXECUTE FUNCTION public.note_claim()""")
+
+
+async def _assert_one_owner_at_a_time(running: Fleet, jobs: list[UUID]) -> int:
+    """Each event was written by the owner of its time; answers how many jobs had more than one owner."""
+    passed_on = 0
+    for job_id in jobs:
+        claims = await running.rows("SELECT * FROM public.claims WHERE job_id = %s ORDER BY at", job_id)
+        owned = [claim for claim in claims if claim["owner_id"]]
+        epochs = [claim["epoch"] for claim in owned]
+        assert epochs == list(range(1, len(owned) + 1)), "each claim is an epoch of its own"
+        passed_on += len({claim["owner_id"] for claim in owned}) > 1
+        since = {claim["epoch"]: claim["at"] for claim in owned}
+        # What an orchestrator writes carries the database's time; a worker's times may lie before.
+        events = await running.events(job_id)
+        assert all(one["epoch"] <= next_one["epoch"] for one, next_one in pairwise(events))
+        for event in await running.events(job_id, "node_ready", "node_dispatched", "job_started", "job_completed"):
+            if event["epoch"]:
+                assert since[event["epoch"]] <= event["created_at"], "an event from before its epoch"
+                until = since.get(event["epoch"] + 1)
+                assert until is None or event["created_at"] <= until, "an event of an owner that had been replaced"
+    return passed_on
+
+
+async def test_three_orchestrators_share_the_jobs_and_never_two_act_on_one_e5_e6_p3(database, tmp_path):
+    async with fleet(database, tmp_path, orchestrators=3, workers=1, worker_slots=100) as running:
+        await _watch_claims(running)
+        one, two, _ = running.processes[:3]
+        jobs = await running.submit(chain(6, 0.4, running.executions), 60)
+
+        shares = await _shares(running, len(jobs))
+        one.signal(signal.SIGTERM)
+        two.kill()
+        two.start()
+        one_code = await one.ended()
+        one.start()
+        states = await running.wait(jobs, 40)
+
+        assert sorted(shares.values()) == [20, 20, 20], "jobs don't spread evenly"
+        assert one_code == 0
+        assert set(states) == {"completed"}
+        assert await _assert_one_owner_at_a_time(running, jobs) >= 30
+
+
+async def _shares(running: Fleet, count: int) -> Counter[UUID]:
+    async def all_claimed() -> Counter[UUID] | None:
+        rows = await running.rows("SELECT owner_id FROM dagapp.dag_jobs WHERE owner_id IS NOT NULL")
+        return Counter(row["owner_id"] for row in rows) if len(rows) == count else None
+
+    return await running.until(all_claimed, 10, "all jobs to be claimed")
+
+
+async def test_a_frozen_orchestrator_is_replaced_and_changes_nothing_when_it_wakes_up_e5_e6(database, tmp_path):
+    async with fleet(database, tmp_path, orchestrators=2, workers=1) as running:
+        await _watch_claims(running)
+        job_id = await running.submit_one(chain(4, 0.5, running.executions))
+        await running.running(job_id)
+        zombie = await _frozen_owner(running, job_id)
+
+        (state,) = await running.wait(job_id, 20)
+        before = await _everything(running, job_id)
+        zombie.thaw()
+        stats = await running.until(lambda: _with(running, zombie, "fenced"), 10, "the zombie to be fenced")
+
+        assert state == "completed"
+        assert stats["fenced"] > 0
+        assert stats["jobs"] == 0, "it still believes that it owns the job"
+        assert await _everything(running, job_id) == before
+        assert await _assert_one_owner_at_a_time(running, [job_id]) == 1
+        assert await running.wait(await running.submit_one(chain(1, 0, running.executions))) == ["completed"]
+
+
+async def _frozen_owner(running: Fleet, job_id: UUID) -> Process:
+    """Freeze the job's owner between two transactions: one that holds the job's row would block its successor."""
+    while True:
+        owner = await running.owner_of(job_id)
+        assert owner is not None
+        owner.freeze()
+        busy = """SELECT 1 FROM pg_stat_activity a JOIN pg_locks l USING (pid)
+                   WHERE a.datname = current_database() AND l.relation = 'dagapp.dag_jobs'::regclass
+                     AND l.mode = 'RowShareLock' AND a.state LIKE 'idle in transaction%%'"""
+        if not await running.rows(busy):
+            return owner
+        owner.thaw()
+        await asyncio.sleep(0.01)
+
+
+async def _everything(running: Fleet, job_id: UUID) -> list[object]:
+    return [
+        await running.job(job_id),
+        await running.nodes(job_id),
+        await running.tasks(job_id),
+        await running.events(job_id),
+    ]
+
+
+async def _with(running: Fleet, process: Process, *counters: str) -> dict[str, int]:
+    """The process's stats, once one of these counters has moved."""
+    stats = await running.stats(process)
+    return stats if any(stats.get(name) for name in counters) else {}
+
+
+async def test_an_orchestrator_frozen_inside_a_transaction_holds_its_job_up_only_for_a_while_e5_e6(database, tmp_path):
+    """It keeps the job's row locked; the database ends its session, and with it the lock."""
+    async with fleet(database, tmp_path, orchestrators=2, workers=1) as running:
+        job_id = await running.submit_one(chain(40, 0.01, running.executions))
+        zombie = await _frozen_inside(running, job_id)
+
+        states = await running.wait(job_id, 25)
+        zombie.thaw()
+        await running.until(lambda: _with(running, zombie, "fenced", "errors"), 10, "the zombie to notice")
+
+        assert states == ["completed"]
+
+
+async def _frozen_inside(running: Fleet, job_id: UUID) -> Process:
+    holds = """SELECT 1 FROM pg_stat_activity WHERE application_name = 'dagmaster-orchestrator'
+                  AND datname = current_database() AND state LIKE 'idle in transaction%%'"""
+    owner = await running.until(lambda: running.owner_of(job_id), 10, "an owner")
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        owner.freeze()
+        if await running.rows(holds):
+            return owner
+        owner.thaw()
+        await asyncio.sleep(random.uniform(0.001, 0.02))
+    raise TimeoutError("never caught it inside a transaction")
+
+
+async def test_a_stopped_orchestrator_hands_its_jobs_over_within_two_seconds_e5(database, tmp_path):
+    """Without help from the heartbeat, which may be silent for a minute here."""
+    async with fleet(database, tmp_path, orchestrators=2, workers=1, orphan_threshold_sec=60) as running:
+        job_id = await running.submit_one(chain(8, 0.3, running.executions))
+        await running.running(job_id)
+        owner = await running.owner_of(job_id)
+        epoch = (await running.job(job_id))["epoch"]
+
+        began = time.monotonic()
+        owner.signal(signal.SIGTERM)
+        await running.until(lambda: _acted_on(running, job_id, epoch + 1), 10, "the peer to go on")
+        seconds = time.monotonic() - began
+
+        assert seconds < 2
+        assert await owner.ended() == 0
+        assert await running.wait(job_id) == ["completed"]
+
+
+async def _acted_on(running: Fleet, job_id: UUID, epoch: int) -> bool:
+    return any(event["epoch"] >= epoch for event in await running.events(job_id))
+
+
+# Workers
+
+
+async def test_a_lost_workers_task_runs_again_long_before_its_timeout_e11(database, tmp_path):
+    async with fleet(database, tmp_path, orchestrators=1, workers=1) as running:
+        job_id = await running.submit_one(ONE_TASK, file=str(running.executions), seconds=[600, 0])
+        await running.running(job_id)
+        await running.start("worker")
+
+        began = time.monotonic()
+        running.processes[1].kill()
+        states = await running.wait(job_id)
+        seconds = time.monotonic() - began
+
+        assert states == ["completed"]
+        assert seconds < 4
+        assert [task["status"] for task in await running.tasks(job_id)] == ["lost", "succeeded"]
+        node = (await running.nodes(job_id))["work"]
+        assert (node["retry_count"], node["loss_count"]) == (0, 1)
+
+
+async def test_a_frozen_workers_tasks_run_elsewhere_and_its_late_reports_count_for_nothing_e7_e11(database, tmp_path):
+    """One task ends while its worker is frozen, the other would go on: the first is told of too late, the second stopped."""
+    async with fleet(database, tmp_path, orchestrators=1, workers=1) as running:
+        frozen = running.processes[1]
+        file = str(running.executions)
+        ending = await running.submit_one(ONE_TASK, file=file, seconds=[1, 0])
+        lasting = await running.submit_one(ONE_TASK, file=file, seconds=[600, 0])
+        await running.running(ending)
+        await running.running(lasting)
+        frozen.freeze()
+        await running.start("worker")
+
+        began = time.monotonic()
+        states = await running.wait([ending, lasting], 20)
+        seconds = time.monotonic() - began
+        before = [await running.nodes(job_id) for job_id in (ending, lasting)]
+        frozen.thaw()
+        stats = await running.until(lambda: _with_all(running, frozen, "late_reports", "lost_tasks"), 10, "the zombie")
+
+        assert states == ["completed"] * 2
+        assert seconds < 5
+        assert (stats["late_reports"], stats["lost_tasks"]) == (1, 1)
+        results = await running.rows("SELECT job_id, attempt, accepted FROM dagapp.dag_task_results ORDER BY job_id, attempt")
+        assert [(row["job_id"], row["attempt"], row["accepted"]) for row in results] == [
+            (ending, 1, False), (ending, 2, True), (lasting, 2, True),
+        ]  # fmt: skip
+        assert [await running.nodes(job_id) for job_id in (ending, lasting)] == before
+        assert frozen.is_running
+
+
+async def _with_all(running: Fleet, process: Process, *counters: str) -> dict[str, int]:
+    stats = await running.stats(process)
+    return stats if all(stats.get(name) for name in counters) else {}
+
+
+async def test_a_stopped_worker_gives_its_tasks_back_and_no_retry_is_spent_e22(database, tmp_path):
+    """One listens, one is deaf in the loop, one is deaf in a child process. Leases and timeouts would take far longer."""
+    async with fleet(
+        database, tmp_path, orchestrators=1, workers=1, task_lease_sec=60, lease_renew_sec=1, shutdown_grace_sec=0.5
+    ) as running:
+        stopped = running.processes[1]
+        note = f'{{file: "{running.executions}", seconds: [600, 0]}}'
+        jobs = [
+            await running.submit_one(single("sleep", "{seconds: 2.5}")),
+            await running.submit_one(single("note", note)),
+            await running.submit_one(single("note_blocking", note)),
+        ]
+        for job_id in jobs:
+            await running.running(job_id)
+        await running.until(lambda: _have_noted(running, 2), 10, "the handlers to have begun")
+        await running.start("worker")
+
+        began = time.monotonic()
+        stopped.signal(signal.SIGTERM)
+        code = await stopped.ended(10)
+        stopped_after = time.monotonic() - began
+        states = await running.wait(jobs, 20)
+
+        assert code == 0
+        assert stopped_after < 3
+        assert states == ["completed"] * 3
+        for job_id in jobs:
+            node = (await running.nodes(job_id))["work"]
+            assert (node["attempt"], node["retry_count"], node["loss_count"]) == (2, 0, 0)
+            assert [task["status"] for task in await running.tasks(job_id)] == ["returned", "succeeded"]
+
+
+async def _have_noted(running: Fleet, count: int) -> bool:
+    return len(running.executed()) >= count
+
+
+# Handlers
+
+
+async def test_a_handler_past_its_time_is_dead_with_all_it_started_and_tried_again_e10(database, tmp_path):
+    retry = "{max_attempts: 1, backoff: fixed, initial_delay_seconds: 0.1}"
+    async with fleet(database, tmp_path, orchestrators=1, workers=1) as running:
+        file = running.executions
+        jobs = [
+            await running.submit_one(
+                single("spawn_and_hang", f'{{file: "{file}"}}', timeout_seconds=1, retry=retry)
+            ),
+            await running.submit_one(single("hang", timeout_seconds=1, retry=retry)),
+        ]
+
+        states = await running.wait(jobs, 20)
+
+        assert states == ["failed"] * 2
+        for job_id in jobs:
+            failures = await running.events(job_id, "node_failed")
+            assert [event["event_data"]["error"]["code"] for event in failures] == ["handler.timed-out"] * 2
+            assert (await running.nodes(job_id))["work"]["retry_count"] == 1
+            assert "1 s" in (await running.job(job_id))["error_message"]
+        pids = [int(pid) for line in file.read_text().splitlines() for pid in line.split()[3:5]]
+        assert len(pids) == 4
+        assert not [pid for pid in pids if is_alive(pid)], "a handler or its program outlived its timeout"
+        idle = [name for name in running.survivors().values() if "dagmaster.worker.child" not in name]
+        assert not idle
+        assert running.processes[1].is_running
+
+
+async def test_a_task_that_kills_its_process_each_time_fails_for_good_and_the_worker_survives_e11_e12(
+    database, tmp_path
+):
+    async with fleet(database, tmp_path, orchestrators=1, workers=1, max_losses=2) as running:
+        poison = await running.submit_one(single("crash", "{exit_code: 11}"))
+        others = await running.submit(ONE_TASK, 5, file=str(running.executions))
+
+        (state,) = await running.wait(poison)
+
+        node, job = (await running.nodes(poison))["work"], await running.job(poison)
+        assert state == "failed"
+        assert (node["attempt"], node["loss_count"], node["retry_count"]) == (3, 2, 0)
+        assert node["error"]["code"] == "worker.child-died"
+        assert "exit code 11" in job["error_message"]
+        assert running.processes[1].is_running
+        assert running.processes[1].starts == 1
+        assert set(await running.wait(others)) == {"completed"}
+
+
+async def test_a_task_that_kills_its_worker_each_time_fails_for_good_e11(database, tmp_path):
+    async with fleet(
+        database, tmp_path, orchestrators=1, workers=1, max_losses=2, task_lease_sec=0.8, lease_renew_sec=0.2
+    ) as running:
+        worker = running.processes[1]
+        poison = await running.submit_one(single("kill_worker", f'{{file: "{running.executions}"}}'))
+
+        watching = asyncio.create_task(_restart_whenever_it_ends(worker))
+        (state,) = await running.wait(poison)
+        others = await running.wait(await running.submit(ONE_TASK, 5, file=str(tmp_path / "others")))
+        watching.cancel()
+
+        node, job = (await running.nodes(poison))["work"], await running.job(poison)
+        assert state == "failed"
+        assert len(running.executed()) == 3
+        assert worker.starts == 4
+        assert (node["attempt"], node["loss_count"], node["error"]["code"]) == (3, 2, "task.lost")
+        assert "worker was lost 3 times" in job["error_message"]
+        assert set(others) == {"completed"}
+
+
+async def _restart_whenever_it_ends(process: Process) -> None:
+    while True:
+        if not process.is_running:
+            process.start()
+        await asyncio.sleep(0.05)
+
+
+# The database
+
+
+async def test_postgresql_killed_and_started_again_loses_nothing_e27(tmp_path):
+    """kill -9 of the server, with durability on. Tasks that ran meanwhile are reported afterwards, not run again."""
+    cluster = Cluster.at(None if os.geteuid() == 0 else tmp_path / "cluster", name=f"test-faults-{os.getpid()}")
+    try:
+        cluster.start()
+        deploy(cluster.dsn)
+        async with fleet(cluster.dsn, tmp_path, orchestrators=2, workers=2) as running:
+            jobs = await running.submit(fans(running.executions, 30, 2, 0.2), 6)
+            pids = [process.pid for process in running.processes]
+            await running.running(jobs[0], 5)
+
+            os.kill(cluster.server_pid() or 0, signal.SIGKILL)
+            cluster.start()
+            began = time.monotonic()
+            states = await running.wait(jobs, 40)
+            seconds = time.monotonic() - began
+
+            print(f"\nall done {seconds:.1f} s after the database was back")
+            assert set(states) == {"completed"}
+            assert seconds < 20
+            assert [process.pid for process in running.processes if process.is_running] == pids
+    finally:
+        cluster.remove()
+
+
+async def test_the_loops_go_on_after_all_their_sessions_are_terminated_e27(database, tmp_path):
+    async with fleet(database, tmp_path, orchestrators=2, workers=2) as running:
+        jobs = await running.submit(fans(running.executions, 30, 2, 0.1), 4)
+        pids = [process.pid for process in running.processes]
+
+        ended = 0
+        for _ in range(5):
+            await asyncio.sleep(0.3)
+            ended += len(await running.rows("""
+                SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+                 WHERE datname = current_database() AND pid <> pg_backend_pid()"""))
+        states = await running.wait(jobs, 30)
+        after = await running.wait(await running.submit(ONE_TASK, file=str(running.executions)), 10)
+
+        assert ended >= 30
+        assert set(states) == {"completed"}
+        assert after == ["completed"]
+        assert [process.pid for process in running.processes if process.is_running] == pids
+
+
+async def test_a_statement_that_fails_for_any_reason_ends_no_loop_e27(database, tmp_path):
+    """Not an outage: tables are missing for a while, as in a botched deployment."""
+    async with fleet(database, tmp_path, orchestrators=1, workers=1) as running:
+        pids = [process.pid for process in running.processes]
+        for table in ("dag_job_messages", "dag_jobs", "dag_tasks", "orchestrators", "workers"):
+            await running.rows(f"ALTER TABLE dagapp.{table} RENAME TO away")
+            await asyncio.sleep(0.7)
+            await running.rows(f"ALTER TABLE dagapp.away RENAME TO {table}")
+
+        states = await running.wait(await running.submit(ONE_TASK, 3, file=str(running.executions)), 20)
+
+        assert set(states) == {"completed"}
+        assert [process.pid for process in running.processes if process.is_running] == pids
+
+
+async def test_a_job_that_cannot_be_processed_does_not_hold_up_the_others_e27(database, tmp_path):
+    async with fleet(database, tmp_path, orchestrators=2, workers=1) as running:
+        spoilt = chain(2, 0, running.executions)
+        (body,) = [row["body"] for row in await _tampered(running, spoilt)]
+        bad = (await running.rows("SELECT job_id FROM dagapp.dag_jobs"))[0]["job_id"]
+        await running.until(lambda: _errors(running), 10, "the bad job to be met")
+
+        began = time.monotonic()
+        others = await running.wait(await running.submit(ONE_TASK, 20, file=str(running.executions)), 10)
+        seconds = time.monotonic() - began
+        cycles = await _cycles_a_second(running)
+        bad_state = (await running.job(bad))["status"]
+        await _replace_body(running, bad, body)
+
+        assert set(others) == {"completed"}
+        assert seconds < 5
+        assert bad_state == "pending"
+        assert cycles < 60, "the loops spin while a job is set aside"
+        assert await running.wait(bad, 30) == ["completed"], "repaired, it goes on"
+
+
+async def _tampered(running: Fleet, definition: str) -> list[dict[str, object]]:
+    """Submit a job whose definition is spoilt before anyone sees it."""
+    frozen = [process for process in running.processes if process.role == "orchestrator"]
+    for process in frozen:
+        process.freeze()
+    job_id = await running.submit_one(definition)
+    rows = await running.rows("SELECT body FROM dagapp.dag_workflow_definitions")
+    await _replace_body(running, job_id, {**rows[0]["body"], "nodes": {"start": {"type": "no such type"}}})
+    for process in frozen:
+        process.thaw()
+    return rows
+
+
+async def _replace_body(running: Fleet, job_id: UUID, body: dict[str, object]) -> None:
+    async with await psycopg.AsyncConnection.connect(running.dsn, autocommit=True) as connection:
+        await connection.execute("SET session_replication_role = replica")  # definitions never change, says a trigger
+        await connection.execute(
+            """UPDATE dagapp.dag_workflow_definitions SET body = %s WHERE definition_hash =
+                      (SELECT definition_hash FROM dagapp.dag_jobs WHERE job_id = %s)""",
+            [psycopg.types.json.Jsonb(body), job_id],
+        )
+
+
+async def _errors(running: Fleet) -> int:
+    orchestrators = [process for process in running.processes if process.role == "orchestrator"]
+    return sum([(await running.stats(process)).get("errors", 0) for process in orchestrators])
+
+
+async def _cycles_a_second(running: Fleet, seconds: float = 1.0) -> float:
+    """Of the busiest orchestrator, while nothing happens."""
+    orchestrators = [process for process in running.processes if process.role == "orchestrator"]
+    before = [(await running.stats(process))["cycles"] for process in orchestrators]
+    await asyncio.sleep(seconds)
+    after = [(await running.stats(process))["cycles"] for process in orchestrators]
+    return max(end - start for start, end in zip(before, after, strict=True)) / seconds
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.timeout(300)
+async def test_random_kills_and_freezes_of_everything_at_once_e5_e6_e7_e11(seed, database, tmp_path):
+    """Kill, freeze past every threshold, stop cleanly, cut all sessions, in any order."""
+    dice = random.Random(seed)
+    async with fleet(database, tmp_path, orchestrators=3, workers=3, max_losses=30, worker_processes=1) as running:
+        await _watch_claims(running)
+        definition = fans(running.executions, 40, 4, 0.02)
+        jobs: list[UUID] = []
+        for _ in range(60):
+            if len(jobs) < 80:
+                jobs += await running.submit(definition, 2)
+            await asyncio.sleep(dice.uniform(0.05, 0.8))
+            await _some_fault(running, dice)
+        for process in running.processes:
+            process.thaw()
+            if not process.is_running:
+                process.start()
+
+        assert set(await running.wait(jobs, 120)) == {"completed"}
+        await _assert_one_owner_at_a_time(running, jobs)
+
+
+async def _some_fault(running: Fleet, dice: random.Random) -> None:
+    victim = dice.choice(running.processes)
+    match dice.choice(["kill", "kill", "freeze", "thaw", "stop", "cut"]):
+        case "kill":
+            victim.kill()
+            victim.start()
+        case "freeze":
+            victim.freeze()
+        case "thaw":
+            for process in running.processes:
+                process.thaw()
+        case "stop":
+            victim.thaw()
+            victim.signal(signal.SIGTERM)
+            await asyncio.sleep(0.2)
+            victim.kill()
+            victim.start()
+        case "cut":
+            await running.rows("""
+                SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+                 WHERE datname = current_database() AND pid <> pg_backend_pid()""")
