@@ -2,7 +2,7 @@
 PY := .venv/bin/python
 PYTEST_ARGS ?=
 
-.PHONY: demo test check bench setup lock format clean
+.PHONY: demo test check bench docs setup lock format clean
 
 demo: setup          ## a visible workflow with live progress, from nothing
 	@$(PY) -m dagmaster.cli.main demo
@@ -18,6 +18,10 @@ check: setup         ## lint, types, import rules
 
 bench: setup         ## the engine beside pgbench, in one run
 	@$(PY) bench/engine.py $(BENCH_ARGS)
+
+docs: setup          ## draw the pages that come from the code
+	@$(PY) scripts/draw_states.py
+	@$(PY) scripts/list_settings.py
 
 setup:
 	@scripts/setup

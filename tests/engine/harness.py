@@ -16,6 +16,7 @@ from uuid import UUID
 import psycopg
 from psycopg.rows import dict_row
 
+from dagmaster import log
 from dagmaster.database.bell import JOBS, RESULTS, tasks_topic
 from dagmaster.database.bell_postgres import PostgresBell
 from dagmaster.database.history import verify
@@ -243,6 +244,7 @@ async def engine(
     **overrides: Any,
 ) -> AsyncIterator[Engine]:
     """A running engine. It ends with the history checker, unless the test has broken something on purpose."""
+    log.configure("warning")
     running = Engine(dsn, fast_settings(**overrides), handlers, has_bells=has_bells)
     if has_bells:
         running.bell.start()

@@ -143,7 +143,6 @@ class Fleet:
         self.processes: list[Process] = []
         self.executions = folder / "executions"
         self._settings = {**FAST, **settings}
-        self._ledger = PostgresLedger(dsn, "test")
         self._publish_handlers()
 
     def _publish_handlers(self) -> None:
@@ -237,7 +236,11 @@ class Fleet:
             definition = workflow(definition)
         catalog = Catalog({definition.workflow_id: definition})
         wanted = Submission(workflow_id=definition.workflow_id, input_params=inputs)
-        jobs = await submit(self._ledger, catalog, [wanted] * count)
+        ledger = PostgresLedger(self.dsn, "test")  # a fresh one, so that no fault of a test breaks it
+        try:
+            jobs = await submit(ledger, catalog, [wanted] * count)
+        finally:
+            await ledger.close()
         await self.rows("SELECT pg_notify(%s, '')", channel_of(JOBS))
         return jobs
 
@@ -317,9 +320,6 @@ class Fleet:
              WHERE event_type IN ('node_completed', 'job_completed') GROUP BY 1, 2 HAVING count(*) > 1""")
         assert not completed_twice, completed_twice
 
-    async def close(self) -> None:
-        await self._ledger.close()
-
 
 @asynccontextmanager
 async def fleet(
@@ -340,7 +340,6 @@ async def fleet(
         raise
     finally:
         left = running.end()
-        await running.close()
     assert not left, f"these outlived their worker: {left}"
 
 

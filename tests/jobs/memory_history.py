@@ -1,5 +1,6 @@
 """The history check on a database in memory."""
 
+from collections.abc import Iterable
 from uuid import UUID
 
 from dagmaster.database.memory import MemoryDatabase
@@ -12,13 +13,16 @@ def findings_of(database: MemoryDatabase, *, max_losses: int | None = None) -> l
     return [finding for job_id in database.jobs for finding in audit(database, job_id, max_losses)]
 
 
-def audit(database: MemoryDatabase, job_id: UUID, max_losses: int | None = None) -> list[Finding]:
+def audit(
+    database: MemoryDatabase, job_id: UUID, max_losses: int | None = None, events: Iterable[Event] | None = None
+) -> list[Finding]:
+    """What is wrong with a job, or would be if these were its events."""
     job = database.jobs[job_id]
     rows = [node_row(node) for node in database.nodes[job_id].values()]
     graph = build(database.definitions[job.definition_hash])
     checked = Audit(job_id, graph, [row for row in rows if row.parent is None], max_losses=max_losses)
-    for event in database.events[job_id]:
-        checked.tell(event_of(event))
+    for event in events if events is not None else map(event_of, database.events[job_id]):
+        checked.tell(event)
     for row in rows:
         checked.node(row)
     for task in database.tasks_of(job_id):

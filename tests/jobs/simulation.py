@@ -72,8 +72,9 @@ class Owner:
 
 
 class Simulation:
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: Case, handlers: tuple[str, ...] = ("work", "child", "gather")) -> None:
         self.case = case
+        self.handlers = handlers
         self.random = Random(case.seed)
         self.clock = Clock()
         self.database = MemoryDatabase(self.clock)
@@ -256,7 +257,7 @@ class Simulation:
         return script[task.attempt - 1] if task.attempt <= len(script) else "succeed"
 
     def claim_tasks(self) -> None:
-        demand = Demand((QUEUE,), ("work", "child", "gather"), self.random.randint(1, 4))
+        demand = Demand((QUEUE,), self.handlers, self.random.randint(1, 4))
         exchange = at_once(self.ledger.exchange(self.worker_id, [], demand, lease_seconds=LEASE_SECONDS))
         self.held += exchange.claimed
 

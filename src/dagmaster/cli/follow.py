@@ -34,11 +34,11 @@ def follow(state: State, job_id: UUID, *, live: bool, is_outcome_wanted: bool = 
     try:
         return asyncio.run(_follow(state, job_id, live=live, is_outcome_wanted=is_outcome_wanted))
     except KeyboardInterrupt:
-        _say_detached(state, job_id)
+        say_detached(state, job_id)
         return 0
 
 
-def _say_detached(state: State, job_id: UUID) -> None:
+def say_detached(state: State, job_id: UUID) -> None:
     again = f"dagmaster jobs watch {job_id}"
     if state.json:
         state.emit({"job_id": str(job_id), "status": "detached", "watch": again}, line=True)

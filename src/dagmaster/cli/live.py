@@ -132,19 +132,23 @@ class Picture:
         return sorted(chosen, key=lambda node: places[node.node_id])
 
     def _table(self, snapshot: Snapshot, nodes: list[NodeLine]) -> Table:
+        """Where it is narrow the remarks give way, never the names."""
         table = Table(box=None, pad_edge=False, show_header=True, header_style="dim")
-        table.add_column("stage", no_wrap=True, style="dim", max_width=16)
+        has_stages = any(size > 1 for size in self._sizes.values())
+        if has_stages:
+            table.add_column("stage", no_wrap=True, style="dim", max_width=16)
         table.add_column("node", no_wrap=True, max_width=28)
         table.add_column("state", no_wrap=True, min_width=12)
-        table.add_column("progress", width=24)
+        table.add_column("progress", width=24 if self._console.width >= 100 else 10)
         table.add_column("seconds", justify="right", no_wrap=True)
-        table.add_column("", no_wrap=True, overflow="ellipsis")
+        table.add_column("")
         last_stage = 0
         for node in nodes:
             number, name = self._graph.stages[node.node_id]
             # A node without a label is a stage of its own, which needs no telling.
             is_told = number != last_stage and self._sizes[number] > 1
-            table.add_row(Text(name if is_told else ""), *self._cells(node, snapshot))
+            stage = [Text(name if is_told else "")] if has_stages else []
+            table.add_row(*stage, *self._cells(node, snapshot))
             last_stage = number
         return table
 
@@ -154,16 +158,17 @@ class Picture:
         yield state_text(state_of(node), is_unicode=self._is_unicode)
         yield _bar(node)
         yield Text(f"{seconds:.2f}" if seconds is not None else "")
-        yield Text("; ".join(part for part in (counts_of(node), remark_of(node, snapshot.now)) if part))
+        parts = (counts_of(node), remark_of(node, snapshot.now))
+        yield Text("; ".join(part for part in parts if part), no_wrap=True, overflow="ellipsis")
 
 
 def _bar(node: NodeLine) -> RenderableType:
     if node.total:
         finished = "red" if node.failed_count else "green"
-        return ProgressBar(node.total, node.ended_count, width=24, complete_style="cyan", finished_style=finished)
+        return ProgressBar(node.total, node.ended_count, complete_style="cyan", finished_style=finished)
     fraction = (node.progress or {}).get("fraction")
     if isinstance(fraction, int | float):
-        return ProgressBar(1.0, float(fraction), width=24, complete_style="cyan")
+        return ProgressBar(1.0, float(fraction), complete_style="cyan")
     return ""
 
 

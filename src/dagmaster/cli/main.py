@@ -37,7 +37,22 @@ EXIT_CODES: tuple[tuple[type[errors.DagmasterError], int], ...] = (
 NOT_ALLOWED_CODES = frozenset({"database.not-allowed", "not-allowed"})
 
 
-@click.group("dagmaster", cls=Group, invoke_without_command=True, context_settings={"max_content_width": 100})
+class ReaderLeft(Exception):
+    """Whoever read our output has seen enough (`| head`)."""
+
+
+class Root(Group):
+    def invoke(self, ctx: click.Context) -> Any:
+        """Tell a closed pipe before click does, which would make it a failure."""
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            raise ReaderLeft from None
+        return result
+
+
+@click.group("dagmaster", cls=Root, invoke_without_command=True, context_settings={"max_content_width": 100})
 @click.version_option(__version__, prog_name="dagmaster")
 @click.pass_context
 @pass_state
@@ -79,8 +94,7 @@ def run(arguments: Sequence[str]) -> int:
     state = State(json="--json" in arguments)
     try:
         code = cli.main(list(arguments), prog_name="dagmaster", standalone_mode=False, obj=state)
-        sys.stdout.flush()
-    except BrokenPipeError:
+    except ReaderLeft:
         return _reader_left()
     except (KeyboardInterrupt, click.Abort):
         return INTERRUPTED
@@ -90,12 +104,15 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _reader_left() -> int:
-    """Whoever read our output has seen enough (`| head`). Python would complain once more when it flushes at exit."""
+    """Not an error. Python would complain once more when it flushes at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return FINE
 
 
 def _tell(error: Exception, state: State) -> int:
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        click.echo(error.format_message(), err=True)
+        return USAGE
     code, facts = described(error)
     if state.verbose:
         _print_traceback(error)

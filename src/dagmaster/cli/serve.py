@@ -129,7 +129,13 @@ async def _orchestrator(settings: "Settings", dsn: str) -> AsyncIterator[_Role]:
     registry = installed()
     catalog = _catalog(settings, registry)
     router = RegistryRouter(registry, settings.known_queues, settings.default_queue)
-    planner = Planner(router, Random(), max_losses=settings.max_losses, max_fan_out=settings.max_fan_out)  # noqa: S311
+    planner = Planner(
+        router,
+        Random(),  # noqa: S311
+        max_losses=settings.max_losses,
+        max_fan_out=settings.max_fan_out,
+        max_params_bytes=settings.max_params_bytes,
+    )
     bell = PostgresBell(dsn, [JOBS, RESULTS])
     ledger, beats = PostgresLedger(dsn, "orchestrator"), PostgresLedger(dsn, "beat")
     async with _closing(ledger.close, beats.close, bell.close):

@@ -135,17 +135,18 @@ def _facts(page: Page) -> list[tuple[str, str]]:
 
 
 def jobs_table(jobs: Sequence[JobLine]) -> Table:
-    table = _table("job", "workflow", "state", "created (UTC)", "seconds", "error")
+    table = _table("job", "workflow", "state", "created (UTC)", "age", "seconds", "error")
     for job in jobs:
         ended = job.completed_at or (job.now if job.status in {"pending", "running"} else None)
         took = f"{(ended - job.created_at).total_seconds():.1f}" if ended else ""
-        created = f"{_at(job.created_at)} ({_ago(job.created_at, job.now)} ago)"
+        created, age = _at(job.created_at), _ago(job.created_at, job.now)
         error = (job.error_message or "").splitlines()
         table.add_row(
             str(job.job_id),
             Text(job.workflow_id),
             state_text(job.status),
             created,
+            age,
             took,
             Text(error[0] if error else ""),
         )
@@ -181,10 +182,11 @@ def _stages_table(stages: Sequence[Stage]) -> Table:
 
 
 def _table(*headings: str) -> Table:
+    """Ids and states stay whole, to be read and copied; what is long gives way where it is narrow."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in headings:
-        is_long = heading in {"error", "remarks"}
-        table.add_column(heading, no_wrap=not is_long, overflow="fold" if is_long else "ellipsis")
+        is_long = heading in {"error", "remarks", "label"}
+        table.add_column(heading, no_wrap=not is_long, overflow="fold")
     return table
 
 

@@ -1,6 +1,7 @@
 """`dagmaster submit`: create a job, and if wanted stay until it is over."""
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -33,12 +34,20 @@ def submit(
 
     With --wait or --watch the exit code tells how it ended: 0 completed, 1 otherwise. Ctrl-C leaves the job running.
     """
-    from dagmaster.cli.follow import follow
+    from dagmaster.cli.follow import follow, say_detached
 
     chosen = find_workflow(state, workflow)
     inputs = _inputs(chosen, pairs, params)
     extras = {"priority": priority, "correlation_id": correlation_id, "submitted_by": submitted_by}
-    job_id = asyncio.run(create_job(state.dsn, chosen, inputs, extras))
+    created: list[UUID] = []
+    try:
+        asyncio.run(create_job(state.dsn, chosen, inputs, extras, created.append))
+    except KeyboardInterrupt:
+        if not created:
+            raise
+        say_detached(state, created[0])
+        return 0
+    job_id = created[0]
     if wait or watch:
         return follow(state, job_id, live=watch)
     if state.json:
@@ -132,7 +141,14 @@ def _object(params: str) -> dict[str, Any]:
     return value
 
 
-async def create_job(dsn: str, workflow: "Workflow", inputs: dict[str, Any], extras: dict[str, Any]) -> UUID:
+async def create_job(
+    dsn: str,
+    workflow: "Workflow",
+    inputs: dict[str, Any],
+    extras: dict[str, Any],
+    on_created: Callable[[UUID], None] = lambda _: None,
+) -> UUID:
+    """Create a job and ring for it. `on_created` is told at once, whatever happens to the ringing."""
     from pydantic import ValidationError
 
     from dagmaster.database.bell import JOBS
@@ -152,6 +168,7 @@ async def create_job(dsn: str, workflow: "Workflow", inputs: dict[str, Any], ext
     bell.start()
     try:
         (job_id,) = await operation.submit(ledger, Catalog({workflow.workflow_id: workflow}), [submission])
+        on_created(job_id)
         bell.ring(JOBS)
         return job_id
     finally:

@@ -88,6 +88,7 @@ class Stirrings:
     overdue: tuple[UUID, ...] = ()  # lapsed leases, tasks past their time, waits that are over
     started: tuple[UUID, ...] = ()  # tasks that have run for a while and still show as dispatched
     next_due_seconds: float | None = None  # until the next wait is over
+    owned: int | None = None  # how many jobs the owner has by the rows; None where it was not asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +234,10 @@ class Ledger(Protocol):
 
     async def release(self, owner_id: UUID, claims: Sequence[Claim]) -> int:
         """Give jobs back for others to claim at once."""
+        ...
+
+    async def release_unknown(self, owner_id: UUID, known: Sequence[UUID]) -> int:
+        """Give back what this owner has besides the jobs it knows of: a claim's answer was lost on its way."""
         ...
 
     async def retire(self, owner_id: UUID) -> int:

@@ -99,6 +99,8 @@ class MemoryDatabase:
         _demand(to is row.status or to in NODE_MOVES[row.status], f"node {node_id}: {row.status} may not become {to}")
         updated = row.model_copy(update={"status": to, "version": row.version + 1, **columns})
         _demand((updated.remaining or 0) >= 0, f"node {node_id}: remaining below zero")
+        _demand((updated.expanded or 0) <= (updated.total or 0), f"node {node_id}: more children than planned")
+        _demand(updated.not_before is None or to is NodeStatus.READY, f"node {node_id}: waits though {to}")
         self.nodes[job_id][node_id] = updated
         return updated
 
@@ -279,7 +281,7 @@ class MemoryLedger:
         }
         coming = [(at - now).total_seconds() for _, at in waits if at > now]
         overdue = late | {job_id for job_id, at in waits if at <= now}
-        return Stirrings(reported, tuple(overdue), tuple(started), min(coming, default=None))
+        return Stirrings(reported, tuple(overdue), tuple(started), min(coming, default=None), len(mine))
 
     def _is_late(self, task: Task, now: datetime) -> bool:
         if task.status is TaskStatus.QUEUED:
@@ -473,7 +475,11 @@ class MemoryLedger:
             "started_at",
         )
         columns: dict[str, Any] = {name: _or(getattr(row, name), getattr(old, name)) for name in kept}
-        columns |= {"reason": row.reason, "error": row.error, "error_message": (row.error or {}).get("message")}
+        # A fan_out that failed or was cancelled still counts its children down: that is no move.
+        is_move = row.status is not old.status
+        columns["reason"] = row.reason if is_move else _or(row.reason, old.reason)
+        columns["error"] = row.error if is_move else _or(row.error, old.error)
+        columns["error_message"] = (columns["error"] or {}).get("message")
         if row.takes_result:
             columns["output"] = self.db.results[job_id, row.node_id, columns["attempt"]].output
         elif row.output is not None:
@@ -558,6 +564,13 @@ class MemoryLedger:
         for claim in mine:
             self._free(self.db.jobs[claim.job_id])
         return len(mine)
+
+    async def release_unknown(self, owner_id: UUID, known: Sequence[UUID]) -> int:
+        mine = [job for job in self.db.jobs.values() if job.owner_id == owner_id and job.status in _ACTIVE]
+        unknown = [job for job in mine if job.job_id not in known]
+        for job in unknown:
+            self._free(job)
+        return len(unknown)
 
     async def retire(self, owner_id: UUID) -> int:
         self.db.orchestrators.pop(owner_id, None)

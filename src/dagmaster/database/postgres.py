@@ -126,6 +126,8 @@ class PostgresLedger:
     async def claim_jobs(
         self, owner_id: UUID, *, limit: int, orphans: bool = True, orphan_after_seconds: float, patience_seconds: float
     ) -> list[Claim]:
+        if orphans:
+            await self._rows("end_stuck_owners", {"orphan_after": orphan_after_seconds})
         rows = await self._rows(
             "claim_jobs",
             {
@@ -136,7 +138,8 @@ class PostgresLedger:
                 "patience": patience_seconds,
             },
         )
-        faults.reach("orchestrator.claimed")
+        if rows:
+            faults.reach("orchestrator.claimed")
         return [Claim(*row) for row in rows]
 
     async def load_jobs(self, claims: Sequence[Claim]) -> list[LoadedJob]:
@@ -180,6 +183,7 @@ class PostgresLedger:
             overdue=tuple({row[1] for row in rows if row[0] == "overdue"}),
             started=tuple(row[1] for row in rows if row[0] == "started"),
             next_due_seconds=next((row[2] for row in rows if row[0] == "next"), None),
+            owned=next(int(row[2]) for row in rows if row[0] == "owned"),
         )
 
     async def advance(self, owner_id: UUID, claims: Sequence[Claim], look: Look, decide: Decide) -> Advanced:
@@ -205,6 +209,9 @@ class PostgresLedger:
             "tokens": [claim.token for claim in claims],
         }
         return len(await self._rows("release_jobs", values))
+
+    async def release_unknown(self, owner_id: UUID, known: Sequence[UUID]) -> int:
+        return len(await self._rows("release_unknown_jobs", {"owner_id": owner_id, "known": list(known)}))
 
     async def retire(self, owner_id: UUID) -> int:
         return len(await self._rows("retire_orchestrator", {"owner_id": owner_id}))
@@ -367,7 +374,8 @@ async def _open(
         results = await connection.execute(
             query("take_results"), {**mine, "per_job": per_job, "small": SMALL_BYTES}, prepare=True
         )
-        rows, reported = await fenced.fetchall(), await results.fetchall()
+    # Read after the block, whose end sends all of it at once: inside, reading would be a round trip of its own.
+    rows, reported = await fenced.fetchall(), await results.fetchall()
     news: dict[UUID, list[News]] = defaultdict(list)
     for row in reported:
         news[row[0]].append(_reported(row))
@@ -436,14 +444,11 @@ def _other(row: dict[str, Any]) -> News:
 
 async def _commit(connection: Connection, changes: list[Changes]) -> frozenset[str]:
     """Write the changes and commit, in one go; answers the queues that got tasks. An error in one skips what follows it."""
-    queues: frozenset[str] = frozenset()
     async with connection.pipeline():
         applied = await _apply(connection, changes) if changes else None
         await connection.execute("COMMIT")
-        if applied is not None:
-            row = await applied.fetchone()
-            queues = frozenset(row[1] if row else ())
-    return queues
+    row = await applied.fetchone() if applied is not None else None
+    return frozenset(row[1] if row else ())
 
 
 async def _apply(connection: Connection, changes: list[Changes]) -> AsyncCursor[Any]:

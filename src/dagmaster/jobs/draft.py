@@ -9,11 +9,12 @@ from datetime import datetime
 from typing import Any
 
 from dagmaster.jobs.changes import Changes, Gathering, JobChange, NewChild, NewTask, NextAttempt, NodeChange
+from dagmaster.jobs.fan import tolerated
 from dagmaster.jobs.news import Due, Failed, Lost, Overran, Returned, Started, Succeeded, Withdrawn
 from dagmaster.jobs.retry import Again
 from dagmaster.jobs.states import JOB_MOVES, NODE_MOVES, EventType, JobStatus, NodeStatus, SkipReason
 from dagmaster.jobs.view import JobView, NodeView
-from dagmaster.workflows.model import Aggregation
+from dagmaster.workflows.model import Aggregation, FanOutNode
 
 _JOB_EVENTS = {
     JobStatus.RUNNING: EventType.JOB_STARTED,
@@ -46,10 +47,6 @@ class Draft:
     def node(self, node_id: str) -> NodeView:
         return self.view.nodes[node_id]
 
-    def error_of(self, node_id: str) -> dict[str, Any] | None:
-        row = self._rows.get(node_id)
-        return row.error if row else None
-
     def finish(self) -> Changes:
         self.changes.nodes.extend(self._rows.values())
         return self.changes
@@ -64,8 +61,10 @@ class Draft:
         if to is NodeStatus.READY:
             self.changes.promoted.append(node_id)
         seen = {name: value for name, value in facts.items() if name in NodeView.__dataclass_fields__}
-        self.view.nodes[node_id] = replace(state, status=to, **seen)
+        message = (facts.get("error") or {}).get("message")
+        self.view.nodes[node_id] = replace(state, status=to, error_message=message, **seen)
         row = {name: value for name, value in facts.items() if name in NodeChange.__dataclass_fields__}
+        row.setdefault("wait_seconds", None)  # a wait ends with the state that it was for
         known = self._rows.get(node_id)
         self._rows[node_id] = replace(known, status=to, **row) if known else NodeChange(node_id, to, **row)
         self.touched.add(node_id)
@@ -159,6 +158,7 @@ class Draft:
             raise AssertionError(f"node {news.node_id} cannot go from {was} to {to}")
         if to is NodeStatus.READY:
             self.changes.promoted.append(news.node_id)
+        facts.setdefault("wait_seconds", None)
         self._rows[news.node_id] = (
             replace(known, status=to, **facts) if known else NodeChange(news.node_id, to, **facts)
         )
@@ -300,6 +300,13 @@ class Draft:
         if counts is None:
             counts = self._countdowns[fan_out] = _Countdown()
         return counts
+
+    def is_overdrawn(self, fan_out: str) -> bool:
+        """More children failed than are tolerated, those of this transaction included."""
+        counts, state = self._countdown(fan_out), self.view.nodes[fan_out]
+        node = self.view.graph.workflow.nodes[fan_out]
+        assert isinstance(node, FanOutNode)
+        return state.failed + state.cancelled + counts.failed + counts.cancelled > tolerated(node, state.total)
 
     def settle_countdowns(self) -> None:
         """Take what ended in this transaction off the counters, once per fan_out."""

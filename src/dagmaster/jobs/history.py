@@ -329,6 +329,7 @@ class Audit:
         self.rebuilt.nodes = {name: RebuiltNode(NodeStatus.PENDING) for name in names}
         if self.graph is not None and set(names) != set(self.graph.workflow.nodes):
             self._find(Code.OPENING, "job_created names other nodes than the definition has")
+            self.graph = None  # it would only mislead
 
     def _move_job(self, event: Event, to: str) -> None:
         was = self.rebuilt.status or "nothing"
@@ -550,6 +551,8 @@ class Audit:
             case NodeStatus.SKIPPED:
                 return _Word.VOID if state.reason == SkipReason.BRANCH_NOT_TAKEN else _Word.BROKEN
             case NodeStatus.CANCELLED:
+                return _Word.BROKEN
+            case NodeStatus.FAILED if node.importance is not Importance.OPTIONAL:
                 return _Word.BROKEN
             case NodeStatus.COMPLETED if isinstance(node, ConditionalNode):
                 return _Word.GO if self._was_chosen(source, target) else _Word.VOID

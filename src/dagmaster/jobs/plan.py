@@ -30,6 +30,7 @@ from dagmaster.workflows.model import (
     EndNode,
     FanInNode,
     FanOutNode,
+    Importance,
     Retry,
     StartNode,
     TaskNode,
@@ -116,10 +117,10 @@ class _Pass:
             case Succeeded():
                 draft.succeeded(news)
             case Failed():
-                draft.failed(news, news.error, None if self.failing else self._again(news, news.error))
+                self._failed(news, news.error, self._again(news, news.error))
             case Overran():
-                error = _error(f"took longer than its {news.seconds:g} s", "task.overran", Blame.HANDLER)
-                draft.failed(news, error, None if self.failing else self._again(news, error))
+                error = _error(_overrun(news), "task.overran", Blame.HANDLER)
+                self._failed(news, error, self._again(news, error))
             case Lost():
                 self._lost(news)
             case Returned():
@@ -136,6 +137,14 @@ class _Pass:
                 draft.withdrawn(news, JOB_FAILED)
             case _:
                 assert_never(news)
+
+    def _failed(self, news: Failed | Overran | Lost, error: dict[str, Any], again: Again | None) -> None:
+        """A failure that stands may be what fails the job: then the rest of this news is not tried again either."""
+        again = None if self.failing else again
+        self.draft.failed(news, error, again)
+        owner = news.parent or news.node_id
+        if again is None and self.nodes[owner].importance is Importance.CRITICAL:
+            self.failing = self.failing or news.parent is None or self.draft.is_overdrawn(owner)
 
     def _again(self, news: Failed | Overran, error: dict[str, Any]) -> Again | None:
         return after_failure(
@@ -163,7 +172,7 @@ class _Pass:
             self.draft.ready_again(news, again, wait=True, reason="lost")
             return
         message = f"its worker was lost {news.loss_count + 1} times" if again is None else "its worker was lost"
-        self.draft.failed(news, _error(message, "task.lost", Blame.ENVIRONMENT), None)
+        self._failed(news, _error(message, "task.lost", Blame.ENVIRONMENT), None)
 
     def _due(self, news: Due) -> None:
         if self.failing:
@@ -477,12 +486,12 @@ class _Pass:
             self.draft.move_job(JobStatus.FAILED, error_message=f"the workflow's outputs: {error}")
 
     def _first_error(self) -> str:
-        """The failure that the others followed from, for people: the first failed node in the order of the workflow."""
-        for node_id in self.graph.order:
+        """The failure that the others followed from, for people: of the most important nodes the first in the order."""
+        ranks = list(Importance)
+        for node_id in sorted(self.graph.order, key=lambda each: ranks.index(self.nodes[each].importance)):
             state = self.draft.node(node_id)
             if state.status is NodeStatus.FAILED:
-                known = self.draft.error_of(node_id)
-                return f"node '{node_id}' failed" + (f": {known['message']}" if known else "")
+                return f"node '{node_id}' failed" + (f": {state.error_message}" if state.error_message else "")
             if state.failed and overdrawn(self.draft.view, node_id):
                 return f"{state.failed} of {state.total} children of '{node_id}' failed"
         return "a node of the job failed"
@@ -525,6 +534,11 @@ class _Pass:
             consumer == "" or view.nodes[consumer].status in waiting
             for consumer in self.graph.consumers.get(node_id, ())
         )
+
+
+def _overrun(news: Overran) -> str:
+    seconds = f"{round(news.seconds, 2):g} s"
+    return f"waited longer than {seconds} in its queue" if news.started_at is None else f"took longer than its {seconds}"
 
 
 def _error(message: str, code: str, blame: Blame) -> dict[str, Any]:

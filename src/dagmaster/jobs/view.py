@@ -23,6 +23,7 @@ class NodeView:
     retry_count: int = 0
     loss_count: int = 0
     reason: str | None = None
+    error_message: str | None = None
     chosen: tuple[str, ...] = ()  # a conditional's branch
     total: int = 0  # a fan_out's children: how many there will be, exist, are not ended, failed, were cancelled
     expanded: int = 0
@@ -223,6 +224,7 @@ def node_view(state: NodeState, node: Node) -> NodeView:
         retry_count=state.retry_count,
         loss_count=state.loss_count,
         reason=state.reason,
+        error_message=state.error_message,
         chosen=chosen,
         total=state.total or 0,
         expanded=state.expanded or 0,

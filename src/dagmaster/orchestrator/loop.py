@@ -117,7 +117,7 @@ class Orchestrator:
             try:
                 await self.beat_ledger.beat(self._info())
                 return
-            except Unavailable as error:
+            except Exception as error:  # whatever it is, it may pass [E27]
                 _log.warning("waiting for the database", error=str(error))
                 await self.sleep(1.0)
 
@@ -130,7 +130,7 @@ class Orchestrator:
                 continue
             try:
                 await self.beat_ledger.beat(self._info())
-            except Unavailable as error:
+            except Exception as error:  # an instance that stops beating loses its jobs [E27]
                 _log.warning("heartbeat failed", error=str(error))
 
     def _info(self) -> OrchestratorInfo:
@@ -143,7 +143,7 @@ class Orchestrator:
         """A clean stop: others may claim our jobs at once."""
         try:
             released = await self.ledger.retire(self.owner_id)
-        except DagmasterError as error:
+        except Exception as error:  # the process ends either way
             _log.warning("could not give the jobs back; they will be reclaimed", error=str(error))
             return
         if released:
@@ -156,7 +156,9 @@ class Orchestrator:
     async def _pause(self) -> frozenset[str]:
         """Wait for the bell, the next poll, the next wait that is over, or not at all while work is left."""
         until = self._next_poll if self._next_due is None else min(self._next_poll, self._next_due)
-        timeout = 0.0 if self._dirty else max(0.0, until - self._now())
+        if self._dirty:  # those that were set aside may wait
+            until = min(until, *(self._owned[job_id].resting_until for job_id in self._dirty))
+        timeout = max(0.0, until - self._now())
         waiting = asyncio.ensure_future(self.bell.wait(timeout))
         stopping = asyncio.ensure_future(self._is_stopping.wait())
         try:
@@ -172,11 +174,17 @@ class Orchestrator:
         try:
             await self._turn(heard)
         except Unavailable as error:
-            self.counters.errors += 1
-            self._distrust(self._owned)
             _log.warning("the database is not available, trying again", error=str(error))
-            await self.sleep(min(1.0, self.settings.orchestrator_poll_interval))
+            await self._recover()
+        except Exception as error:  # a statement that fails for any other reason must not end the loop either [E27]
+            _log.error("a turn failed, trying again", exc_info=error)
+            await self._recover()
         self._progressed_at = self._now()
+
+    async def _recover(self) -> None:
+        self.counters.errors += 1
+        self._distrust(self._owned)
+        await self.sleep(min(1.0, self.settings.orchestrator_poll_interval))
 
     async def _turn(self, heard: frozenset[str]) -> None:
         self.counters.cycles += 1
@@ -232,7 +240,7 @@ class Orchestrator:
             self._progressed_at = self._now()
 
     async def _look(self, *, sweep: bool) -> None:
-        if not self._owned:
+        if not self._owned and not sweep:
             self._next_due = None
             return
         stirrings = await self.ledger.stirrings(self.owner_id, sweep=sweep)
@@ -244,6 +252,20 @@ class Orchestrator:
         self._dirty.update(job_id for job_id in self._overdue | self._started if job_id in self._owned)
         wait = stirrings.next_due_seconds
         self._next_due = None if wait is None else self._now() + wait
+        if stirrings.owned != len(self._owned):
+            await self._compare_ownership()
+
+    async def _compare_ownership(self) -> None:
+        """The rows know of more jobs of ours than we do, or of fewer.
+
+        Fewer: others took them over while we were paused or cut off. We look at all that we hold, and the fence tells which.
+        More: the answer to a claim was lost. Nobody would ever touch those, because their owner is alive.
+        """
+        self._distrust(self._owned)
+        released = await self.ledger.release_unknown(self.owner_id, list(self._owned))
+        if released:
+            _log.warning("gave back jobs whose claim was never answered", released=released)
+            self.bell.ring(JOBS)
 
     async def _advance_all(self) -> None:
         now = self._now()

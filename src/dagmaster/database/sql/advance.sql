@@ -145,9 +145,11 @@ WITH change AS MATERIALIZED (
            retry_count = coalesce(m.retry_count, n.retry_count),
            loss_count = coalesce(m.loss_count, n.loss_count),
            max_retries = coalesce(m.max_retries, n.max_retries),
-           reason = m.reason,
-           error = m.error,
-           error_message = m.error ->> 'message',
+           -- A fan_out that failed or was cancelled still counts its children down: that is no move.
+           reason = CASE WHEN m.status = n.status THEN coalesce(m.reason, n.reason) ELSE m.reason END,
+           error = CASE WHEN m.status = n.status THEN coalesce(m.error, n.error) ELSE m.error END,
+           error_message = CASE WHEN m.status = n.status THEN coalesce(m.error ->> 'message', n.error_message)
+                                ELSE m.error ->> 'message' END,
            output = CASE WHEN m.takes_result THEN r.output ELSE coalesce(m.output, n.output) END,
            output_ref = CASE WHEN m.takes_result THEN r.output_ref ELSE n.output_ref END,
            input_params = coalesce(m.input_params, n.input_params),

@@ -5,6 +5,24 @@ VALUES (%(owner_id)s, %(host)s, %(pid)s, %(software_version)s, %(stats)s)
     ON CONFLICT (owner_id) DO UPDATE
    SET heartbeat_at = dagapp.clock(), stats = excluded.stats;
 
+-- name: end_stuck_owners
+-- An owner that was paused inside a transaction keeps its jobs' rows locked, so nobody could take them over. No timeout of the
+-- server ends that: psycopg's pipelines close with Sync and Flush, and the Flush stops the clock of idle transactions.
+SELECT pg_terminate_backend(a.pid) AS ended
+  FROM dagapp.dag_jobs j
+  JOIN pg_stat_activity a
+    ON a.backend_xid = j.xmax
+ WHERE j.status IN ('pending', 'running')
+   AND NOT EXISTS (SELECT 1
+                     FROM dagapp.orchestrators o
+                    WHERE o.owner_id = j.owner_id
+                      AND o.heartbeat_at > dagapp.clock() - make_interval(secs => %(orphan_after)s))
+   AND a.datname = current_database()
+   AND a.usename = current_user
+   AND a.application_name = 'dagmaster-orchestrator'
+   AND a.xact_start < clock_timestamp() - make_interval(secs => %(orphan_after)s)
+ GROUP BY a.pid;
+
 -- name: claim_jobs
 -- Take jobs that nobody owns or (if asked) whose owner is silent, up to a fair share; beyond it only those that waited too long.
 -- A missing owner row counts as a dead owner. Materialized, so that LIMIT is honoured exactly once.
@@ -52,8 +70,8 @@ SELECT j.job_id, j.status, j.definition_hash, j.input_params, j.priority, j.corr
 
 -- name: load_nodes
 -- The nodes of a job's definition, by whole key so that children are never read. Small outputs come along.
-SELECT n.job_id, n.node_id, n.status, n.attempt, n.retry_count, n.loss_count, n.reason, n.total, n.expanded, n.remaining,
-       n.failed_count, n.cancelled_count,
+SELECT n.job_id, n.node_id, n.status, n.attempt, n.retry_count, n.loss_count, n.reason, n.error_message, n.total, n.expanded,
+       n.remaining, n.failed_count, n.cancelled_count,
        (n.status = 'completed' AND n.output_ref IS NULL AND coalesce(pg_column_size(n.output), 0) <= %(small)s) AS has_output,
        CASE WHEN coalesce(pg_column_size(n.output), 0) <= %(small)s THEN n.output END AS output
   FROM unnest(%(job_ids)s::uuid[], %(node_ids)s::text[]) AS k (job_id, node_id)
@@ -75,7 +93,8 @@ SELECT j.job_id
    AND EXISTS (SELECT 1 FROM dagapp.dag_task_results r WHERE r.job_id = j.job_id AND NOT r.processed);
 
 -- name: sweep_jobs
--- Which of an owner's jobs have lapsed leases, tasks past their time, waits that are over, or tasks to show as running.
+-- Which of an owner's jobs have lapsed leases, tasks past their time, waits that are over, or tasks to show as running; and how
+-- many jobs it has at all.
 WITH mine AS MATERIALIZED (
     SELECT job_id
       FROM dagapp.dag_jobs
@@ -113,7 +132,9 @@ SELECT 'started', r.job_id, NULL
 SELECT 'next', NULL, extract(epoch FROM min(not_before) - dagapp.clock())::float8
   FROM waits
  WHERE not_before > dagapp.clock()
-HAVING count(*) > 0;
+HAVING count(*) > 0
+ UNION ALL
+SELECT 'owned', NULL, count(*)::float8 FROM mine;
 
 -- name: release_jobs
 -- Give jobs back, if they are still ours.
@@ -129,6 +150,21 @@ UPDATE dagapp.dag_jobs j
    SET owner_id = NULL, claim_token = NULL, updated_at = dagapp.clock(), version = j.version + 1
   FROM held
  WHERE j.job_id = held.job_id
+RETURNING j.job_id;
+
+-- name: release_unknown_jobs
+-- Give back what an owner has without knowing it: the answer to a claim was lost on its way.
+WITH unknown AS MATERIALIZED (
+    SELECT job_id
+      FROM dagapp.dag_jobs
+     WHERE owner_id = %(owner_id)s AND status IN ('pending', 'running') AND job_id <> ALL (%(known)s::uuid[])
+     ORDER BY job_id
+       FOR NO KEY UPDATE
+)
+UPDATE dagapp.dag_jobs j
+   SET owner_id = NULL, claim_token = NULL, updated_at = dagapp.clock(), version = j.version + 1
+  FROM unknown
+ WHERE j.job_id = unknown.job_id
 RETURNING j.job_id;
 
 -- name: retire_orchestrator

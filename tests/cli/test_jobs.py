@@ -1,0 +1,214 @@
+"""Submit jobs and look at them, on a platform that runs on a configured server [M3, E26]."""
+
+import json
+import signal
+
+import psycopg
+import pytest
+
+from tests.cli.processes import eventually, start
+
+
+def test_the_configured_server_is_used_instead_of_a_private_one_p1(platform, server, on_platform):
+    with psycopg.connect(server) as connection:
+        (orchestrators,) = connection.execute("SELECT array_agg(pid) FROM dagapp.orchestrators").fetchone()
+
+    assert platform.facts["postgres_pid"] is None
+    assert platform.facts["children"][0]["pid"] in orchestrators
+
+
+def test_submit_wait_prints_the_result_e26(on_platform):
+    done = on_platform("submit", "hello_world", "-p", "name=Ada", "--wait")
+
+    assert done.code == 0
+    assert json.loads(done.out) == {"message": "Hello, Ada!"}
+
+
+def test_submit_says_the_id_and_nothing_else_on_standard_output_m3(on_platform):
+    submitted = on_platform("submit", "echo_test")
+
+    assert submitted.code == 0
+    assert len(submitted.out.strip()) == 36
+
+
+def test_json_is_understood_before_and_after_the_command_m3(on_platform):
+    before = on_platform("--json", "submit", "echo_test")
+    between = on_platform("jobs", "--json", "ls")
+    after = on_platform("jobs", "show", before.json["job_id"], "--json")
+
+    assert before.json.keys() == {"job_id", "workflow_id", "status"}
+    assert between.json.keys() == {"jobs", "next"}
+    assert after.json.keys() == {"job", "seconds", "failed", "stages", "nodes"}
+    assert "claim_token" not in after.json["job"]
+
+
+def test_parameters_are_read_as_the_inputs_declare_w1(on_platform, tmp_path):
+    file = tmp_path / "inputs.json"
+    file.write_text('{"count": 3}')
+
+    typed = on_platform("submit", "fan_out_test", "-p", "count=7", "--wait", "--json")
+    text = on_platform("submit", "echo_test", "-p", "message=12", "--wait", "--json")
+    from_file = on_platform("submit", "fan_out_test", "--params", f"@{file}", "--wait", "--json")
+
+    assert typed.json["result"] == {"count": 7}
+    assert text.json["result"] == {"echoed": {"message": "12"}}
+    assert from_file.json["result"] == {"count": 3}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["-p", "count=many"], "-p count: integer is expected, and 'many' is not JSON"),
+        (["-p", "count=1.5"], "'count' must be an integer, not 1.5"),
+        (["-p", "number=3"], "'number' is not an input"),
+        (["-p", "count"], "expected name=value"),
+        (["--params", "[1]"], "must be a JSON object"),
+        (["--params", "@/nowhere.json"], "No such file"),
+        (["--priority", "11"], "11 is not in the range"),
+        (["--correlation-id", "x" * 65], "correlation_id: String should have at most 64 characters"),
+    ],
+)
+def test_bad_parameters_are_refused_by_name_m3(on_platform, arguments, said):
+    refused = on_platform("submit", "fan_out_test", *arguments)
+
+    assert refused.code == 2
+    assert said in refused.err
+    assert refused.out == ""
+
+
+def test_a_failed_job_exits_1_and_names_what_failed_e26(on_platform, failing):
+    told = on_platform("submit", str(failing), "--wait")
+    as_json = on_platform("submit", str(failing), "--wait", "--json")
+    shown = on_platform("jobs", "show", as_json.json["job_id"])
+
+    assert told.code == as_json.code == 1
+    assert "failed after" in told.err
+    assert "spread__0, attempt 1: no 1" in told.err
+    assert as_json.json["status"] == "failed"
+    assert {node["node_id"] for node in as_json.json["failed_nodes"]} >= {"spread__0", "spread__1", "spread__2"}
+    assert shown.out.index("errors") < shown.out.index("nodes")
+
+
+def test_a_job_is_found_by_the_beginning_of_its_id_m3(on_platform):
+    job_id = on_platform("submit", "echo_test", "--wait", "--json").json["job_id"]
+
+    by_prefix = on_platform("jobs", "show", job_id[:20], "--json")
+    by_name = on_platform("jobs", "show", "last", "--json")
+
+    assert by_prefix.json["job"]["job_id"] == by_name.json["job"]["job_id"] == job_id
+    assert on_platform("jobs", "show", job_id[:2]).code == 2
+    assert on_platform("jobs", "show", "ffff").code == 4
+    assert on_platform("jobs", "show", "what").code == 2
+
+
+def test_jobs_ls_pages_without_gaps_or_repeats_m3(on_platform):
+    submitted = [on_platform("submit", "conditional_test", "--json").json["job_id"] for _ in range(5)]
+    pages, cursor = [], []
+
+    while True:
+        page = on_platform("jobs", "ls", "--workflow", "conditional_test", "--limit", "2", "--json", *cursor).json
+        pages.append([job["job_id"] for job in page["jobs"]])
+        if page["next"] is None:
+            break
+        cursor = ["--after", page["next"]]
+
+    assert [len(page) for page in pages] == [2, 2, 1]
+    assert [job_id for page in pages for job_id in page] == submitted[::-1]
+
+
+def test_events_and_children_come_in_pages_m3(on_platform):
+    job_id = on_platform("submit", "fan_out_test", "-p", "count=5", "--wait", "--json").json["job_id"]
+
+    first = on_platform("jobs", "events", job_id, "--limit", "4", "--json").json
+    second = on_platform("jobs", "events", job_id, "--after", str(first["next"]), "--limit", "1000", "--json").json
+    of_child = on_platform("jobs", "events", job_id, "--node", "process__3", "--json").json
+    children = on_platform(
+        "jobs", "nodes", job_id, "--parent", "process", "--after", "1", "--limit", "2", "--json"
+    ).json
+    none = on_platform("jobs", "nodes", job_id, "--parent", "process", "--status", "failed", "--json").json
+    own = on_platform("jobs", "nodes", job_id, "--json").json
+
+    sequences = [event["sequence"] for event in first["events"] + second["events"]]
+    assert sequences == list(range(1, len(sequences) + 1))
+    assert second["events"][-1]["event_type"] == "job_completed"
+    assert {event["node_id"] for event in of_child["events"]} == {"process__3"}
+    assert [child["node_id"] for child in children["nodes"]] == ["process__2", "process__3"]
+    assert children["next"] == 3
+    assert none["nodes"] == []
+    assert [node["node_id"] for node in own["nodes"]] == ["start", "make_list", "process", "gather", "end"]
+    assert on_platform("jobs", "nodes", job_id, "--parent", "gather").code == 4
+
+
+def test_following_events_ends_with_the_job_m3(on_platform, sleepy):
+    job_id = on_platform("submit", str(sleepy), "-p", "seconds=0.6", "--json").json["job_id"]
+
+    followed = on_platform("jobs", "events", job_id, "--follow", "--json")
+
+    assert [json.loads(line)["event_type"] for line in followed.out.splitlines()][-1] == "job_completed"
+
+
+def test_watching_without_a_terminal_says_a_line_per_change_m3(on_platform):
+    watched = on_platform("submit", "fan_out_test", "-p", "count=50", "--watch")
+
+    assert watched.code == 0
+    assert "process: completed, 50/50 done" in watched.out
+    assert "job completed" in watched.out
+    assert '"count": 50' in watched.out
+
+
+def test_watching_in_json_ends_with_the_outcome_m3(on_platform):
+    job_id = on_platform("submit", "fan_out_test", "--json").json["job_id"]
+
+    *changes, outcome = (json.loads(line) for line in on_platform("jobs", "watch", job_id, "--json").out.splitlines())
+
+    assert changes[-1]["nodes"]["process"] == {
+        "status": "completed", "total": 10, "ended": 10, "running": 0, "failed": 0, "waiting": 0,
+    }  # fmt: skip
+    assert outcome["result"] == {"count": 10}
+
+
+@pytest.mark.parametrize("how", ["--wait", "--watch"])
+def test_ctrl_c_detaches_and_the_job_goes_on_m3(platform, on_platform, sleepy, how):
+    folder = platform.facts["data_folder"]
+    process = start("submit", str(sleepy), "-p", "seconds=2", how, "--correlation-id", how, "--data", folder)
+    _until_it_runs(on_platform, how)
+
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=10)
+    job = on_platform("jobs", "show", "last", "--json").json["job"]
+
+    assert process.returncode == 0
+    assert f"the job goes on; watch it with: dagmaster jobs watch {job['job_id']}" in err
+    assert "Traceback" not in err
+    assert job["status"] == "running"
+
+
+def _until_it_runs(on_platform, correlation_id: str) -> None:
+    def is_running() -> bool:
+        newest = on_platform("jobs", "ls", "--limit", "1", "--json").json["jobs"][0]
+        return newest["correlation_id"] == correlation_id and newest["status"] == "running"
+
+    eventually(is_running)
+
+
+def test_history_is_verified_for_one_job_and_for_all_m3(on_platform):
+    job_id = on_platform("submit", "retry_test", "--wait", "--json").json["job_id"]
+
+    one = on_platform("verify-history", job_id, "--json")
+    every = on_platform("verify-history", "--all")
+
+    assert one.code == every.code == 0
+    assert one.json["jobs_checked"] == 1
+    assert one.json["tasks_checked"] >= 1
+    assert "clean" in every.out
+    assert on_platform("verify-history").code == 2
+
+
+def test_a_reader_who_leaves_early_is_no_error_m3(platform):
+    process = start("jobs", "events", "last", "--limit", "10000", "--data", platform.facts["data_folder"])
+    process.stdout.close()
+
+    err = process.stderr.read()
+
+    assert process.wait(timeout=10) == 0
+    assert err == ""

@@ -1,0 +1,122 @@
+"""`dagmaster up` as people run it: real processes, real signals [P1, M3]."""
+
+import json
+import os
+import shutil
+import signal
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from dagmaster.database.embedded import Cluster
+from tests.cli.processes import Up, alive, call, eventually, start, up
+
+# A crash is noticed sooner than by default.
+QUICK = {
+    "HEARTBEAT_INTERVAL_SEC": "0.3", "ORPHAN_THRESHOLD_SEC": "2", "ORPHAN_SCAN_INTERVAL_SEC": "0.3",
+    "TASK_LEASE_SEC": "2", "LEASE_RENEW_SEC": "0.4",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A data folder for all tests here: each start but the first finds an older one's data."""
+    folder = tmp_path_factory.mktemp("up")
+    yield folder
+    Cluster.at(folder).remove()
+    shutil.rmtree(folder)
+
+
+def test_up_runs_jobs_and_leaves_nothing_running_p1(folder):
+    with up(folder, "--workers", "2") as platform:
+        everything = platform.pids()
+        told = {platform.facts["postgres_pid"], *(child["pid"] for child in platform.facts["children"])}
+        done = call("submit", "hello_world", "-p", "name=Ada", "--wait", "--json", "--data", str(folder))
+        published = folder / "platform.json"
+        mode = stat.S_IMODE(published.stat().st_mode)
+        code, _, err = platform.end(signal.SIGINT)
+
+    assert len(platform.facts["children"]) == 3
+    assert told <= everything
+    assert json.loads(done.stdout)["result"] == {"message": "Hello, Ada!"}
+    assert mode == 0o600
+    assert err == ""
+    assert code == 0
+    assert not alive(everything)
+    assert not published.exists()
+
+
+def test_a_second_up_on_the_same_data_conflicts_and_old_jobs_are_found_p1(folder):
+    with up(folder) as platform:
+        second = call("up", "--json", "--data", str(folder))
+        jobs = call("jobs", "ls", "--json", "--data", str(folder))
+        platform.end()
+
+    assert second.returncode == 4
+    assert json.loads(second.stderr)["error"]["facts"]["pid"] == platform.pid
+    assert [job["status"] for job in json.loads(jobs.stdout)["jobs"]] == ["completed"]
+
+
+def test_kill_9_leaves_nothing_running_and_the_next_start_finishes_the_job_p1(folder, deaf):
+    with up(folder) as platform:
+        job_id = call("submit", str(deaf), "-p", "seconds=1.5", "--data", str(folder)).stdout.strip()
+        # The handler's own process must be there, to see that it goes too.
+        eventually(lambda: _is(platform, "SELECT FROM dagapp.dag_tasks WHERE status = 'running'"))
+        everything = platform.pids()
+        os.kill(platform.pid, signal.SIGKILL)
+        eventually(lambda: not alive(everything))
+        after = call("jobs", "ls", "--data", str(folder))
+
+    with up(folder, **QUICK) as platform:
+        worker = next(child["pid"] for child in platform.facts["children"] if child["role"] == "worker")
+        os.kill(worker, signal.SIGKILL)
+        eventually(lambda: not _is(platform, "SELECT FROM dagapp.dag_jobs WHERE status = 'running'"), 30)
+        shown = call("jobs", "show", job_id, "--json", "--data", str(folder))
+        history = call("verify-history", "--all", "--json", "--data", str(folder))
+        _, _, err = platform.end()
+
+    assert len(everything) > 4
+    assert after.returncode == 5
+    assert "no platform is running" in after.stderr
+    assert f"worker 1 (process {worker}) was ended by SIGKILL; it starts again" in err
+    assert json.loads(shown.stdout)["job"]["status"] == "completed"
+    assert json.loads(history.stdout)["findings"] == []
+
+
+def test_ctrl_c_while_starting_stops_what_was_started_p1(folder):
+    process = start("up", "--data", str(folder))
+    server = eventually(lambda: Cluster.at(folder).server_pid())
+
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=30)
+
+    assert process.returncode == 0
+    assert "everything stopped" in out
+    assert not alive({server})
+
+
+def test_a_second_signal_hurries_the_stop_p1(folder, deaf):
+    """Sent to a platform whose worker would give its handler some seconds more."""
+    with up(folder, SHUTDOWN_GRACE_SEC="60") as platform:
+        call("submit", str(deaf), "-p", "seconds=60", "--data", str(folder))
+        eventually(lambda: _is(platform, "SELECT FROM dagapp.dag_tasks WHERE status = 'running'"))
+        everything = platform.pids()
+        begun = time.monotonic()
+        platform.process.send_signal(signal.SIGTERM)
+        time.sleep(0.5)
+        code, _, err = platform.end(signal.SIGTERM)
+
+    assert code == 0
+    assert time.monotonic() - begun < 15
+    assert "had to be killed" in err
+    assert not alive(everything)
+
+
+def _is(platform: Up, sql: str) -> bool:
+    """Whether a query finds anything."""
+    with psycopg.connect(platform.facts["database_url"]) as connection:
+        return connection.execute(sql).rowcount > 0

@@ -1,0 +1,303 @@
+"""An isolation tester in the spirit of PostgreSQL's own: every interleaving of the statements of two sessions.
+
+A session is a coroutine that uses its connection as it always would. The connection stops before each statement that
+writes and before each commit, until the scheduler lets it go on; so what runs are the real calls with their real statements,
+in every order they could come in. A statement outside a transaction is given one, so that it has a moment between its work
+and its commit.
+
+    choose a session ──▶ it runs one step ──▶ done, or blocked (waits for a lock that the other one holds)
+                     ◀── whoever was blocked and no longer is has finished its step
+
+`explore` plays all choices: it runs the sessions again and again, each time from a fresh state, and turns to the last point
+where another choice was left. A session that is blocked can't be chosen, so each interleaving that it plays is one that can
+happen, and none is played twice.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import psycopg
+
+from dagmaster.database.connect import Connection, connect
+from dagmaster.database.queries import all_queries
+
+PATIENCE_SECONDS = 10.0
+_NAMES = {" ".join(text.split()): name for name, text in all_queries().items()}
+_WRITES = ("INSERT INTO", "UPDATE dagapp", "DELETE FROM", "FOR NO KEY UPDATE", "FOR UPDATE", "ensure_event_partitions")
+WRITING = frozenset(name for name, text in all_queries().items() if any(word in text for word in _WRITES))
+_BLOCKED = """
+    SELECT a.wait_event_type = 'Lock' AND cardinality(pg_blocking_pids(a.pid)) > 0
+      FROM pg_stat_activity a
+     WHERE a.pid = %s
+    """
+
+
+def name_of(statement: Any) -> str:
+    """The name under which `sql/` has this statement, or its beginning."""
+    text = " ".join(str(statement).split())
+    return _NAMES.get(text, text[:40])
+
+
+def _is_read(statement: Any) -> bool:
+    """Whether this only reads; what an orchestrator takes under its fence is a step of its own, even so."""
+    text, name = " ".join(str(statement).split()), name_of(statement)
+    return name not in WRITING and not name.startswith("take_") and text.startswith(("SELECT", "WITH"))
+
+
+class Gate:
+    """Where a session waits for its turn."""
+
+    def __init__(self) -> None:
+        self.waits_for: str | None = None  # the step it is about to do
+        self._arrived = asyncio.Event()
+        self._go = asyncio.Event()
+
+    async def step(self, name: str) -> None:
+        self.waits_for = name
+        self._arrived.set()
+        await self._go.wait()
+        self._go.clear()
+        self.waits_for = None
+
+    def open(self) -> None:
+        self._arrived.clear()
+        self._go.set()
+
+    async def arrived(self) -> None:
+        await self._arrived.wait()
+
+
+class GatedConnection:
+    """A connection that asks its gate before each step. It stands for the one that a PostgresLedger keeps."""
+
+    def __init__(self, connection: Connection, gate: Gate, is_step: Callable[[str], bool] | None = None) -> None:
+        self._connection = connection
+        self._gate = gate
+        self._is_step = is_step
+        self._is_open = False
+        self.closed = False
+
+    async def execute(self, statement: Any, values: Any = None, **options: Any) -> Any:
+        return await self._run(lambda: self._connection.execute(statement, values, **options), statement)
+
+    def cursor(self, **options: Any) -> "GatedCursor":
+        return GatedCursor(self, self._connection.cursor(**options))
+
+    async def _run(self, execute: Callable[[], Awaitable[Any]], statement: Any) -> Any:
+        command = str(statement).strip().upper()
+        if command == "BEGIN":
+            self._is_open = True
+            return await execute()
+        if command == "COMMIT":
+            await self._gate.step("commit")
+            self._is_open = False
+            return await execute()
+        if _is_read(statement):
+            return await execute()
+        await self._enter(name_of(statement))
+        if self._is_open:
+            return await execute()
+        await self._connection.execute("BEGIN")
+        cursor = await execute()
+        await self._gate.step("commit")
+        await self._connection.execute("COMMIT")
+        return cursor
+
+    async def _enter(self, name: str) -> None:
+        if self._is_step is None or self._is_step(name):
+            await self._gate.step(name)
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[None]:
+        await self._connection.execute("BEGIN")
+        self._is_open = True
+        try:
+            yield
+        except BaseException:
+            self._is_open = False
+            await self._connection.execute("ROLLBACK")
+            raise
+        await self._gate.step("commit")
+        self._is_open = False
+        await self._connection.execute("COMMIT")
+
+    @asynccontextmanager
+    async def pipeline(self) -> AsyncIterator[None]:
+        """Sent together is still done one after the other, and others may come between."""
+        yield
+
+    async def close(self) -> None:
+        """After a failure. The real connection stays for the next interleaving."""
+        self.closed = True
+
+
+class GatedCursor:
+    def __init__(self, connection: GatedConnection, cursor: Any) -> None:
+        self._gated = connection
+        self._cursor = cursor
+
+    async def execute(self, statement: Any, values: Any = None, **options: Any) -> Self:
+        await self._gated._run(lambda: self._cursor.execute(statement, values, **options), statement)
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cursor, name)
+
+    def __aiter__(self) -> Any:
+        return self._cursor.__aiter__()
+
+
+Session = Callable[[GatedConnection], Awaitable[Any]]
+
+
+@dataclass(slots=True)
+class Run:
+    """One interleaving: the steps in their order, and how each session ended."""
+
+    steps: list[str] = field(default_factory=list)
+    results: list[Any] = field(default_factory=list)
+    errors: list[BaseException] = field(default_factory=list)
+    blocked: int = 0
+
+    @property
+    def deadlocks(self) -> list[BaseException]:
+        return [error for error in self.errors if _is_deadlock(error)]
+
+    def __str__(self) -> str:
+        return " · ".join(self.steps)
+
+
+def _is_deadlock(error: BaseException | None) -> bool:
+    while error is not None:
+        if getattr(error, "sqlstate", None) == "40P01" or getattr(error, "facts", {}).get("sqlstate") == "40P01":
+            return True
+        error = error.__cause__
+    return False
+
+
+@dataclass(slots=True)
+class _Actor:
+    name: str
+    gate: Gate
+    task: asyncio.Task[Any]
+    pid: int
+    is_blocked: bool = False
+
+    @property
+    def can_go(self) -> bool:
+        return not self.task.done() and not self.is_blocked
+
+
+class Tester:
+    """Two connections to play on and one to watch them."""
+
+    def __init__(self, connections: Sequence[Connection], watcher: Connection) -> None:
+        self._connections = connections
+        self._watcher = watcher
+
+    @classmethod
+    @asynccontextmanager
+    async def on(cls, dsn: str) -> AsyncIterator[Self]:
+        found = [await connect(_impatient(dsn), role=f"session-{n}", lock_timeout_seconds=0) for n in (1, 2)]
+        watcher = await connect(dsn, role="watcher")
+        try:
+            yield cls(found, watcher)
+        finally:
+            for connection in (*found, watcher):
+                await connection.close()
+
+    async def explore(
+        self,
+        sessions: Sequence[Session],
+        reset: Callable[[], Awaitable[Any]],
+        check: Callable[[Run], Awaitable[Any]],
+        is_step: Callable[[str], bool] | None = None,
+    ) -> int:
+        """Play every interleaving of these sessions; answers how many there were."""
+        choices: list[tuple[int, int]] = []  # taken, of how many
+        count = 0
+        while True:
+            await reset()
+            run = await self._play(sessions, choices, is_step)
+            count += 1
+            await check(run)
+            while choices and choices[-1][0] + 1 >= choices[-1][1]:
+                choices.pop()
+            if not choices:
+                return count
+            taken, of = choices[-1]
+            choices[-1] = (taken + 1, of)
+
+    async def _play(
+        self, sessions: Sequence[Session], choices: list[tuple[int, int]], is_step: Callable[[str], bool] | None
+    ) -> Run:
+        """Play one interleaving: as `choices` says, then always the first; what was chosen is added to it."""
+        run, depth = Run(), 0
+        actors = [self._start(n, session, is_step) for n, session in enumerate(sessions)]
+        for actor in actors:
+            await self._settle(actor)
+        while not all(actor.task.done() for actor in actors):
+            able = [actor for actor in actors if actor.can_go]
+            if not able:
+                await self._await_deadlock(actors)
+                continue
+            if depth == len(choices):
+                choices.append((0, len(able)))
+            actor = able[choices[depth][0]]
+            depth += 1
+            run.steps.append(f"{actor.name}:{actor.gate.waits_for}")
+            actor.gate.open()
+            await self._settle(actor)
+            if actor.is_blocked:
+                run.blocked += 1
+                run.steps[-1] += " (waits)"
+            for other in actors:
+                if other.is_blocked and other is not actor:
+                    await self._settle(other)
+        for actor in actors:
+            error = actor.task.exception()
+            if error is not None:
+                run.errors.append(error)
+                await self._connections[actors.index(actor)].rollback()
+            run.results.append(None if error else actor.task.result())
+        return run
+
+    def _start(self, number: int, session: Session, is_step: Callable[[str], bool] | None) -> _Actor:
+        connection, gate = self._connections[number], Gate()
+        task = asyncio.ensure_future(session(GatedConnection(connection, gate, is_step)))
+        return _Actor("AB"[number], gate, task, connection.info.backend_pid)
+
+    async def _settle(self, actor: _Actor) -> None:
+        """Wait until a session has come to its next step, has ended, or is blocked by the other one."""
+        arriving = asyncio.ensure_future(actor.gate.arrived())
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                while True:
+                    done, _ = await asyncio.wait(
+                        (arriving, actor.task), timeout=0.002, return_when=asyncio.FIRST_COMPLETED
+                    )
+                    if done:
+                        actor.is_blocked = False
+                        return
+                    row = await (await self._watcher.execute(_BLOCKED, [actor.pid], prepare=True)).fetchone()
+                    if row and row[0] and not arriving.done() and not actor.task.done():
+                        actor.is_blocked = True
+                        return
+        finally:
+            arriving.cancel()
+
+    async def _await_deadlock(self, actors: Sequence[_Actor]) -> None:
+        """Both wait for each other: PostgreSQL ends one of them, which is a finding."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await asyncio.wait([actor.task for actor in actors], return_when=asyncio.FIRST_COMPLETED)
+        for actor in actors:
+            await self._settle(actor)
+
+
+def _impatient(dsn: str) -> str:
+    given = psycopg.conninfo.conninfo_to_dict(dsn)
+    options = f"{given.pop('options', '')} -c deadlock_timeout=50ms".strip()
+    return psycopg.conninfo.make_conninfo(**{**given, "options": options})

@@ -1,0 +1,255 @@
+"""verify-history on a real database: a sound run is clean, and each kind of damage is found and named.
+
+One good run is made for the whole module; every test damages a copy of its database, with the guards switched off.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+from tests.conftest import fresh_database
+from tests.engine.harness import engine, workflow
+from tests.jobs.history_handlers import STEP
+
+from dagmaster.database.history import HistoryReport, verify
+from dagmaster.database.ledger import Demand, Report
+from dagmaster.database.postgres import PostgresLedger
+from dagmaster.jobs.history import Code
+from dagmaster.jobs.states import TaskStatus
+
+SOUND = """
+workflow_id: sound
+nodes:
+  start: {type: start, next: [first, extra]}
+  first:
+    handler: step
+    params: {fails: 1}
+    retry: {max_attempts: 2, backoff: fixed, initial_delay_seconds: 0.3, jitter: false}
+    next: tiles
+  extra: {handler: step, params: {unfit: true}, importance: optional, next: end}
+  tiles:
+    type: fan_out
+    source: [0, 1, 2]
+    max_parallel: 2
+    task:
+      handler: step
+      params: {fails: "{{ 1 if item == 1 else 0 }}"}
+      retry: {initial_delay_seconds: 0.01}
+    next: gather
+  gather: {type: fan_in, next: choose}
+  choose:
+    type: conditional
+    condition: "{{ nodes.gather.output.count }} > 2"
+    on_true: left
+    on_false: right
+  left: {handler: step}
+  right: {handler: step}
+  join: {handler: step, depends_on: {any_of: [left, right]}}
+  end: {type: end, depends_on: {all_of: [join, extra]}}
+"""
+
+
+@pytest.fixture(scope="module")
+def good(cluster, template_database) -> Iterator[tuple[str, UUID]]:
+    """A database with sound jobs, and the id of one of them. Nobody is connected to it."""
+    with fresh_database(cluster, template_database) as dsn:
+        job_id = asyncio.run(_sound_run(dsn))
+        yield str(conninfo_to_dict(dsn)["dbname"]), job_id
+
+
+async def _sound_run(dsn: str) -> UUID:
+    async with engine(dsn, orchestrators=2, workers=2, handlers=[STEP]) as running:
+        others = [await running.submit(name) for name in ("echo_test", "conditional_test", "retry_fan_out_test")]
+        job = await running.run(workflow(SOUND))
+        for other in others:
+            await running.wait(other)
+    assert job["status"] == "completed", job
+    return UUID(str(job["job_id"]))
+
+
+@pytest.fixture
+def copy(cluster, good) -> Iterator[tuple[str, UUID]]:
+    name, job_id = good
+    with fresh_database(cluster, name) as dsn:
+        yield dsn, job_id
+
+
+def damage(dsn: str, job_id: UUID, *statements: str) -> None:
+    """Do what the guards would refuse."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("SET session_replication_role = replica")
+        for statement in statements:
+            assert connection.execute(statement, {"job": job_id}).rowcount > 0, statement
+
+
+async def test_e4_a_sound_run_is_clean(copy):
+    dsn, _ = copy
+    seen: list[int] = []
+
+    report = await verify(dsn, on_progress=lambda report: seen.append(report.jobs_checked), max_losses=5)
+
+    assert report.findings == []
+    assert report.is_clean
+    assert report.jobs_checked == 4
+    assert report.events_checked > 100
+    assert report.tasks_checked > 25
+    assert seen == [4]
+
+
+EVENTS, NODES, TASKS = "dagapp.dag_job_events", "dagapp.dag_node_states", "dagapp.dag_tasks"
+RESULTS, JOBS, DEFINITIONS = "dagapp.dag_task_results", "dagapp.dag_jobs", "dagapp.dag_workflow_definitions"
+OF_JOB = "WHERE job_id = %(job)s"
+OF_DEFINITION = f"WHERE definition_hash = (SELECT definition_hash FROM {JOBS} {OF_JOB})"
+LATEST = f"(SELECT max(sequence) FROM {EVENTS} {OF_JOB})"
+
+
+def event(change: str, node_id: str, event_type: str) -> str:
+    return f"UPDATE {EVENTS} SET {change} {OF_JOB} AND node_id = '{node_id}' AND event_type = '{event_type}'"
+
+
+def node(change: str, node_id: str) -> str:
+    return f"UPDATE {NODES} SET {change} {OF_JOB} AND node_id = '{node_id}'"
+
+
+def definition(path: str, value: str) -> str:
+    return f"UPDATE {DEFINITIONS} SET body = jsonb_set(body, '{path}', '{value}') {OF_DEFINITION}"
+
+
+DAMAGE: list[tuple[str, Code, str]] = [
+    ("an event is missing", Code.SEQUENCE, f"DELETE FROM {EVENTS} {OF_JOB} AND sequence = 9"),
+    ("the last event is missing", Code.JOB_ROW, f"DELETE FROM {EVENTS} {OF_JOB} AND sequence = {LATEST}"),
+    ("the job began with fewer nodes", Code.OPENING,
+     f"UPDATE {EVENTS} SET event_data = event_data #- '{{nodes,0}}' {OF_JOB} AND sequence = 1"),
+    ("the job began twice", Code.OPENING, event("event_type = 'job_created', node_id = NULL", "right", "node_skipped")),
+    ("a step that doesn't exist", Code.TRANSITION, event("node_id = 'left'", "right", "node_skipped")),
+    ("a node that nobody made", Code.TRANSITION, event("node_id = 'tiles__x'", "right", "node_skipped")),
+    ("type and state contradict", Code.EVENT, event("event_type = 'node_failed'", "left", "node_completed")),
+    ("an event of an older epoch", Code.EPOCH, event("epoch = 0", "left", "node_dispatched")),
+    ("a row of an older epoch", Code.EPOCH, f"UPDATE {JOBS} SET epoch = 0 {OF_JOB}"),
+    ("an attempt out of turn", Code.ATTEMPT, event("attempt = 7", "left", "node_dispatched")),
+    ("a result of another attempt", Code.ATTEMPT, event("attempt = 2", "left", "node_completed")),
+    ("a task completed without a worker", Code.ATTEMPT, event("attempt = NULL", "left", "node_completed")),
+    ("a node on a branch not taken", Code.START, node("""output = jsonb_set(output, '{next}', '["right"]')""", "choose")),
+    ("a skip without reason", Code.SKIP, node("""output = jsonb_set(output, '{next}', '["right"]')""", "choose")),
+    ("a node before its dependency", Code.START, definition("{nodes,left,depends_on}", '{"all_of": ["choose", "join"]}')),
+    ("an event after the end", Code.AFTER_END,
+     f"INSERT INTO {EVENTS} (job_id, sequence, node_id, event_type, event_status, epoch)"
+     f" SELECT %(job)s, 1 + {LATEST}, 'extra', 'node_retried', 'ready', 99"),
+    ("dispatched in a failing job", Code.WHILE_FAILING, definition("{nodes,extra,importance}", '"critical"')),
+    ("an outcome that doesn't follow", Code.OUTCOME, definition("{nodes,extra,importance}", '"important"')),
+    ("more retries than allowed", Code.RETRY, definition("{nodes,first,retry,max_attempts}", "0")),
+    ("bad data tried again", Code.RETRY,
+     event("""event_data = '{"error": {"blame": "data"}}'""", "first", "node_failed")),
+    ("a wait out of bounds", Code.WAIT, event("""event_data = '{"wait_seconds": 99}'""", "first", "node_retried")),
+    ("a fan_in that miscounts", Code.FAN_IN, node("output = jsonb_set(output, '{count}', '7')", "gather")),
+    ("a fan_in that went too early", Code.FAN_IN, node("total = 4", "tiles")),
+    ("a countdown that is off", Code.COUNTERS, node("remaining = 1", "tiles")),
+    ("a failure counted in vain", Code.COUNTERS, node("failed_count = 1", "tiles")),
+    ("a job's row in another state", Code.JOB_ROW, f"UPDATE {JOBS} SET status = 'failed' {OF_JOB}"),
+    ("a node's row in another state", Code.NODE_ROW, node("status = 'cancelled'", "tiles__0")),
+    ("a node's row with another attempt", Code.NODE_ROW, node("attempt = 2", "left")),
+    ("a node's row with another count", Code.NODE_ROW, node("retry_count = 0", "first")),
+    ("a row without events", Code.ROW_WITHOUT_EVENTS,
+     f"INSERT INTO {NODES} (job_id, node_id, status) VALUES (%(job)s, 'tiles__9', 'ready')"),
+    ("events without a row", Code.EVENTS_WITHOUT_ROW, f"DELETE FROM {NODES} {OF_JOB} AND node_id = 'tiles__1'"),
+    ("a task is missing", Code.TASK_MISSING, f"DELETE FROM {TASKS} {OF_JOB} AND node_id = 'left'"),
+    ("a task that nobody dispatched", Code.TASK_UNTOLD,
+     f"UPDATE {TASKS} SET attempt = 5 {OF_JOB} AND node_id = 'left'"),
+    ("a task in another state", Code.TASK_STATUS, f"UPDATE {TASKS} SET status = 'lost' {OF_JOB} AND node_id = 'left'"),
+    ("a live task of an ended job", Code.TASK_STATUS,
+     f"UPDATE {TASKS} SET status = 'running' {OF_JOB} AND node_id = 'left'"),
+    ("a result is missing", Code.RESULT, f"DELETE FROM {RESULTS} {OF_JOB} AND node_id = 'left'"),
+    ("a result that says otherwise", Code.RESULT,
+     f"UPDATE {RESULTS} SET status = 'failed' {OF_JOB} AND node_id = 'left'"),
+    ("a result that was not accepted", Code.RESULT,
+     f"UPDATE {RESULTS} SET accepted = false {OF_JOB} AND node_id = 'left'"),
+    ("an output from elsewhere", Code.RESULT_OUTPUT, node("output = '{}'", "left")),
+    ("a result that nobody handled", Code.RESULT_UNPROCESSED,
+     f"UPDATE {RESULTS} SET processed = false {OF_JOB} AND node_id = 'left'"),
+    ("a node that never ended", Code.UNENDED,
+     event("event_type = 'node_started', event_status = 'running'", "join", "node_completed")),
+    ("another definition", Code.DEFINITION, f"UPDATE {JOBS} SET definition_hash = (SELECT max(definition_hash)"
+     f" FROM {DEFINITIONS} WHERE workflow_id = 'echo_test') {OF_JOB}"),
+    ("an unreadable definition", Code.DEFINITION, definition("{nodes}", '"gone"')),
+    ("a missing definition", Code.DEFINITION, f"DELETE FROM {DEFINITIONS} {OF_DEFINITION}"),
+    ("rows of no job", Code.ORPHAN, f"DELETE FROM {JOBS} {OF_JOB}"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("code", "statement"), [row[1:] for row in DAMAGE], ids=[row[0] for row in DAMAGE])
+async def test_damage_is_found_and_named(copy, code, statement):
+    dsn, job_id = copy
+    damage(dsn, job_id, statement)
+
+    report = await verify(dsn)
+
+    assert not report.is_clean
+    assert code in {finding.code for finding in report.findings}, list(map(str, report.findings))
+    assert {finding.job_id for finding in report.findings} == {job_id}
+    assert all(f"job {job_id}" in str(finding) for finding in report.findings)
+
+
+def test_every_kind_of_finding_has_its_damage():
+    # `more` only says that there are more of the others.
+    assert {code for _, code, _ in DAMAGE} == set(Code) - {Code.MORE}
+
+
+async def test_orphans_are_told_by_table(copy):
+    dsn, job_id = copy
+    damage(dsn, job_id, f"DELETE FROM {JOBS} {OF_JOB}")
+
+    report = await verify(dsn)
+
+    kinds = {
+        finding.message.split(" ", 1)[1].removesuffix(" of a job that doesn't exist") for finding in report.findings
+    }
+    assert kinds == {"events", "node states", "results", "tasks"}
+
+
+async def test_only_the_jobs_that_were_named_are_checked(copy):
+    dsn, job_id = copy
+    unknown = uuid4()
+    damage(dsn, job_id, f"UPDATE {JOBS} SET last_sequence = last_sequence + 1 WHERE job_id <> %(job)s")
+
+    report = await verify(dsn, [job_id, unknown])
+
+    assert report.jobs_checked == 1
+    assert [(finding.job_id, finding.message) for finding in report.findings] == [(unknown, "there is no such job")]
+
+
+async def test_events_without_a_job_are_no_orphans(copy):
+    dsn, job_id = copy
+    damage(dsn, job_id, f"INSERT INTO {EVENTS} (event_type) SELECT 'job_created' FROM {JOBS} {OF_JOB}")
+
+    assert (await verify(dsn)).is_clean
+
+
+# --- jobs that still run ---------------------------------------------------------------------------------------------
+
+
+async def test_a_running_job_is_held_only_to_what_is_always_true(database):
+    """Dispatched, claimed, reported, and not yet handled: each is sound."""
+    ledger = PostgresLedger(database)
+    worker = uuid4()
+    async with engine(database, workers=0, handlers=[STEP]) as running:
+        job_id = await running.submit(workflow(SOUND))
+        await running.wait(job_id, until=("running",))
+        dispatched = await verify(database)
+    demand = Demand(("dag-worker-tasks",), ("step",), 1)
+    (task,) = (await ledger.exchange(worker, [], demand, lease_seconds=60)).claimed
+    claimed = await verify(database)
+    report = Report(job_id, task.node_id, task.attempt, TaskStatus.SUCCEEDED, {"attempt": 1})
+    await ledger.exchange(worker, [report], Demand(()), lease_seconds=60)
+    reported = await verify(database)
+    await ledger.close()
+
+    assert [dispatched.findings, claimed.findings, reported.findings] == [[], [], []]
+    damage(database, job_id, f"DELETE FROM {RESULTS} {OF_JOB}")
+    assert codes_of(await verify(database)) == {Code.RESULT}
+
+
+def codes_of(report: HistoryReport) -> set[Code]:
+    return {finding.code for finding in report.findings}

@@ -1,0 +1,1128 @@
+"""One suite for both ledgers: what `database/ledger` promises, on PostgreSQL and in memory alike.
+
+`Bench` holds a ledger with a clock that the test sets. On PostgreSQL the clock is the session's `dagapp.fake_now`, set on the
+ledger's own connection; everything a test looks at is read by the same small set of questions.
+"""
+
+import asyncio
+import math
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from random import Random
+from typing import Any, Protocol
+from uuid import UUID, uuid4
+
+import orjson
+import psycopg
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from psycopg.rows import dict_row
+from psycopg.types.json import set_json_loads
+from tests.workflows.builders import a_workflow
+
+from dagmaster.database.ledger import (
+    LOADABLE_BYTES,
+    SMALL_BYTES,
+    Claim,
+    Demand,
+    Held,
+    Ledger,
+    Look,
+    NewJob,
+    OrchestratorInfo,
+    Report,
+    Running,
+    WorkerInfo,
+)
+from dagmaster.database.memory import MemoryDatabase, MemoryLedger, RefusedByGuard
+from dagmaster.database.postgres import PostgresLedger
+from dagmaster.errors import DagmasterError
+from dagmaster.jobs.changes import Changes, JobChange, NewTask, NodeChange
+from dagmaster.jobs.fan import INLINE_BYTES, Gathered, aggregate
+from dagmaster.jobs.model import DeadLetter, JobMessage, TaskMessage, new_job_id
+from dagmaster.jobs.news import Due, Failed, Lost, Overran, Returned, Started, Succeeded, Withdrawn
+from dagmaster.jobs.plan import Planner, Route
+from dagmaster.jobs.states import EventType, JobStatus, NodeStatus, TaskStatus
+from dagmaster.jobs.view import JobView, node_view
+from dagmaster.workflows.graph import build
+from dagmaster.workflows.model import Aggregation, Work, Workflow
+
+START = datetime(2030, 1, 1, tzinfo=UTC)
+WORKER, OTHER_WORKER = UUID(int=101), UUID(int=102)
+LEASE = 60.0
+QUEUE = "dag-worker-tasks"
+SERVED = Demand((QUEUE,), ("echo",), 100)
+NOTHING = Demand(())
+
+ONE = """
+  start: {type: start, next: work}
+  work: {handler: echo, next: end, retry: {max_attempts: 1, initial_delay_seconds: 5, jitter: false}}
+  end: {type: end}
+"""
+TILES = """
+  start: {{type: start, next: tiles}}
+  tiles: {{type: fan_out, source: "{{{{ inputs.list }}}}", tolerate: 1.0, task: {{handler: echo, retry: {{max_attempts: 0}}}}}}
+  gather: {{type: fan_in, aggregation: {mode}, depends_on: {{all_of: [tiles]}}}}
+  end: {{type: end, depends_on: {{all_of: [gather]}}}}
+"""
+INPUTS = "inputs:\n  list: {type: array, default: [0, 1]}\n"
+
+
+class Bench(Protocol):
+    ledger: Ledger
+
+    async def set_clock(self, seconds: float) -> None:
+        """So many seconds after the start."""
+        ...
+
+    async def rows(self, table: str, job_id: UUID | None = None) -> list[dict[str, Any]]: ...
+
+    async def forget_owner(self, owner_id: UUID) -> None: ...
+
+
+class MemoryBench:
+    def __init__(self) -> None:
+        self.now = START
+        self.database = MemoryDatabase(lambda: self.now)
+        self.ledger = MemoryLedger(self.database)
+
+    async def set_clock(self, seconds: float) -> None:
+        self.now = START + timedelta(seconds=seconds)
+
+    async def rows(self, table: str, job_id: UUID | None = None) -> list[dict[str, Any]]:
+        database = self.database
+        tables: dict[str, list[Any]] = {
+            "dag_jobs": list(database.jobs.values()),
+            "dag_node_states": [node for nodes in database.nodes.values() for node in nodes.values()],
+            "dag_tasks": list(database.tasks.values()),
+            "dag_task_results": list(database.results.values()),
+            "dag_job_events": [event for events in database.events.values() for event in events],
+            "dag_job_messages": list(database.messages.values()),
+            "dag_dead_letters": list(database.dead_letters),
+        }
+        rows = [{**row.model_dump(), **_statuses(row)} for row in tables[table]]
+        return [row for row in rows if job_id is None or row["job_id"] == job_id]
+
+    async def forget_owner(self, owner_id: UUID) -> None:
+        del self.database.orchestrators[owner_id]
+
+
+def _statuses(row: Any) -> dict[str, Any]:
+    return {"status": str(row.status)} if hasattr(row, "status") else {}
+
+
+class PostgresBench:
+    def __init__(self, dsn: str) -> None:
+        self.dsn = dsn
+        self.ledger = PostgresLedger(dsn, "test")
+
+    async def set_clock(self, seconds: float) -> None:
+        now = START + timedelta(seconds=seconds)
+        async with self.ledger._connected() as connection:
+            await connection.execute("SELECT set_config('dagapp.fake_now', %s, false)", [now.isoformat()])
+
+    async def rows(self, table: str, job_id: UUID | None = None) -> list[dict[str, Any]]:
+        async with await psycopg.AsyncConnection.connect(self.dsn, row_factory=dict_row) as connection:
+            set_json_loads(orjson.loads, connection)
+            where = "" if job_id is None else " WHERE job_id = %s"
+            values = [] if job_id is None else [job_id]
+            return await (await connection.execute(f"SELECT * FROM dagapp.{table}{where}", values)).fetchall()
+
+    async def forget_owner(self, owner_id: UUID) -> None:
+        async with await psycopg.AsyncConnection.connect(self.dsn, autocommit=True) as connection:
+            await connection.execute("DELETE FROM dagapp.orchestrators WHERE owner_id = %s", [owner_id])
+
+
+@pytest.fixture(params=["memory", "postgres"])
+async def bench(request) -> AsyncIterator[Bench]:
+    if request.param == "memory":
+        yield MemoryBench()
+        return
+    made = PostgresBench(request.getfixturevalue("database"))
+    await made.set_clock(0)
+    yield made
+    await made.ledger.close()
+
+
+# --- builders --------------------------------------------------------------------------------------------------------
+
+
+def a_job(number: int, workflow: Workflow | None = None, **facts: Any) -> NewJob:
+    facts = {"input_params": {}, **facts}
+    return NewJob(new_job_id(1_900_000_000_000 + number, bytes(10)), workflow or a_workflow(ONE), **facts)
+
+
+def tiles(count: int, mode: str = "collect") -> NewJob:
+    return a_job(1, a_workflow(TILES.format(mode=mode), head=INPUTS), input_params={"list": list(range(count))})
+
+
+class Everywhere:
+    def route(self, work: Work) -> Route:
+        return Route(QUEUE, work.timeout_seconds or 1000.0)
+
+
+def a_planner(**limits: Any) -> Planner:
+    return Planner(Everywhere(), Random(1), max_losses=3, **limits)
+
+
+@dataclass
+class Driver:
+    """An orchestrator of one job that decides what the real planner decides, and remembers what it was told."""
+
+    bench: Bench
+    owner_id: UUID
+    claim: Claim
+    news: list[Any]
+    planner: Planner = field(default_factory=a_planner)
+
+    async def turn(self, look: str = "") -> list[Any]:
+        """Advance with a view read afresh; `look` names what to look at besides results. Returns the news."""
+        (job,) = await self.bench.ledger.load_jobs([self.claim])
+        graph = build(job.workflow)
+        nodes = {state.node_id: node_view(state, graph.workflow.nodes[state.node_id]) for state in job.nodes}
+        outputs = job.outputs | await self.bench.ledger.load_outputs(
+            job.job_id, [node_id for node_id, state in nodes.items() if state.status is NodeStatus.COMPLETED]
+        )
+        view = JobView(job.job_id, graph, job.input_params, job.status, job.priority, nodes=nodes, outputs=outputs)
+
+        def decide(held: Held) -> list[Changes]:
+            (job_id,) = held.epochs
+            self.news = list(held.news.get(job_id, ()))
+            epoch, sequence = held.epochs[job_id], held.sequences[job_id]
+            return [self.planner.decide(view, self.news, epoch=epoch, sequence=sequence, look_at_all=True).changes]
+
+        mine = frozenset({self.claim.job_id})
+        looks = dict.fromkeys(look.split(), mine)
+        await self.bench.ledger.advance(self.owner_id, [self.claim], Look(**looks), decide)
+        return self.news
+
+
+async def owned(bench: Bench, job: NewJob) -> Driver:
+    """A job that is claimed and has dispatched what it can."""
+    await bench.ledger.create_jobs([job])
+    owner_id = await an_owner(bench)
+    (claim,) = await claim_all(bench, owner_id)
+    driver = Driver(bench, owner_id, claim, [])
+    await driver.turn()
+    return driver
+
+
+async def an_owner(bench: Bench, number: int = 1) -> UUID:
+    owner_id = UUID(int=number)
+    await bench.ledger.beat(OrchestratorInfo(owner_id, "host", 1, "test"))
+    return owner_id
+
+
+async def claim_all(bench: Bench, owner_id: UUID, limit: int = 100, patience: float = 1e6) -> list[Claim]:
+    return await bench.ledger.claim_jobs(owner_id, limit=limit, orphan_after_seconds=60, patience_seconds=patience)
+
+
+async def take(bench: Bench, demand: Demand = SERVED, worker: UUID = WORKER) -> tuple[TaskMessage, ...]:
+    return (await bench.ledger.exchange(worker, [], demand, lease_seconds=LEASE)).claimed
+
+
+def report_of(task: TaskMessage, status: TaskStatus = TaskStatus.SUCCEEDED, **facts: Any) -> Report:
+    return Report(task.job_id, task.node_id, task.attempt, status, **facts)
+
+
+async def hand_in(bench: Bench, *reports: Report, worker: UUID = WORKER) -> Any:
+    return await bench.ledger.exchange(worker, reports, NOTHING, lease_seconds=LEASE)
+
+
+async def only(bench: Bench, table: str, **where: Any) -> dict[str, Any]:
+    (row,) = [row for row in await bench.rows(table) if all(row[name] == value for name, value in where.items())]
+    return row
+
+
+async def everything(bench: Bench) -> list[Any]:
+    tables = ("dag_jobs", "dag_node_states", "dag_tasks", "dag_task_results", "dag_job_events")
+    return [sorted(map(str, await bench.rows(table))) for table in tables]
+
+
+# --- creating --------------------------------------------------------------------------------------------------------
+
+
+async def test_e2_a_job_is_created_with_its_nodes_and_first_events(bench):
+    job = a_job(1, priority=7, correlation_id="request-1", submitted_by="me")
+
+    created = await bench.ledger.create_jobs([job])
+
+    assert created == [job.job_id]
+    row = await only(bench, "dag_jobs")
+    assert (row["status"], row["priority"], row["owner_id"], row["epoch"]) == ("pending", 7, None, 0)
+    assert row["deadline_at"] == START + timedelta(seconds=7200)
+    nodes = {node["node_id"]: (node["status"], node["max_retries"]) for node in await bench.rows("dag_node_states")}
+    assert nodes == {"start": ("ready", 0), "work": ("pending", 1), "end": ("pending", 0)}
+    events = [
+        (e["sequence"], e["event_type"], e["node_id"], e["event_status"]) for e in await bench.rows("dag_job_events")
+    ]
+    assert events == [(1, "job_created", None, "pending"), (2, "node_ready", "start", "ready")]
+    assert row["last_sequence"] == 2
+
+
+async def test_e2_a_job_is_created_once_by_id_and_by_message(bench):
+    first, again = a_job(1, message_id="m1"), a_job(2, message_id="m1")
+
+    created = [await bench.ledger.create_jobs(jobs) for jobs in ([first], [first], [again], [a_job(3)])]
+
+    assert created == [[first.job_id], [], [], [a_job(3).job_id]]
+    assert len(await bench.rows("dag_jobs")) == 2
+    assert len(await bench.rows("dag_job_events")) == 4
+
+
+async def test_e2_of_two_jobs_of_one_message_in_one_call_the_first_stands(bench):
+    created = await bench.ledger.create_jobs([a_job(1, message_id="m1"), a_job(2, message_id="m1"), a_job(3)])
+
+    assert created == [a_job(1).job_id, a_job(3).job_id]
+
+
+async def test_creating_nothing_is_nothing(bench):
+    assert await bench.ledger.create_jobs([]) == []
+
+
+# --- messages --------------------------------------------------------------------------------------------------------
+
+
+async def test_q1_messages_become_jobs_or_dead_letters_once(bench):
+    for number in range(4):
+        await bench.set_clock(number)
+        await bench.ledger.enqueue_message(f"m{number}", "dag-jobs", {"number": number})
+    assert not await bench.ledger.enqueue_message("m1", "dag-jobs", {"number": 99})
+    await bench.ledger.enqueue_message("elsewhere", "other-queue", {})
+    seen: list[str] = []
+
+    def handle(message: JobMessage) -> NewJob | DeadLetter:
+        seen.append(message.message_id)
+        if message.body["number"] % 2:
+            return DeadLetter(
+                dead_letter_id=uuid4(), queue=message.queue, message_id=message.message_id, reason="Odd",
+                description="it is odd", body=message.body, created_at=START,
+            )  # fmt: skip
+        return a_job(message.body["number"], message_id=message.message_id)
+
+    first = await bench.ledger.take_messages("dag-jobs", 3, handle)
+    rest = await bench.ledger.take_messages("dag-jobs", 3, handle)
+    none = await bench.ledger.take_messages("dag-jobs", 3, handle)
+
+    assert sorted(map(str, first)) == sorted([str(a_job(0).job_id), str(a_job(2).job_id), "m1"])
+    assert (rest, none) == (["m3"], [])
+    assert sorted(seen) == ["m0", "m1", "m2", "m3"]
+    letters = {letter["message_id"]: letter for letter in await bench.rows("dag_dead_letters")}
+    assert sorted(letters) == ["m1", "m3"]
+    assert (letters["m1"]["reason"], letters["m1"]["body"]) == ("Odd", {"number": 1})
+    assert [message["message_id"] for message in await bench.rows("dag_job_messages")] == ["elsewhere"]
+
+
+async def test_q1_a_message_stays_when_it_could_not_be_handled(bench):
+    await bench.ledger.enqueue_message("m1", "dag-jobs", {})
+
+    def handle(message: JobMessage) -> NewJob:
+        raise ValueError("a bug")
+
+    with pytest.raises(ValueError, match="a bug"):
+        await bench.ledger.take_messages("dag-jobs", 3, handle)
+
+    assert len(await bench.rows("dag_job_messages")) == 1
+
+
+async def test_q1_a_message_that_came_twice_makes_one_job(bench):
+    for number in (1, 2):
+        await bench.ledger.enqueue_message("m1", "dag-jobs", {})
+        await bench.ledger.take_messages("dag-jobs", 9, lambda m, n=number: a_job(n, message_id=m.message_id))
+
+    assert [job["job_id"] for job in await bench.rows("dag_jobs")] == [a_job(1).job_id]
+
+
+# --- claiming --------------------------------------------------------------------------------------------------------
+
+
+async def test_e19_jobs_are_claimed_by_priority_then_age(bench):
+    await bench.ledger.create_jobs([a_job(n, priority=p) for n, p in enumerate([0, 10, 5, 10])])
+    owner = await an_owner(bench)
+
+    claimed = [[claim.job_id for claim in await claim_all(bench, owner, limit=1)] for _ in range(5)]
+
+    assert claimed == [[a_job(1).job_id], [a_job(3).job_id], [a_job(2).job_id], [a_job(0).job_id], []]
+
+
+async def test_e5_a_claim_raises_the_epoch_and_has_a_fresh_token(bench):
+    await bench.ledger.create_jobs([a_job(1)])
+    first = await claim_all(bench, await an_owner(bench, 1))
+    await bench.set_clock(61)
+    second = await claim_all(bench, await an_owner(bench, 2))
+
+    assert [claim.epoch for claim in first + second] == [1, 2]
+    assert first[0].token != second[0].token
+    row = await only(bench, "dag_jobs")
+    assert (row["owner_id"], row["claim_token"], row["epoch"]) == (UUID(int=2), second[0].token, 2)
+
+
+async def test_e5_jobs_spread_evenly_over_instances(bench):
+    await bench.ledger.create_jobs([a_job(n) for n in range(10)])
+    owners = [await an_owner(bench, number) for number in (1, 2, 3)]
+
+    claimed = [len(await claim_all(bench, owner)) for owner in (*owners, *owners)]
+
+    assert claimed == [4, 4, 2, 0, 0, 0]
+
+
+async def test_e5_beyond_its_share_an_instance_takes_only_what_waited_too_long(bench):
+    await bench.ledger.create_jobs([a_job(n) for n in range(4)])
+    owner, _ = await an_owner(bench, 1), await an_owner(bench, 2)
+    share = await claim_all(bench, owner, patience=10)
+    early = await claim_all(bench, owner, patience=10)
+    await bench.set_clock(11)
+    late = await claim_all(bench, owner, limit=1, patience=10)
+
+    assert [len(share), len(early), len(late)] == [2, 0, 1]
+
+
+async def test_e5_the_jobs_of_a_silent_owner_are_orphans_and_those_of_a_live_one_are_not(bench):
+    await bench.ledger.create_jobs([a_job(1)])
+    await claim_all(bench, await an_owner(bench, 1))
+    await bench.set_clock(59)
+    second = await an_owner(bench, 2)
+    alive = await claim_all(bench, second)
+    await bench.set_clock(60.5)
+    silent = await claim_all(bench, second)
+
+    assert (alive, [claim.job_id for claim in silent]) == ([], [a_job(1).job_id])
+
+
+async def test_e5_a_missing_owner_counts_as_dead(bench):
+    await bench.ledger.create_jobs([a_job(1)])
+    first = await an_owner(bench, 1)
+    await claim_all(bench, first)
+    await bench.forget_owner(first)
+
+    assert len(await claim_all(bench, await an_owner(bench, 2))) == 1
+
+
+async def test_e5_released_and_retired_jobs_are_free_at_once(bench):
+    await bench.ledger.create_jobs([a_job(1), a_job(2)])
+    first, second = await an_owner(bench, 1), await an_owner(bench, 2)
+    mine = await claim_all(bench, first, limit=1) + await claim_all(bench, first, limit=9, patience=-1)
+    assert len(mine) == 2
+
+    released = await bench.ledger.release(first, [mine[0]])
+    again = await claim_all(bench, second)
+    retired = await bench.ledger.retire(first)
+
+    assert (released, [claim.job_id for claim in again], retired) == (1, [mine[0].job_id], 1)
+    assert {job["owner_id"] for job in await bench.rows("dag_jobs")} == {second, None}
+    assert await bench.ledger.retire(first) == 0
+
+
+# --- the fence -------------------------------------------------------------------------------------------------------
+
+
+async def stale(bench: Bench) -> tuple[UUID, Claim]:
+    """A claim that someone else has overtaken."""
+    await bench.ledger.create_jobs([a_job(1)])
+    first = await an_owner(bench, 1)
+    (claim,) = await claim_all(bench, first)
+    await bench.set_clock(100)
+    assert await claim_all(bench, await an_owner(bench, 2))
+    return first, claim
+
+
+async def test_e6_an_owner_that_was_replaced_can_write_nothing(bench):
+    owner, claim = await stale(bench)
+    before = await everything(bench)
+    asked: list[Held] = []
+
+    advanced = await bench.ledger.advance(owner, [claim], Look(), lambda held: asked.append(held) or [])
+    released = await bench.ledger.release(owner, [claim])
+
+    assert advanced.fenced == {claim.job_id}
+    assert not asked or not asked[0].epochs
+    assert released == 0
+    assert await everything(bench) == before
+
+
+@pytest.mark.parametrize("wrong", ["owner", "token"])
+async def test_e6_neither_the_owner_nor_the_token_alone_opens_the_fence(bench, wrong):
+    driver = await owned(bench, a_job(1))
+    owner = uuid4() if wrong == "owner" else driver.owner_id
+    claim = replace(driver.claim, token=uuid4()) if wrong == "token" else driver.claim
+    before = await everything(bench)
+
+    advanced = await bench.ledger.advance(owner, [claim], Look(), lambda held: [])
+
+    assert advanced.fenced == {claim.job_id}
+    assert await everything(bench) == before
+
+
+async def test_e6_an_ended_job_is_fenced(bench):
+    driver = await owned(bench, a_job(1))
+    (task,) = await take(bench)
+    await hand_in(bench, report_of(task, output=1))
+    await driver.turn()
+
+    advanced = await bench.ledger.advance(driver.owner_id, [driver.claim], Look(), lambda held: [])
+
+    assert (await only(bench, "dag_jobs"))["status"] == "completed"
+    assert advanced.fenced == {driver.claim.job_id}
+
+
+async def test_e6_one_stale_claim_does_not_hold_up_the_others(bench):
+    owner, lost = await stale(bench)
+    await bench.ledger.create_jobs([a_job(2)])
+    await bench.ledger.beat(OrchestratorInfo(owner, "host", 1, "test"))
+    (mine,) = await claim_all(bench, owner)
+    held: list[Held] = []
+
+    advanced = await bench.ledger.advance(owner, [lost, mine], Look(), lambda given: held.append(given) or [])
+
+    assert advanced.fenced == {lost.job_id}
+    assert (dict(held[0].epochs), dict(held[0].sequences)) == ({mine.job_id: 1}, {mine.job_id: 2})
+
+
+async def test_e27_when_deciding_fails_nothing_has_happened(bench):
+    driver = await owned(bench, a_job(1))
+    (task,) = await take(bench)
+    await hand_in(bench, report_of(task, output=1))
+    before = await everything(bench)
+
+    def decide(held: Held) -> list[Changes]:
+        assert held.news[task.job_id]
+        raise ValueError("a bug")
+
+    with pytest.raises(ValueError, match="a bug"):
+        await bench.ledger.advance(driver.owner_id, [driver.claim], Look(), decide)
+    if isinstance(bench, PostgresBench):
+        await bench.set_clock(0)  # a fresh connection
+    unchanged = await everything(bench)
+    news = await driver.turn()
+
+    assert unchanged == before
+    assert [type(item) for item in news] == [Succeeded]
+
+
+# --- results ---------------------------------------------------------------------------------------------------------
+
+
+async def test_e3_a_dispatched_node_has_its_task(bench):
+    await owned(bench, a_job(1, priority=4))
+
+    task = await only(bench, "dag_tasks")
+    assert (task["node_id"], task["attempt"], task["status"], task["priority"]) == ("work", 1, "queued", 4)
+    assert (task["queue"], task["handler"], task["timeout_seconds"]) == (QUEUE, "echo", 1000.0)
+    assert (await only(bench, "dag_node_states", node_id="work"))["status"] == "dispatched"
+    assert (await only(bench, "dag_jobs"))["status"] == "running"
+
+
+async def test_e7_a_result_is_handled_exactly_once(bench):
+    driver = await owned(bench, a_job(1))
+    (task,) = await take(bench)
+    await bench.set_clock(5)
+    exchange = await hand_in(bench, report_of(task, output={"x": 1}, metrics={"bytes": 3}))
+    stirring = await bench.ledger.stirrings(driver.owner_id, sweep=False)
+
+    news = await driver.turn()
+
+    assert (exchange.accepted, exchange.late) == (1, ())
+    assert stirring.reported == (task.job_id,)
+    (result,) = news
+    assert isinstance(result, Succeeded)
+    assert (result.node_id, result.attempt, result.was, result.output) == ("work", 1, NodeStatus.DISPATCHED, {"x": 1})
+    assert (result.started_at, result.finished_at) == (START, START + timedelta(seconds=5))
+    row = await only(bench, "dag_task_results")
+    assert (row["accepted"], row["processed"], row["metrics"]) == (True, True, {"bytes": 3})
+    node = await only(bench, "dag_node_states", node_id="work")
+    assert (node["status"], node["output"], node["attempt"]) == ("completed", {"x": 1}, 1)
+    assert (node["started_at"], node["completed_at"]) == (START, START + timedelta(seconds=5))
+    assert (await bench.ledger.stirrings(driver.owner_id, sweep=False)).reported == ()
+    job = await only(bench, "dag_jobs")
+    assert (job["status"], job["result_data"], job["owner_id"]) == ("completed", {"work": {"x": 1}}, None)
+
+
+async def test_e7_a_worker_that_lost_the_answer_hands_in_again_and_nothing_changes(bench):
+    await owned(bench, a_job(1))
+    (task,) = await take(bench)
+    await hand_in(bench, report_of(task, output=1))
+    before = await everything(bench)
+
+    again = await hand_in(bench, report_of(task, output=2))
+
+    assert (again.accepted, again.late) == (1, ())
+    assert await everything(bench) == before
+
+
+async def test_e7_a_report_of_another_worker_is_late_and_recorded_only_if_it_is_the_first(bench):
+    driver = await owned(bench, a_job(1))
+    (task,) = await take(bench)
+
+    other = await hand_in(bench, report_of(task, output=2), worker=OTHER_WORKER)
+
+    assert (other.accepted, other.late) == (0, (task.task_id,))
+    row = await only(bench, "dag_task_results")
+    assert (row["accepted"], row["processed"], row["worker_id"]) == (False, True, OTHER_WORKER)
+    assert (await only(bench, "dag_tasks"))["status"] == "running"
+    assert await driver.turn() == []
+
+
+async def test_e7_a_report_of_an_unknown_task_is_late_and_leaves_no_trace(bench):
+    exchange = await hand_in(bench, Report(UUID(int=9), "nowhere", 1, TaskStatus.SUCCEEDED))
+
+    assert exchange.late == (f"{UUID(int=9)}_nowhere_1",)
+    assert await bench.rows("dag_task_results") == []
+
+
+async def test_e7_late_and_good_reports_come_in_one_call(bench):
+    await owned(bench, tiles(3))
+    tasks = sorted(await take(bench), key=lambda task: task.node_id)
+    lost = Report(tasks[0].job_id, "tiles__0", 2, TaskStatus.SUCCEEDED)
+
+    exchange = await hand_in(bench, report_of(tasks[0], output=0), lost, report_of(tasks[2], output=2))
+
+    assert (exchange.accepted, exchange.late) == (2, (f"{tasks[0].job_id}_tiles__0_2",))
+    statuses = {task["node_id"]: task["status"] for task in await bench.rows("dag_tasks")}
+    assert statuses == {"tiles__0": "succeeded", "tiles__1": "running", "tiles__2": "succeeded"}
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "kind"),
+    [
+        (TaskStatus.FAILED, {"message": "no", "blame": "handler"}, Failed),
+        (TaskStatus.RETURNED, None, Returned),
+    ],
+)
+async def test_e7_failed_and_returned_tasks_come_with_their_nodes_counters(bench, status, error, kind):
+    driver = await owned(bench, a_job(1))
+    (task,) = await take(bench)
+    await hand_in(bench, report_of(task, status, error=error))
+
+    (news,) = await driver.turn()
+
+    assert isinstance(news, kind)
+    assert (news.retry_count, news.loss_count, news.parent, news.index) == (0, 0, None, None)
+    assert (await only(bench, "dag_tasks", attempt=1))["status"] == status
+    if isinstance(news, Failed):
+        assert news.error == error
+
+
+async def test_e12_a_failed_attempt_stays_visible_and_its_node_waits(bench):
+    driver = await owned(bench, a_job(1))
+    (task,) = await take(bench)
+    await bench.set_clock(10)
+    error = {"message": "no", "blame": "handler"}
+    await hand_in(bench, report_of(task, TaskStatus.FAILED, error=error))
+    await driver.turn()
+
+    node = await only(bench, "dag_node_states", node_id="work")
+    assert (node["status"], node["retry_count"], node["error_message"]) == ("ready", 1, "no")
+    assert node["not_before"] == START + timedelta(seconds=15)
+    row = await only(bench, "dag_task_results")
+    assert (row["status"], row["error"], row["error_message"]) == ("failed", error, "no")
+
+
+async def test_e18_a_large_output_of_a_node_is_not_carried_along(bench):
+    driver = await owned(bench, a_job(1))
+    (task,) = await take(bench)
+    # Random, or it would be compressed to something small.
+    large = Random(1).randbytes(4 * SMALL_BYTES).hex()
+    await hand_in(bench, report_of(task, output={"large": large}))
+
+    (news,) = await driver.turn()
+
+    assert isinstance(news, Succeeded)
+    assert (news.has_output, news.output) == (False, None)
+    assert await bench.ledger.load_outputs(task.job_id, ["work", "end"]) == {"work": {"large": large}, "end": None}
+
+
+# --- claiming tasks --------------------------------------------------------------------------------------------------
+
+
+async def test_e19_tasks_are_taken_by_priority_then_order(bench):
+    await bench.ledger.create_jobs([a_job(n, priority=p) for n, p in enumerate([0, 9, 9])])
+    owner = await an_owner(bench)
+    for claim in sorted(await claim_all(bench, owner), key=lambda claim: claim.job_id):
+        await Driver(bench, owner, claim, []).turn()
+    demand = replace(SERVED, light=1)
+
+    taken = [[task.job_id for task in await take(bench, demand)] for _ in range(4)]
+
+    assert taken == [[a_job(1).job_id], [a_job(2).job_id], [a_job(0).job_id], []]
+
+
+async def test_a_worker_takes_only_what_it_asked_for(bench):
+    await owned(bench, tiles(5))
+
+    other_queue = await take(bench, replace(SERVED, queues=("container-tasks",)))
+    other_handler = await take(bench, replace(SERVED, light_handlers=("sleep",)))
+    nothing = await take(bench, NOTHING)
+    light = await take(bench, replace(SERVED, light=2))
+    heavy = await take(bench, Demand((QUEUE,), (), 0, ("echo",), 2))
+    rest = await take(bench, Demand((QUEUE,), ("sleep",), 5, ("echo",), 5))
+
+    assert [len(x) for x in (other_queue, other_handler, nothing, light, heavy, rest)] == [0, 0, 0, 2, 2, 1]
+    assert len({task.task_id for task in (*light, *heavy, *rest)}) == 5
+
+
+async def test_a_claimed_task_says_all_that_its_worker_needs(bench):
+    await owned(bench, a_job(1, a_workflow(ONE.replace("echo,", "echo, params: {a: [1, null]}, timeout_seconds: 7,"))))
+
+    (task,) = await take(bench)
+
+    assert task == TaskMessage(
+        task_id=f"{a_job(1).job_id}_work_1", job_id=a_job(1).job_id, node_id="work", attempt=1, handler="echo",
+        params={"a": [1, None]}, queue=QUEUE, timeout_seconds=7, retry_count=0,
+    )  # fmt: skip
+    row = await only(bench, "dag_tasks")
+    assert (row["status"], row["worker_id"], row["started_at"]) == ("running", WORKER, START)
+    assert row["lease_until"] == START + timedelta(seconds=LEASE)
+
+
+# --- leases, time, waits ---------------------------------------------------------------------------------------------
+
+
+async def test_e11_a_lease_is_renewed_by_its_holder_only(bench):
+    await owned(bench, a_job(1))
+    (task,) = await take(bench)
+    mine = Running(task.job_id, task.node_id, task.attempt, {"fraction": 0.5})
+    await bench.set_clock(40)
+
+    gone = await bench.ledger.renew(WORKER, [mine, Running(task.job_id, task.node_id, 2)], lease_seconds=LEASE)
+    others = await bench.ledger.renew(OTHER_WORKER, [mine], lease_seconds=999)
+    silent = await bench.ledger.renew(WORKER, [replace(mine, progress=None)], lease_seconds=LEASE)
+
+    assert gone == {f"{task.job_id}_work_2"}
+    assert others == {task.task_id}
+    assert silent == frozenset()
+    row = await only(bench, "dag_tasks")
+    assert (row["lease_until"], row["progress"]) == (START + timedelta(seconds=100), {"fraction": 0.5})
+
+
+async def test_e11_a_lapsed_lease_loses_the_task_and_its_report_comes_too_late(bench):
+    driver = await owned(bench, a_job(1))
+    (task,) = await take(bench)
+    await bench.set_clock(59)
+    before = await bench.ledger.stirrings(driver.owner_id, sweep=True)
+    await bench.set_clock(61)
+    await bench.ledger.beat(OrchestratorInfo(driver.owner_id, "host", 1, "test"))
+    after = await bench.ledger.stirrings(driver.owner_id, sweep=True)
+
+    (news,) = await driver.turn("overdue")
+    late = await hand_in(bench, report_of(task, output="late"))
+
+    assert (before.overdue, after.overdue) == ((), (task.job_id,))
+    assert isinstance(news, Lost)
+    assert (news.started_at, news.worker_id) == (START, str(WORKER))
+    statuses = {row["attempt"]: row["status"] for row in await bench.rows("dag_tasks")}
+    assert statuses == {1: "lost", 2: "queued"}
+    assert late.late == (task.task_id,)
+    assert await bench.ledger.renew(WORKER, [Running(task.job_id, "work", 1)], lease_seconds=1) == {task.task_id}
+    node = await only(bench, "dag_node_states", node_id="work")
+    assert (node["status"], node["attempt"], node["retry_count"], node["loss_count"]) == ("dispatched", 2, 0, 1)
+
+
+async def test_e11_a_task_is_not_lost_unless_one_looks_and_its_lease_lapsed(bench):
+    driver = await owned(bench, a_job(1))
+    await take(bench)
+    await bench.set_clock(59)
+    early = await driver.turn("overdue")
+    await bench.set_clock(61)
+    elsewhere = await driver.turn("started")
+
+    assert early == []
+    assert [type(item) for item in elsewhere] == [Started]
+
+
+async def test_e10_a_task_past_its_time_fails_even_if_its_lease_is_kept(bench):
+    driver = await owned(bench, a_job(1, a_workflow(ONE.replace("echo,", "echo, timeout_seconds: 100,"))))
+    (task,) = await take(bench)
+    running = [Running(task.job_id, task.node_id, task.attempt)]
+    await bench.set_clock(105)
+    await bench.ledger.renew(WORKER, running, lease_seconds=LEASE)
+    in_time = await driver.turn("overdue")  # the worker has some seconds to end it by itself
+    await bench.set_clock(111)
+
+    (news,) = await driver.turn("overdue")
+
+    assert in_time == []
+    assert isinstance(news, Overran)
+    assert (news.seconds, news.worker_id, news.started_at) == (100, str(WORKER), START)
+    assert (await only(bench, "dag_tasks"))["status"] == "failed"
+
+
+async def test_e10_waiting_in_a_queue_is_limited_apart(bench):
+    driver = await owned(bench, a_job(1, a_workflow(ONE.replace("echo,", "echo, queue_timeout_seconds: 30,"))))
+    await bench.set_clock(29)
+    early = await driver.turn("overdue")
+    await bench.set_clock(31)
+    stirring = await bench.ledger.stirrings(driver.owner_id, sweep=True)
+
+    (news,) = await driver.turn("overdue")
+
+    assert early == []
+    assert stirring.overdue == (driver.claim.job_id,)
+    assert isinstance(news, Overran)
+    assert (news.started_at, news.worker_id, news.seconds) == (None, None, 30)
+    assert (await only(bench, "dag_tasks"))["status"] == "cancelled"
+    await bench.set_clock(40)
+    await driver.turn("overdue")
+    again = await only(bench, "dag_tasks", attempt=2)
+    assert (again["status"], again["expires_at"]) == ("queued", START + timedelta(seconds=70))
+
+
+async def test_e12_a_wait_is_told_when_it_is_over(bench):
+    driver = await owned(bench, a_job(1))
+    (task,) = await take(bench)
+    await hand_in(bench, report_of(task, TaskStatus.FAILED, error={"message": "no", "blame": "handler"}))
+    await driver.turn()
+    waiting = await bench.ledger.stirrings(driver.owner_id, sweep=True)
+    early = await driver.turn("overdue")
+    await bench.set_clock(5)
+    due = await bench.ledger.stirrings(driver.owner_id, sweep=True)
+
+    (news,) = await driver.turn("overdue")
+
+    assert waiting.overdue == ()
+    assert waiting.next_due_seconds == pytest.approx(5)
+    assert early == []
+    assert (due.overdue, due.next_due_seconds) == ((task.job_id,), None)
+    assert isinstance(news, Due)
+    assert (news.attempt, news.was, news.retry_count) == (1, NodeStatus.READY, 1)
+    assert (await only(bench, "dag_tasks", attempt=2))["retry_count"] == 1
+    assert (await only(bench, "dag_node_states", node_id="work"))["not_before"] is None
+
+
+async def test_a_task_that_has_run_for_a_while_is_shown_as_running(bench):
+    driver = await owned(bench, a_job(1))
+    queued = await bench.ledger.stirrings(driver.owner_id, sweep=True)
+    await take(bench)
+    fresh = await bench.ledger.stirrings(driver.owner_id, sweep=True, started_after_seconds=2)
+    await bench.set_clock(3)
+    old = await bench.ledger.stirrings(driver.owner_id, sweep=True, started_after_seconds=2)
+
+    (news,) = await driver.turn("started")
+    again = await driver.turn("started")
+
+    assert (queued.started, fresh.started, old.started) == ((), (), (driver.claim.job_id,))
+    assert isinstance(news, Started)
+    assert again == []
+    node = await only(bench, "dag_node_states", node_id="work")
+    assert (node["status"], node["started_at"]) == ("running", START)
+
+
+async def test_e1_a_failing_job_takes_back_what_is_queued_and_what_waits(bench):
+    driver = await owned(bench, tiles(4))
+    retried, running = await take(bench, replace(SERVED, light=2))
+    await hand_in(bench, report_of(retried, TaskStatus.FAILED, error={"message": "no", "blame": "environment"}))
+    await driver.turn()
+
+    news = await driver.turn("withdraw")
+
+    kinds = {item.node_id: type(item) for item in news}
+    queued = {f"tiles__{n}" for n in range(4)} - {retried.node_id, running.node_id}
+    assert kinds == {retried.node_id: Due} | dict.fromkeys(queued, Withdrawn)
+    statuses = {row["node_id"]: row["status"] for row in await bench.rows("dag_tasks") if row["attempt"] == 1}
+    assert statuses == {retried.node_id: "failed", running.node_id: "running"} | dict.fromkeys(queued, "cancelled")
+
+
+async def test_e1_fail_fast_takes_back_what_runs_too(bench):
+    driver = await owned(bench, tiles(2))
+    (task,) = await take(bench, replace(SERVED, light=1))
+
+    news = await driver.turn("withdraw withdraw_running")
+    late = await hand_in(bench, report_of(task, output=1))
+
+    assert sorted(item.node_id for item in news) == ["tiles__0", "tiles__1"]
+    assert {type(item) for item in news} == {Withdrawn}
+    assert {row["status"] for row in await bench.rows("dag_tasks")} == {"cancelled"}
+    assert late.late == (task.task_id,)
+
+
+# --- gathering -------------------------------------------------------------------------------------------------------
+
+# What a handler may put out: JSON with 64-bit integers and without NUL, as the worker demands it.
+TEXTS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=8)
+NUMBERS = st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False)
+OUTPUTS = st.recursive(
+    st.none() | st.booleans() | NUMBERS | TEXTS,
+    lambda parts: st.lists(parts, max_size=4) | st.dictionaries(TEXTS, parts, max_size=4),
+    max_leaves=8,
+)
+
+
+async def gathered(
+    bench: Bench, outputs: list[Any], failed: set[int], mode: str
+) -> tuple[dict[str, Any], list[Gathered]]:
+    """Run a fan_out whose children put these out; the fan_in's row, and its children as `fan` sees them."""
+    driver = await owned(bench, tiles(len(outputs), mode))
+    tasks = {task.node_id: task for task in await take(bench)}
+    reports = []
+    for index, output in enumerate(outputs):
+        task = tasks[f"tiles__{index}"]
+        error = {"message": f"no {index}", "blame": "data"}
+        reports.append(
+            report_of(task, TaskStatus.FAILED, error=error) if index in failed else report_of(task, output=output)
+        )
+    await hand_in(bench, *reports)
+    await driver.turn()
+    children = [
+        Gathered(i, f"tiles__{i}", i not in failed, output, f"no {i}" if i in failed else None)
+        for i, output in enumerate(outputs)
+    ]
+    return await only(bench, "dag_node_states", node_id="gather"), children
+
+
+def alike(found: Any, expected: Any) -> bool:
+    """Equal as JSON: sums of floats may differ in their last digits."""
+    if isinstance(expected, dict) and isinstance(found, dict) and "total" in expected:
+        same = math.isclose(found["total"], expected["total"], rel_tol=1e-9, abs_tol=1e-6 * _largest(expected["total"]))
+        return same and found | {"total": 0} == expected | {"total": 0}
+    return bool(found == expected)
+
+
+def _largest(total: float) -> float:
+    return max(1.0, abs(total))
+
+
+@pytest.mark.parametrize("mode", [mode.value for mode in Aggregation])
+@pytest.mark.parametrize(
+    ("outputs", "failed"),
+    [
+        ([], set()),
+        ([1, 2.5, {"a": [3, {"b": -1}]}, "4", True, None], set()),
+        ([[1, [2]], [], {"x": None}, None], set()),
+        (["ü€😀", {"ключ": '\\ " \n \u2028'}, 2**63 - 1, -(2**63), 1e300, 5e-324], set()),
+        (["a", "b", "c"], {0, 2}),
+        (["a"], {0}),
+    ],
+    ids=["none", "numbers", "lists", "odd", "some failed", "all failed"],
+)
+async def test_w8_a_fan_in_gathers_by_the_same_rules_as_fan_aggregate(bench, outputs, failed, mode):
+    row, children = await gathered(bench, outputs, failed, mode)
+
+    expected = aggregate(Aggregation(mode), children)
+    assert row["status"] == "completed"
+    assert row["output_ref"] is None
+    assert alike(row["output"], expected), (row["output"], expected)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True, database=None,
+          suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])  # fmt: skip
+@given(
+    outputs=st.lists(OUTPUTS, max_size=5), failed=st.sets(st.integers(0, 4)), mode=st.sampled_from(list(Aggregation))
+)
+def test_w8_postgres_gathers_any_json_as_fan_aggregate_does(database, outputs, failed, mode):
+    """Straight through the function, on rows of the shape that a fan_out leaves."""
+    job_id = uuid4()
+    failed &= set(range(len(outputs)))
+    with psycopg.connect(database) as connection:
+        connection.execute("SET session_replication_role = replica")
+        insert = (
+            "INSERT INTO dagapp.dag_node_states (job_id, node_id, status, fan_out_index, total, output, error_message)"
+            " VALUES (%s, %s, %s, %s, %s, %s, %s)"
+        )
+        connection.execute(insert, [job_id, "tiles", "completed", None, len(outputs), None, None])
+        for index, output in enumerate(outputs):
+            status = "failed" if index in failed else "completed"
+            text = orjson.dumps(output).decode()
+            connection.execute(insert, [job_id, f"tiles__{index}", status, index, None, text, None])
+        (found,) = (
+            connection.execute("SELECT dagapp.gather(%s, 'tiles', %s)::text", [job_id, mode.value]).fetchone() or ()
+        )
+        connection.rollback()
+
+    children = [Gathered(i, f"tiles__{i}", i not in failed, output) for i, output in enumerate(outputs)]
+    expected = aggregate(mode, children)
+    assert alike(orjson.loads(found), expected), (found, expected)
+
+
+async def test_e18_a_large_collect_is_a_reference_that_resolves(bench):
+    outputs = [Random(n).randbytes(INLINE_BYTES // 4).hex() for n in range(3)]
+    row, children = await gathered(bench, outputs, set(), "collect")
+
+    loaded = await bench.ledger.load_outputs(row["job_id"], ["gather"])
+
+    assert row["output"] is None
+    assert (row["output_ref"]["results_of"], row["output_ref"]["aggregation"]) == ("tiles", "collect")
+    assert row["output_ref"]["bytes"] > INLINE_BYTES
+    assert loaded == {"gather": aggregate(Aggregation.COLLECT, children)}
+
+
+async def test_e18_what_is_too_large_for_a_template_is_refused_with_advice(bench):
+    outputs = ["x" * (LOADABLE_BYTES // 2 + 1000)] * 2
+    row, _ = await gathered_unread(bench, outputs)
+
+    with pytest.raises(DagmasterError) as refusal:
+        await bench.ledger.load_outputs(row["job_id"], ["gather"])
+
+    assert refusal.value.code == "output.too-large"
+
+
+async def gathered_unread(bench: Bench, outputs: list[Any]) -> tuple[dict[str, Any], None]:
+    """As `gathered`, without a look at the fan_in's own output."""
+    driver = await owned(bench, tiles(len(outputs)))
+    reports = [report_of(task, output=outputs[0]) for task in await take(bench)]
+    for report in reports:
+        await hand_in(bench, report)
+    await driver.turn()
+    return await only(bench, "dag_node_states", node_id="gather"), None
+
+
+async def test_w7_children_are_read_in_slices_by_index(bench):
+    row, _ = await gathered(bench, ["a", "b", None, {"d": 1}], {1}, "collect")
+    job_id = row["job_id"]
+
+    every = await bench.ledger.read_results(job_id, "tiles", 0, 100)
+    middle = await bench.ledger.read_results(job_id, "tiles", 1, 2)
+    beyond = await bench.ledger.read_results(job_id, "tiles", 4, 5)
+    nobody = await bench.ledger.read_results(job_id, "nobody", 0, 5)
+
+    assert [(r.index, r.node_id, r.status, r.output, r.error_message) for r in every] == [
+        (0, "tiles__0", "completed", "a", None),
+        (1, "tiles__1", "failed", None, "no 1"),
+        (2, "tiles__2", "completed", None, None),
+        (3, "tiles__3", "completed", {"d": 1}, None),
+    ]
+    assert [r.index for r in middle] == [1, 2]
+    assert (beyond, nobody) == ([], [])
+
+
+async def test_w7_a_fan_outs_counters_follow_its_children(bench):
+    driver = await owned(bench, tiles(3))
+    tasks = sorted(await take(bench), key=lambda task: task.node_id)
+    started = await only(bench, "dag_node_states", node_id="tiles")
+    await hand_in(bench, report_of(tasks[0], output=0))
+    await driver.turn()
+    one = await only(bench, "dag_node_states", node_id="tiles")
+    await hand_in(bench, report_of(tasks[1], TaskStatus.FAILED, error={"message": "no", "blame": "data"}))
+    await driver.turn()
+    two = await only(bench, "dag_node_states", node_id="tiles")
+
+    columns = ("status", "total", "expanded", "remaining", "failed_count", "cancelled_count")
+    assert [[row[name] for name in columns] for row in (started, one, two)] == [
+        ["completed", 3, 3, 3, 0, 0],
+        ["completed", 3, 3, 2, 0, 0],
+        ["completed", 3, 3, 1, 1, 0],
+    ]
+
+
+async def test_a_failed_fan_out_keeps_its_error_while_its_children_end(bench):
+    """The second chunk of children can't be made; the first is still out."""
+    text = TILES.format(mode="collect").replace(
+        "handler: echo,", 'handler: echo, params: {x: "{{ 1 // (1 - index) }}"},'
+    )
+    job = a_job(1, a_workflow(text, head=INPUTS), input_params={"list": [0, 1]})
+    await bench.ledger.create_jobs([job])
+    owner = await an_owner(bench)
+    (claim,) = await claim_all(bench, owner)
+    driver = Driver(bench, owner, claim, [], a_planner(chunk=1))
+    await driver.turn()
+    await driver.turn()
+    before = await only(bench, "dag_node_states", node_id="tiles")
+    (task,) = await take(bench)
+    await hand_in(bench, report_of(task, output=1))
+    await driver.turn()
+    after = await only(bench, "dag_node_states", node_id="tiles")
+
+    assert before["status"] == after["status"] == "failed"
+    assert before["error_message"]
+    assert (after["error_message"], after["error"]) == (before["error_message"], before["error"])
+
+
+# --- checkpoints -----------------------------------------------------------------------------------------------------
+
+
+async def test_e22_a_checkpoint_is_kept_over_attempts_and_saved_only_while_held(bench):
+    driver = await owned(bench, a_job(1))
+    (task,) = await take(bench)
+    mine = Running(task.job_id, task.node_id, task.attempt)
+    first = await bench.ledger.save_checkpoint(mine, "download", {"bytes": 1})
+    await bench.set_clock(1)
+    second = await bench.ledger.save_checkpoint(mine, "tile", [1, None])
+    await bench.set_clock(2)
+    again = await bench.ledger.save_checkpoint(mine, "download", {"bytes": 2})
+    await bench.set_clock(61)
+    await driver.turn("overdue")
+
+    lost = await bench.ledger.save_checkpoint(mine, "tile", "too late")
+    (retry,) = await take(bench)
+    kept = await bench.ledger.load_checkpoints(retry.job_id, retry.node_id)
+
+    assert (first, second, again, lost) == (True, True, True, False)
+    assert [(c.name, c.data, c.attempt) for c in kept] == [("tile", [1, None], 1), ("download", {"bytes": 2}, 1)]
+    assert await bench.ledger.load_checkpoints(retry.job_id, "end") == []
+
+
+# --- guards ----------------------------------------------------------------------------------------------------------
+
+_NODE = NodeChange("work", NodeStatus.COMPLETED)
+
+
+def illegal_changes(job_id: UUID) -> dict[str, Changes]:
+    """What no planner may ever ask for, each with the event that would hide it."""
+
+    def changes(**parts: Any) -> Changes:
+        made = Changes(job_id, 1, 5, **parts)
+        made.record(EventType.NODE_READY, node="work", status="ready")
+        return made
+
+    again = NewTask("work", 2, QUEUE, "echo", {}, 10, 0)
+    return {
+        "a node from pending to completed": changes(nodes=[NodeChange("end", NodeStatus.COMPLETED)]),
+        "a node back to pending": changes(nodes=[NodeChange("work", NodeStatus.PENDING)]),
+        "a job back to pending": changes(job_moves=[JobChange(JobStatus.PENDING)]),
+        "a second live task": changes(tasks=[again]),
+        "the same attempt again": changes(tasks=[replace(again, attempt=1)]),
+        "an unknown node": changes(nodes=[NodeChange("nobody", NodeStatus.READY)]),
+        "an event out of turn": Changes(job_id, 1, 2, events=[changes().events[0]], nodes=[]),
+    }
+
+
+@pytest.mark.parametrize("what", list(illegal_changes(UUID(int=0))))
+async def test_e1_what_the_tables_do_not_allow_is_refused_and_nothing_is_written(bench, what):
+    driver = await owned(bench, a_job(1))
+    before = await everything(bench)
+    change = illegal_changes(driver.claim.job_id)[what]
+    if what == "an event out of turn":
+        change.events[0] = replace(change.events[0], sequence=2)
+
+    with pytest.raises((RefusedByGuard, psycopg.Error, KeyError)):
+        await bench.ledger.advance(driver.owner_id, [driver.claim], Look(), lambda held: [change])
+
+    if isinstance(bench, PostgresBench):
+        await bench.set_clock(0)
+    assert await everything(bench) == before
+
+
+async def test_workers_come_and_go(bench):
+    info = WorkerInfo(WORKER, "host", 1, "1.0", "general", (QUEUE,), ("echo",), {"running": 1})
+
+    await bench.ledger.beat_worker(info)
+    await bench.ledger.beat_worker(replace(info, stats={"running": 2}))
+    await bench.ledger.retire_worker(WORKER)
+    await bench.ledger.retire_worker(WORKER)
+
+
+async def test_d3_the_ledgers_clock_is_the_databases(bench):
+    await bench.set_clock(12.5)
+
+    assert await bench.ledger.now() == START + timedelta(seconds=12.5)
+
+
+async def test_e5_concurrent_claims_never_share_a_job(database):
+    """Only a real database has two at once."""
+    ledgers = [PostgresLedger(database, f"test{n}") for n in range(4)]
+    await ledgers[0].create_jobs([a_job(n) for n in range(40)])
+    owners = [uuid4() for _ in ledgers]
+    for ledger, owner in zip(ledgers, owners, strict=True):
+        await ledger.beat(OrchestratorInfo(owner, "host", 1, "test"))
+
+    async def claim_until_none(ledger: PostgresLedger, owner: UUID) -> list[UUID]:
+        mine: list[UUID] = []
+        while claims := await ledger.claim_jobs(owner, limit=3, orphan_after_seconds=60, patience_seconds=0.0):
+            mine += [claim.job_id for claim in claims]
+        return mine
+
+    claimed = await asyncio.gather(*map(claim_until_none, ledgers, owners))
+    for ledger in ledgers:
+        await ledger.close()
+
+    assert sorted(job for mine in claimed for job in mine) == [a_job(n).job_id for n in range(40)]

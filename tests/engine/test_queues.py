@@ -1,0 +1,207 @@
+"""Queues: submissions by producers that have only a queue, and tasks routed to workers [E2, Q1, Q2]."""
+
+import asyncio
+
+import pytest
+
+from dagmaster.database.bell import JOBS
+from dagmaster.database.ledger import Demand
+from dagmaster.jobs.model import Submission, task_id
+from tests.engine.harness import engine, until, workflow
+
+QUEUE = "dag-jobs"
+MESSAGE = {
+    "workflow_id": "echo_test",
+    "input_params": {"message": "hi"},
+    "correlation_id": "request-7",
+    "submitted_by": "hub",
+    "callback_url": "https://hub.example/done",
+    "idempotency_key": "key-7",
+    "priority": 4,
+    "submitted_at": "2026-05-01T12:00:00Z",
+}
+
+
+async def _queue_is_empty(running):
+    async def is_empty():
+        return await running.value("SELECT count(*) = 0 FROM dagapp.dag_job_messages")
+
+    await until(is_empty)
+
+
+async def _letters(running):
+    return await running.rows("SELECT * FROM dagapp.dag_dead_letters ORDER BY message_id")
+
+
+async def test_e2_a_message_becomes_a_job_with_everything_it_says(database):
+    async with engine(database) as running:
+        assert await running.ledger.enqueue_message("m-1", QUEUE, MESSAGE)
+        running.bell.ring(JOBS)
+        await _queue_is_empty(running)
+        (row,) = await running.rows("SELECT * FROM dagapp.dag_jobs")
+        job = await running.wait(row["job_id"])
+
+    kept = ("workflow_id", "correlation_id", "submitted_by", "callback_url", "idempotency_key", "priority")
+    assert {name: job[name] for name in kept} == {name: MESSAGE[name] for name in kept}
+    assert job["message_id"] == "m-1"
+    assert job["status"] == "completed"
+    assert job["result_data"] == {"echoed": {"message": "hi"}}
+
+
+async def test_e2_a_message_id_becomes_one_job_however_often_it_comes(database):
+    async with engine(database) as running:
+        taken = [await running.ledger.enqueue_message("m-1", QUEUE, MESSAGE) for _ in range(2)]
+        await _queue_is_empty(running)
+        taken.append(await running.ledger.enqueue_message("m-1", QUEUE, MESSAGE))
+        await _queue_is_empty(running)
+        jobs = await running.rows("SELECT * FROM dagapp.dag_jobs")
+
+        assert (taken[0], taken[2]) == (True, True)
+        assert len(jobs) == 1
+        assert await _letters(running) == []
+        await running.wait(jobs[0]["job_id"])
+
+
+@pytest.mark.parametrize(
+    ("body", "reason", "named"),
+    [
+        (["not", "an", "object"], "Malformed", "workflow_id"),
+        ({}, "Malformed", "workflow_id"),
+        ({"workflow_id": 5}, "Malformed", "workflow_id"),
+        ({**MESSAGE, "priority": 11}, "Malformed", "priority"),
+        ({**MESSAGE, "correlation_id": "x" * 65}, "Malformed", "correlation_id"),
+        ({**MESSAGE, "callback_url": "https://x/" + "x" * 512}, "Malformed", "callback_url"),
+        ({**MESSAGE, "surprise": 1}, "Malformed", "surprise"),
+        ({**MESSAGE, "workflow_id": "no_such"}, "WorkflowNotFound", "no_such"),
+        ({**MESSAGE, "input_params": {"message": 5}}, "InvalidSubmission", "message"),
+        ({**MESSAGE, "input_params": {"message": "x" * 300_000}}, "InvalidSubmission", "262144"),
+    ],
+)
+async def test_q1_a_message_that_cannot_become_a_job_is_kept_with_the_reason(database, body, reason, named):
+    async with engine(database) as running:
+        await running.ledger.enqueue_message("good", QUEUE, MESSAGE)
+        await running.ledger.enqueue_message("bad", QUEUE, body)
+        await running.ledger.enqueue_message("good-too", QUEUE, MESSAGE)
+        await _queue_is_empty(running)
+        jobs, letters = await running.rows("SELECT * FROM dagapp.dag_jobs"), await _letters(running)
+        for job in jobs:
+            await running.wait(job["job_id"])
+
+    assert {job["message_id"] for job in jobs} == {"good", "good-too"}
+    (letter,) = letters
+    assert (letter["message_id"], letter["queue"], letter["reason"]) == ("bad", QUEUE, reason)
+    assert named in letter["description"]
+    assert letter["body"] == body
+
+
+async def test_q1_competing_orchestrators_take_each_message_once(database):
+    async with engine(database, orchestrators=3, workers=2) as running:
+        await asyncio.gather(*(running.ledger.enqueue_message(f"m-{n}", QUEUE, MESSAGE) for n in range(60)))
+        running.bell.ring(JOBS)
+        await _queue_is_empty(running)
+        jobs = await running.rows("SELECT * FROM dagapp.dag_jobs")
+        ended = [await running.wait(job["job_id"]) for job in jobs]
+
+    assert {job["message_id"] for job in jobs} == {f"m-{n}" for n in range(60)}
+    assert len(jobs) == 60
+    assert {job["status"] for job in ended} == {"completed"}
+
+
+async def test_q1_the_name_of_the_queue_is_configuration(database):
+    async with engine(database, job_queue_name="other-jobs") as running:
+        await running.ledger.enqueue_message("elsewhere", QUEUE, MESSAGE)
+        await running.ledger.enqueue_message("here", "other-jobs", MESSAGE)
+
+        async def has_job():
+            return await running.rows("SELECT * FROM dagapp.dag_jobs")
+
+        (job,) = await until(has_job)
+        await running.wait(job["job_id"])
+        left = await running.rows("SELECT message_id FROM dagapp.dag_job_messages")
+
+    assert job["message_id"] == "here"
+    assert [row["message_id"] for row in left] == ["elsewhere"]
+
+
+TWO_QUEUES = """
+    workflow_id: two_queues
+    version: 1
+    nodes:
+      start: {type: start, next: [light, heavy]}
+      light: {handler: echo, queue: functionapp-tasks, next: end}
+      heavy: {handler: echo, queue: container-tasks, next: end}
+      end: {type: end}
+    """
+
+
+async def test_q1_a_node_runs_on_a_worker_of_its_queue(database):
+    async with engine(database, workers=0) as running:
+        light = await running.start_worker(["functionapp-tasks"])
+        heavy = await running.start_worker(["container-tasks"])
+        job = await running.run(workflow(TWO_QUEUES))
+        tasks = {task["node_id"]: task for task in await running.tasks(job["job_id"])}
+
+    assert job["status"] == "completed"
+    assert tasks["light"]["worker_id"] == light.worker_id
+    assert tasks["heavy"]["worker_id"] == heavy.worker_id
+
+
+async def test_q1_a_queue_that_nobody_knows_fails_the_node_clearly(database):
+    definition = workflow("""
+        workflow_id: lost_queue
+        version: 1
+        nodes:
+          start: {type: start, next: say}
+          say: {handler: echo, queue: no-such-queue, retry: {max_attempts: 0}, next: end}
+          end: {type: end}
+        """)
+
+    async with engine(database) as running:
+        job = await running.run(definition)
+        nodes = await running.nodes(job["job_id"])
+
+    assert job["status"] == "failed"
+    assert nodes["say"]["error"]["code"] == "queue.unknown"
+    assert "no-such-queue" in job["error_message"]
+
+
+async def test_q2_a_claimed_task_is_the_message_that_the_spec_describes(database):
+    async with engine(database, workers=0) as running:
+        job_id = await running.submit("echo_test", message="hi")
+
+        async def is_queued():
+            return [t for t in await running.tasks(job_id) if t["status"] == "queued"]
+
+        (task,) = await until(is_queued)
+        demand = Demand((task["queue"],), light_handlers=("echo",), light=1)
+        (message,) = (await running.ledger.exchange(job_id, (), demand, lease_seconds=30)).claimed
+
+    assert message.model_dump() == {
+        "task_id": task_id(job_id, "echo", 1),
+        "job_id": job_id,
+        "node_id": "echo",
+        "attempt": 1,
+        "handler": "echo",
+        "params": {"message": "hi"},
+        "queue": "dag-worker-tasks",
+        "timeout_seconds": 3600,
+        "retry_count": 0,
+    }
+    assert message.task_id == f"{job_id}_echo_1"
+
+
+async def test_q2_a_higher_priority_is_claimed_first(database):
+    async with engine(database, workers=0) as running:
+        ranks = [0, 3, 10, 0, 7]
+        job_ids = await running.submit_all([Submission(workflow_id="echo_test", priority=rank) for rank in ranks])
+
+        async def all_are_queued():
+            return await running.value("SELECT count(*) = 5 FROM dagapp.dag_tasks WHERE status = 'queued'")
+
+        await until(all_are_queued)
+        await running.start_worker(worker_slots=1)
+        for job_id in job_ids:
+            await running.wait(job_id)
+        started = await running.rows("SELECT priority FROM dagapp.dag_tasks ORDER BY started_at")
+
+    assert [row["priority"] for row in started] == [10, 7, 3, 0, 0]

@@ -1,0 +1,225 @@
+"""Rebuilding a job from its events alone, and finding what cannot have been [E4]. Damage to a database: tests/database."""
+
+import tracemalloc
+from functools import cache
+from random import Random
+from uuid import UUID
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dagmaster.jobs.history import FINDINGS_A_JOB, Audit, Code, Event, JobRow, NodeRow, TaskRow, replay
+from tests.jobs.memory_history import audit, event_of, findings_of
+from tests.jobs.random_workflows import Case
+from tests.jobs.simulation import Simulation
+from tests.workflows.builders import a_graph, a_workflow
+
+FAN = """
+  start: {type: start, next: tiles}
+  tiles: {type: fan_out, source: [1, 2], task: {handler: echo}, next: gather}
+  gather: {type: fan_in, next: end}
+  end: {type: end}
+"""
+JOB = UUID(int=7)
+
+
+def told(*steps):
+    """Events from short notes: `node status` or `node status attempt`; the job's own have no node."""
+    types = {"ready": "node_ready", "running": "node_started"}
+    events = [
+        Event(1, None, "job_created", "pending", None, 0, {"nodes": ["start", "tiles", "gather", "end"]}),
+    ]
+    for number, step in enumerate(steps, start=2):
+        node, status, *attempt = step.split()
+        kind = types.get(status, f"node_{status}")
+        if node == "job":
+            kind = "job_started" if status == "running" else f"job_{status}"
+        attempts = int(attempt[0]) if attempt else None
+        events.append(Event(number, None if node == "job" else node, kind, status, attempts, 1, None))
+    return events
+
+
+def child(index, *, end="completed"):
+    name = f"tiles__{index}"
+    return [f"{name} ready", f"{name} dispatched 1", f"{name} running 1", f"{name} {end} 1"]
+
+
+OPENING = ["start ready", "start completed", "tiles ready"]
+CLOSING = ["gather ready", "gather completed", "end ready", "end completed", "job completed"]
+SOUND = [*OPENING, "tiles__0 ready", "tiles__0 dispatched 1", "job running", "tiles__0 running 1", "tiles__0 completed 1",
+         *child(1), "tiles completed", *CLOSING]  # fmt: skip
+
+
+def test_e4_the_events_alone_rebuild_every_state():
+    rebuilt = replay(told(*SOUND), JOB, a_graph(FAN))
+
+    assert rebuilt.findings == []
+    assert rebuilt.status == "completed"
+    assert {name: (node.status, node.attempts) for name, node in rebuilt.nodes.items()} == {
+        "start": ("completed", 0),
+        "tiles": ("completed", 0),
+        "tiles__0": ("completed", 1),
+        "tiles__1": ("completed", 1),
+        "gather": ("completed", 0),
+        "end": ("completed", 0),
+    }
+
+
+def test_e4_without_a_graph_the_steps_are_still_checked():
+    rebuilt = replay(told(*OPENING, "tiles completed", "tiles completed"))
+
+    assert [finding.code for finding in rebuilt.findings] == [Code.TRANSITION]
+
+
+@pytest.mark.parametrize(
+    ("steps", "code"),
+    [
+        (
+            [*OPENING, *child(0), "tiles__1 ready", "tiles__1 dispatched 1", "tiles completed", *CLOSING[:2]],
+            Code.FAN_IN,
+        ),
+        ([*OPENING, *child(0, end="failed"), *child(1), "tiles completed", *CLOSING[:2]], Code.FAN_IN),
+        ([*OPENING, *child(0), "tiles completed", "gather ready", "tiles__1 ready"], Code.START),
+        ([*OPENING, "tiles__0 ready", "tiles__0 dispatched 1", "tiles__0 dispatched 2"], Code.ATTEMPT),
+        ([*OPENING, "tiles__0 ready", "tiles__0 dispatched 2"], Code.ATTEMPT),
+        ([*OPENING, "tiles__0 ready", "tiles__0 completed"], Code.ATTEMPT),
+        ([*OPENING, *child(0, end="failed"), *child(1)], Code.WHILE_FAILING),
+        ([*OPENING, "gather__0 ready"], Code.TRANSITION),
+        ([*OPENING, "tiles__0 dispatched 1"], Code.TRANSITION),
+        ([*OPENING, "gather skipped"], Code.SKIP),
+        ([*SOUND, "tiles__0 ready"], Code.AFTER_END),
+    ],
+)
+def test_what_cannot_have_been_is_found(steps, code):
+    rows = [NodeRow("tiles", "completed", None, None, 0, 0, 0, 1, total=2)]
+    check = Audit(JOB, a_graph(FAN), rows)
+
+    for event in told(*steps):
+        check.tell(event)
+
+    assert code in {finding.code for finding in check.rebuilt.findings}, check.rebuilt.findings
+
+
+def test_a_job_beyond_repair_does_not_drown_the_others():
+    check = Audit(JOB)
+    for number in range(1000):
+        check.task(TaskRow("nobody", number, "lost"))
+
+    findings = check.finish(JobRow(JOB, "pending", "", 0, 0, 0))
+
+    assert len(findings) == FINDINGS_A_JOB + 1
+    assert findings[-1].code is Code.MORE
+    assert "801 more" in findings[-1].message
+
+
+def test_a_revived_node_begins_a_new_run():
+    """Resume and retry are events of their own; whatever they are called, the state after them says what they did."""
+    again = [
+        Event(len(SOUND) + 2, None, "job_resumed", "running", None, 2, None),
+        Event(len(SOUND) + 3, "gather", "node_reset", "pending", None, 2, None),
+    ]
+    rebuilt = replay([*told(*SOUND), *again])
+
+    assert rebuilt.findings == []
+    assert (rebuilt.status, rebuilt.revivals) == ("running", 1)
+    assert (rebuilt.nodes["gather"].status, rebuilt.nodes["gather"].run) == ("pending", 2)
+
+
+def test_a_hundred_thousand_children_take_some_hundred_bytes_each():
+    count = 10_000  # as an eighth of a second's work; it grows no faster than they do
+    check = Audit(JOB)
+    tracemalloc.start()
+    check.tell(Event(1, None, "job_created", "pending", None, 0, {"nodes": ["tiles"]}))
+    sequence = 1
+    for index in range(count):
+        for kind, status, attempt in (
+            ("node_ready", "ready", None), ("node_dispatched", "dispatched", 1), ("node_started", "running", 1),
+            ("node_completed", "completed", 1),
+        ):  # fmt: skip
+            sequence += 1
+            check.tell(Event(sequence, f"tiles__{index}", kind, status, attempt, 1, None))
+    used, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert len(check.rebuilt.nodes) == count + 1
+    assert used / count < 500
+
+
+# --- damage at random ------------------------------------------------------------------------------------------------
+
+MIXED = """
+  start: {type: start, next: [first, side]}
+  first: {handler: work, next: tiles}
+  side: {handler: work, importance: optional, next: end}
+  tiles: {type: fan_out, source: [0, 1, 2], tolerate: 1, max_parallel: 2, task: {handler: child}, next: gather}
+  gather: {type: fan_in, next: choose}
+  choose: {type: conditional, condition: "{{ 1 }} > 0", on_true: left, on_false: right}
+  left: {handler: work, next: end}
+  right: {handler: work, next: end}
+  end: {type: end}
+"""
+
+
+@cache
+def a_sound_run():
+    workflow = a_workflow(MIXED.replace("work", "echo").replace("child", "echo"))
+    scripts = {
+        "first": ["lost", "handler"],
+        "side": ["data"],
+        "tiles__1": ["returned", "environment"],
+        "tiles__2": ["data"],
+    }
+    simulation = Simulation(Case(workflow, scripts, {}, {}, seed=3), handlers=("echo",))
+    simulation.run()
+    assert findings_of(simulation.database) == []
+    return simulation
+
+
+def checked(events):
+    simulation = a_sound_run()
+    return audit(simulation.database, simulation.job_id, events=events)
+
+
+def sound_events():
+    simulation = a_sound_run()
+    return [event_of(event) for event in simulation.database.events[simulation.job_id]]
+
+
+def test_any_event_that_is_missing_is_found():
+    events = sound_events()
+
+    assert checked(events) == []
+    assert all(checked(events[:n] + events[n + 1 :]) for n in range(len(events)))
+
+
+def test_any_event_that_is_missing_is_found_even_if_the_others_were_renumbered():
+    """Only two steps can be left out by the tables themselves; the row's last_sequence tells of those."""
+    events = sound_events()
+
+    for n, missing in enumerate(events):
+        rest = [event._replace(sequence=i) for i, event in enumerate(events[:n] + events[n + 1 :], start=1)]
+        codes = {finding.code for finding in checked(rest)}
+        assert codes, missing
+        assert codes - {Code.JOB_ROW} or missing.type in ("node_started", "job_started"), missing
+
+
+@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+@given(st.integers(0, 2**32))
+def test_no_damage_confuses_the_check_itself(seed):
+    random = Random(seed)
+    events = sound_events()
+    for _ in range(random.randint(1, 6)):
+        spot, other = random.randrange(len(events)), random.randrange(len(events))
+        donor = events[other]
+        match random.randrange(4):
+            case 0:
+                events[spot], events[other] = donor, events[spot]
+            case 1:
+                events.insert(spot, donor)
+            case 2:
+                events[spot] = events[spot]._replace(node_id=donor.node_id)
+            case 3:
+                events[spot] = events[spot]._replace(status=donor.status, attempt=donor.attempt, data=donor.data)
+
+    assert isinstance(checked(events), list)

@@ -1,0 +1,76 @@
+"""The transition tables are those of the specification, word for word [E1], and hang together."""
+
+import re
+
+import pytest
+
+from dagmaster.jobs import states
+from dagmaster.jobs.states import JobStatus, NodeStatus, TaskStatus
+
+# As the specification puts it, without its remarks in brackets.
+JOB = """
+pending → running | completed | failed | cancelled; running → completed | partial_success | failed | cancelled
+"""
+JOB_REVIVED = "failed, partial_success, cancelled → running; completed → running"
+NODE = """
+pending → ready | skipped | cancelled; ready → dispatched | completed | failed | skipped | cancelled;
+dispatched → running | completed | failed | ready | cancelled; running → completed | failed | ready | cancelled;
+failed → ready
+"""
+NODE_REVIVED = "failed, skipped, cancelled, completed → pending"
+# A queued task that is taken back, or waits too long, never runs.
+TASK = "queued → running | cancelled; running → succeeded | failed | lost | returned | cancelled"
+
+
+def moves_of(text):
+    found = {}
+    for sentence in re.sub(r"\s+", " ", text).strip().split(";"):
+        sources, targets = sentence.split("→")
+        for source in sources.split(","):
+            found[source.strip()] = {target.strip() for target in targets.split("|")}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("text", "table"),
+    [
+        (JOB, states.JOB_MOVES),
+        (JOB_REVIVED, states.JOB_REVIVALS),
+        (NODE, states.NODE_MOVES),
+        (NODE_REVIVED, states.NODE_REVIVALS),
+        (TASK, states.TASK_MOVES),
+    ],
+    ids=["job", "job revived", "node", "node revived", "task"],
+)
+def test_e1_every_transition_of_the_specification_exists_and_no_other(text, table):
+    assert {state: set(targets) for state, targets in table.items() if targets} == moves_of(text)
+
+
+@pytest.mark.parametrize(
+    ("kind", "table"),
+    [(JobStatus, states.JOB_MOVES), (NodeStatus, states.NODE_MOVES), (TaskStatus, states.TASK_MOVES)],
+    ids=["job", "node", "task"],
+)
+def test_e1_every_state_is_in_the_table_and_can_be_reached(kind, table):
+    reached = {next(iter(kind))}
+    for state in kind:
+        reached |= table[state] if state in reached else set()
+
+    assert set(table) == set(kind)
+    assert reached | set().union(*table.values()) == set(kind)
+
+
+def test_e1_only_what_has_ended_can_be_revived():
+    assert set(states.JOB_REVIVALS) == states.JOB_TERMINAL
+    assert set(states.NODE_REVIVALS) == states.NODE_TERMINAL
+
+
+def test_e1_states_are_lower_case_words():
+    words = [state.value for kind in (JobStatus, NodeStatus, TaskStatus) for state in kind]
+
+    assert all(re.fullmatch("[a-z_]+", word) for word in words)
+
+
+def test_e1_what_is_live_is_neither_ended_nor_waiting():
+    assert not states.NODE_LIVE & states.NODE_TERMINAL
+    assert not states.NODE_LIVE & {NodeStatus.PENDING, NodeStatus.READY}

@@ -1,0 +1,196 @@
+"""Whether a node may go, waits, or never will: one table a rule [W3, W6, W7, E1, E17]."""
+
+from uuid import UUID
+
+import pytest
+
+from dagmaster.jobs.states import JobStatus, NodeStatus, SkipReason
+from dagmaster.jobs.view import JobView, NodeView, Verdict, is_busy, is_ended, is_failing, outcome, verdict
+from tests.workflows.builders import a_graph
+
+DONE = NodeView(NodeStatus.COMPLETED)
+FAILED = NodeView(NodeStatus.FAILED)
+CANCELLED = NodeView(NodeStatus.CANCELLED)
+RUNNING = NodeView(NodeStatus.RUNNING)
+READY = NodeView(NodeStatus.READY)
+BRANCHED = NodeView(NodeStatus.SKIPPED, reason=SkipReason.BRANCH_NOT_TAKEN)
+LOST = NodeView(NodeStatus.SKIPPED, reason=SkipReason.UPSTREAM_FAILED)
+
+TWO = """
+  start: {{type: start, next: [a, b]}}
+  a: {{handler: echo, importance: {importance}}}
+  b: {{handler: echo, importance: {importance}}}
+  c: {{handler: echo, depends_on: {{{how}: [a, b]}}, next: end}}
+  end: {{type: end}}
+"""
+BRANCH = """
+  start: {type: start, next: choose}
+  choose: {type: conditional, condition: "{{ 1 }} > 0", on_true: left, on_false: right}
+  left: {handler: echo}
+  right: {handler: echo}
+  beside: {handler: echo, depends_on: {all_of: [choose]}}
+  join: {handler: echo, depends_on: {any_of: [left, right]}}
+  end: {type: end, depends_on: {all_of: [join, beside]}}
+"""
+FAN = """
+  start: {{type: start, next: [tiles, other]}}
+  other: {{handler: echo}}
+  tiles: {{type: fan_out, source: [1, 2, 3], tolerate: {tolerate}, importance: {importance}, task: {{handler: echo}}}}
+  gather: {{type: fan_in, fan_out: tiles, depends_on: {{any_of: [tiles, other]}}}}
+  after: {{handler: echo, depends_on: {{all_of: [tiles]}}}}
+  end: {{type: end, depends_on: {{all_of: [gather, after]}}}}
+"""
+
+
+def a_view(text, **nodes):
+    graph = a_graph(text)
+    return JobView(UUID(int=1), graph, {}, nodes={name: nodes.get(name, NodeView()) for name in graph.workflow.nodes})
+
+
+def two(how, first, second, importance="critical"):
+    return verdict(a_view(TWO.format(how=how, importance=importance), start=DONE, a=first, b=second), "c")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        (DONE, DONE, Verdict.GO),
+        (DONE, RUNNING, Verdict.WAIT),
+        (DONE, BRANCHED, Verdict.GO),
+        (BRANCHED, BRANCHED, Verdict.SKIP_BRANCH),
+        (BRANCHED, RUNNING, Verdict.WAIT),
+        (DONE, FAILED, Verdict.SKIP_FAILED),
+        (RUNNING, FAILED, Verdict.SKIP_FAILED),
+        (DONE, LOST, Verdict.SKIP_FAILED),
+        (DONE, CANCELLED, Verdict.SKIP_FAILED),
+        (BRANCHED, LOST, Verdict.SKIP_FAILED),
+    ],
+)
+def test_w6_all_of_needs_every_one_and_skipped_by_a_branch_satisfies(first, second, expected):
+    assert two("all_of", first, second) is expected
+    assert two("all_of", second, first) is expected
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        (DONE, RUNNING, Verdict.GO),
+        (DONE, FAILED, Verdict.GO),
+        (DONE, BRANCHED, Verdict.GO),
+        (RUNNING, FAILED, Verdict.WAIT),
+        (RUNNING, BRANCHED, Verdict.WAIT),
+        (BRANCHED, BRANCHED, Verdict.SKIP_BRANCH),
+        (BRANCHED, FAILED, Verdict.SKIP_FAILED),
+        (LOST, CANCELLED, Verdict.SKIP_FAILED),
+    ],
+)
+def test_w6_any_of_needs_one_that_completed(first, second, expected):
+    assert two("any_of", first, second) is expected
+    assert two("any_of", second, first) is expected
+
+
+@pytest.mark.parametrize(
+    ("importance", "how", "expected"),
+    [
+        ("optional", "all_of", Verdict.GO),
+        ("important", "all_of", Verdict.SKIP_FAILED),
+        ("optional", "any_of", Verdict.SKIP_FAILED),
+        ("important", "any_of", Verdict.SKIP_FAILED),
+    ],
+)
+def test_e1_only_a_failed_optional_node_satisfies_and_never_as_one_of_any(importance, how, expected):
+    assert two(how, FAILED, FAILED, importance) is expected
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [("left", Verdict.GO), ("right", Verdict.SKIP_BRANCH), ("beside", Verdict.GO), ("join", Verdict.WAIT)],
+)
+def test_w6_a_conditional_opens_the_branch_it_chose_and_whatever_is_on_none(target, expected):
+    view = a_view(BRANCH, start=DONE, choose=NodeView(NodeStatus.COMPLETED, chosen=("left",)))
+
+    assert verdict(view, target) is expected
+
+
+def fan(target, importance="critical", tolerate=0, other=RUNNING, **tiles):
+    tiles = {"status": NodeStatus.COMPLETED, "total": 3, "expanded": 3, "is_sized": True, **tiles}
+    text = FAN.format(tolerate=tolerate, importance=importance)
+    return verdict(a_view(text, start=DONE, other=other, tiles=NodeView(**tiles)), target)
+
+
+@pytest.mark.parametrize("target", ["gather", "after"])
+def test_w7_everything_after_a_fan_out_waits_for_all_children(target):
+    assert fan(target, remaining=1) is Verdict.WAIT
+    assert fan(target, remaining=0) is Verdict.GO
+
+
+def test_w8_a_fan_in_waits_for_all_children_even_where_its_edges_would_let_it_go():
+    assert fan("gather", other=DONE, remaining=1) is Verdict.WAIT
+    assert fan("gather", other=DONE, status=NodeStatus.READY, expanded=1, remaining=3) is Verdict.WAIT
+    assert fan("gather", other=DONE, remaining=0) is Verdict.GO
+
+
+@pytest.mark.parametrize(
+    ("importance", "tolerate", "failed", "expected"),
+    [
+        ("critical", 0, 1, Verdict.SKIP_FAILED),
+        ("important", 0, 1, Verdict.SKIP_FAILED),
+        ("optional", 0, 1, Verdict.GO),
+        ("critical", 1, 1, Verdict.GO),
+        ("critical", 1, 2, Verdict.SKIP_FAILED),
+        ("critical", 0.5, 1, Verdict.GO),
+    ],
+)
+def test_w7_more_failed_children_than_tolerated_stop_what_comes_after(importance, tolerate, failed, expected):
+    assert fan("after", importance, tolerate, failed=failed) is expected
+    assert fan("gather", importance, tolerate, failed=failed) is Verdict.GO  # and says itself what failed
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "importance", "expected"),
+    [
+        (DONE, DONE, "critical", JobStatus.COMPLETED),
+        (DONE, BRANCHED, "critical", JobStatus.COMPLETED),
+        (DONE, FAILED, "critical", JobStatus.FAILED),
+        (DONE, LOST, "critical", JobStatus.FAILED),
+        (DONE, CANCELLED, "critical", JobStatus.FAILED),
+        (DONE, FAILED, "important", JobStatus.PARTIAL_SUCCESS),
+        (DONE, LOST, "important", JobStatus.PARTIAL_SUCCESS),
+        (FAILED, FAILED, "optional", JobStatus.COMPLETED),
+    ],
+)
+def test_e17_the_outcome_follows_from_what_failed_and_how_much_it_matters(a, b, importance, expected):
+    text = TWO.format(how="any_of", importance=importance)
+
+    assert outcome(a_view(text, start=DONE, a=a, b=b, c=DONE, end=DONE)) is expected
+
+
+def test_e17_the_end_itself_carries_no_work_and_does_not_count():
+    text = TWO.format(how="any_of", importance="important")
+    view = a_view(text, start=DONE, a=DONE, b=DONE, c=DONE, end=LOST)
+
+    assert outcome(view) is JobStatus.COMPLETED
+
+
+@pytest.mark.parametrize(("importance", "expected"), [("critical", True), ("important", False), ("optional", False)])
+def test_e1_only_a_critical_failure_makes_a_job_fail_at_once(importance, expected):
+    assert is_failing(a_view(TWO.format(how="any_of", importance=importance), a=FAILED)) is expected
+
+
+def test_a_job_is_busy_while_anything_is_out_or_waits_and_ended_when_nothing_is():
+    text = TWO.format(how="any_of", importance="critical")
+
+    assert is_busy(a_view(text, start=DONE, a=READY))
+    assert is_busy(a_view(text, start=DONE, a=RUNNING))
+    assert not is_busy(a_view(text, start=DONE, a=DONE))
+    assert not is_ended(a_view(text, start=DONE, a=DONE))
+    assert is_ended(a_view(text, start=DONE, a=DONE, b=LOST, c=CANCELLED, end=BRANCHED))
+
+
+def test_a_fan_out_that_failed_half_way_is_not_over_before_its_children():
+    tiles = NodeView(NodeStatus.FAILED, total=3, expanded=2, remaining=2, is_sized=True)
+    view = a_view(FAN.format(tolerate=0, importance="optional"), start=DONE, other=DONE, tiles=tiles)
+
+    assert tiles.live_children == 1
+    assert verdict(view, "after") is Verdict.WAIT
+    assert is_busy(view)
