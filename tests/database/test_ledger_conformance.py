@@ -415,6 +415,23 @@ async def test_e5_released_and_retired_jobs_are_free_at_once(bench):
     assert await bench.ledger.retire(first) == 0
 
 
+async def test_e5_a_claim_whose_answer_was_lost_is_noticed_and_given_back(bench):
+    await bench.ledger.create_jobs([a_job(1), a_job(2)])
+    owner = await an_owner(bench, 1)
+    known, lost = sorted(await claim_all(bench, owner), key=lambda claim: claim.job_id)
+
+    owned_by_rows = (await bench.ledger.stirrings(owner, sweep=True)).owned
+    released = await bench.ledger.release_unknown(owner, [known.job_id])
+    again = await bench.ledger.release_unknown(owner, [known.job_id])
+
+    assert (owned_by_rows, released, again) == (2, 1, 0)
+    assert {job["job_id"]: job["owner_id"] for job in await bench.rows("dag_jobs")} == {
+        known.job_id: owner,
+        lost.job_id: None,
+    }
+    assert [claim.job_id for claim in await claim_all(bench, await an_owner(bench, 2))] == [lost.job_id]
+
+
 # --- the fence -------------------------------------------------------------------------------------------------------
 
 

@@ -43,7 +43,7 @@ class _Making:
     fan_outs: list[str] = field(default_factory=list)
 
     def chance(self, percent: int) -> bool:
-        return self.draw(st.integers(0, 99)) >= 100 - percent
+        return bool(self.draw(st.integers(0, 99)) >= 100 - percent)
 
     def pick(self, options: list[Any]) -> Any:
         return self.draw(st.sampled_from(options))
@@ -146,7 +146,7 @@ def _conditional(making: _Making, depends_on: dict[str, list[str]]) -> None:
 
 
 def _arm(making: _Making, conditional: str) -> str:
-    return making.pick([_task, _task, _fan_out])(making, {"all_of": [conditional]})
+    return str(making.pick([_task, _task, _fan_out])(making, {"all_of": [conditional]}))
 
 
 def _fan_out(making: _Making, depends_on: dict[str, list[str]]) -> str:
@@ -176,7 +176,7 @@ def _fan_out(making: _Making, depends_on: dict[str, list[str]]) -> str:
 
 
 def _fan_in(making: _Making, fan_out: str) -> None:
-    node_id = making.name("join")
+    node_id = making.name("join") + "in"
     node: dict[str, Any] = {"type": "fan_in", "fan_out": fan_out}
     if making.chance(30):
         node |= {"handler": "gather", "retry": _retry(making)}
@@ -185,8 +185,11 @@ def _fan_in(making: _Making, fan_out: str) -> None:
         node["aggregation"] = making.pick(["collect", "concat", "sum", "first", "last"])
     others = [name for name in making.open if name != fan_out]
     depends_on = {"all_of": [fan_out]}
-    if others and making.chance(25):
+    if making.chance(25):
         depends_on = {making.pick(["all_of", "any_of"]): [fan_out, making.pick(others)]}
+    elif making.chance(15):
+        # Behind a node that may go before the children have ended.
+        depends_on = {"all_of": [_task(making, {"any_of": [fan_out, making.pick(others)]})]}
     _add(making, node_id, node, depends_on)
 
 

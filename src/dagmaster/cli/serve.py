@@ -164,20 +164,26 @@ def _catalog(settings: "Settings", registry: "Registry") -> "Catalog":
 async def _worker(settings: "Settings", dsn: str) -> AsyncIterator[_Role]:
     from dagmaster.database.bell import tasks_topic
     from dagmaster.database.bell_postgres import PostgresBell
+    from dagmaster.database.connect import pool
     from dagmaster.database.postgres import PostgresLedger
     from dagmaster.handlers.registry import installed
     from dagmaster.transports.postgres import PostgresTransport
     from dagmaster.worker.loop import Worker
+    from dagmaster.worker.watchdog import Watchdog
 
     queues = settings.worker_queue
     bell = PostgresBell(dsn, [tasks_topic(queue) for queue in queues])
     ledger, leases, handlers = (PostgresLedger(dsn, role) for role in ("worker", "lease", "handler"))
-    async with _closing(ledger.close, leases.close, handlers.close, bell.close):
+    database = pool(dsn, "handlers", 0, max(4, settings.worker_processes))
+    async with _closing(ledger.close, leases.close, handlers.close, bell.close, database.close):
         bell.start()
-        yield Worker(
+        await database.open()
+        worker = Worker(
             settings, ledger, PostgresTransport(bell, queues), bell, installed(),
-            lease_ledger=leases, handler_ledger=handlers,
+            lease_ledger=leases, handler_ledger=handlers, database=database,
         )  # fmt: skip
+        with Watchdog(settings.task_lease_sec):
+            yield worker
 
 
 @asynccontextmanager

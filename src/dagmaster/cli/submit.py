@@ -41,7 +41,7 @@ def submit(
     extras = {"priority": priority, "correlation_id": correlation_id, "submitted_by": submitted_by}
     created: list[UUID] = []
     try:
-        asyncio.run(create_job(state.dsn, chosen, inputs, extras, created.append))
+        asyncio.run(create_job(state.dsn, chosen, inputs, extras, created.append, state.settings.max_params_bytes))
     except KeyboardInterrupt:
         if not created:
             raise
@@ -147,6 +147,7 @@ async def create_job(
     inputs: dict[str, Any],
     extras: dict[str, Any],
     on_created: Callable[[UUID], None] = lambda _: None,
+    max_params_bytes: int = 262_144,
 ) -> UUID:
     """Create a job and ring for it. `on_created` is told at once, whatever happens to the ringing."""
     from pydantic import ValidationError
@@ -167,7 +168,8 @@ async def create_job(
     # Only a hint (whoever misses it finds the job at its next look), but one that connects while the job is written.
     bell.start()
     try:
-        (job_id,) = await operation.submit(ledger, Catalog({workflow.workflow_id: workflow}), [submission])
+        catalog = Catalog({workflow.workflow_id: workflow}, max_params_bytes=max_params_bytes)
+        (job_id,) = await operation.submit(ledger, catalog, [submission])
         on_created(job_id)
         bell.ring(JOBS)
         return job_id

@@ -76,7 +76,7 @@ class PostgresBell:
     async def _keep(self, serve: Callable[[], Awaitable[None]]) -> None:
         """Serve, and after a failure serve again, a little later each time."""
         failures = 0
-        while not self._is_closing:
+        while not self._is_closing or self._to_send:
             try:
                 await serve()
                 failures = 0

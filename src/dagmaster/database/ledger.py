@@ -196,6 +196,11 @@ class OrchestratorInfo:
     stats: dict[str, Any] = field(default_factory=dict)
 
 
+def by_reference(reference: dict[str, Any]) -> dict[str, Any]:
+    """How an output that is too large to hand around shows itself."""
+    return {"output_ref": reference}
+
+
 class Ledger(Protocol):
     # Submitting
     async def create_jobs(self, jobs: Sequence[NewJob]) -> list[UUID]:
@@ -224,7 +229,9 @@ class Ledger(Protocol):
 
     async def load_jobs(self, claims: Sequence[Claim]) -> list[LoadedJob]: ...
 
-    async def load_outputs(self, job_id: UUID, node_ids: Sequence[str]) -> dict[str, Any]: ...
+    async def load_outputs(self, job_id: UUID, node_ids: Sequence[str], *, resolve: bool = True) -> dict[str, Any]:
+        """The outputs of completed nodes; of those kept by reference the value, or without `resolve` the reference."""
+        ...
 
     async def stirrings(self, owner_id: UUID, *, sweep: bool, started_after_seconds: float = 0.2) -> Stirrings:
         """Which jobs have reports; with `sweep` also which have lapsed leases, waits that are over, tasks seen running."""

@@ -34,6 +34,7 @@ from dagmaster.database.ledger import (
     Running,
     Stirrings,
     WorkerInfo,
+    by_reference,
     opening_nodes,
 )
 from dagmaster.errors import InvalidRequest
@@ -243,13 +244,16 @@ class MemoryLedger:
             job.correlation_id, job.submitted_by, nodes, outputs,
         )  # fmt: skip
 
-    async def load_outputs(self, job_id: UUID, node_ids: Sequence[str]) -> dict[str, Any]:
+    async def load_outputs(self, job_id: UUID, node_ids: Sequence[str], *, resolve: bool = True) -> dict[str, Any]:
         outputs = {}
         for node_id in node_ids:
             node = self.db.nodes[job_id][node_id]
             if node.status is not NodeStatus.COMPLETED:
                 continue
-            outputs[node_id] = copy.deepcopy(node.output) if node.output_ref is None else self._resolve(job_id, node)
+            if node.output_ref is None:
+                outputs[node_id] = copy.deepcopy(node.output)
+            else:
+                outputs[node_id] = self._resolve(job_id, node) if resolve else by_reference(node.output_ref)
         return outputs
 
     def _resolve(self, job_id: UUID, node: NodeState) -> Any:

@@ -38,6 +38,7 @@ from dagmaster.database.ledger import (
     Running,
     Stirrings,
     WorkerInfo,
+    by_reference,
     opening_nodes,
 )
 from dagmaster.database.queries import query
@@ -158,16 +159,19 @@ class PostgresLedger:
                 nodes[row["job_id"]].append(row)
         return [_loaded(job, nodes[job["job_id"]]) for job in jobs]
 
-    async def load_outputs(self, job_id: UUID, node_ids: Sequence[str]) -> dict[str, Any]:
+    async def load_outputs(self, job_id: UUID, node_ids: Sequence[str], *, resolve: bool = True) -> dict[str, Any]:
         outputs: dict[str, Any] = {}
         async with self._connected() as connection:
             rows = await (
                 await connection.execute(query("load_outputs"), {"job_id": job_id, "node_ids": list(node_ids)})
             ).fetchall()
             for node_id, output, reference in rows:
-                outputs[node_id] = (
-                    output if reference is None else await _resolve(connection, job_id, node_id, reference)
-                )
+                if reference is None:
+                    outputs[node_id] = output
+                elif resolve:
+                    outputs[node_id] = await _resolve(connection, job_id, node_id, reference)
+                else:
+                    outputs[node_id] = by_reference(reference)
         return outputs
 
     async def stirrings(self, owner_id: UUID, *, sweep: bool, started_after_seconds: float = 0.2) -> Stirrings:

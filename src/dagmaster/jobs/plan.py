@@ -538,7 +538,9 @@ class _Pass:
 
 def _overrun(news: Overran) -> str:
     seconds = f"{round(news.seconds, 2):g} s"
-    return f"waited longer than {seconds} in its queue" if news.started_at is None else f"took longer than its {seconds}"
+    return (
+        f"waited longer than {seconds} in its queue" if news.started_at is None else f"took longer than its {seconds}"
+    )
 
 
 def _error(message: str, code: str, blame: Blame) -> dict[str, Any]:

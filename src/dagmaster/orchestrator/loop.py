@@ -22,7 +22,7 @@ from dagmaster.errors import DagmasterError, Unavailable
 from dagmaster.jobs.changes import Changes
 from dagmaster.jobs.plan import Plan, Planner
 from dagmaster.jobs.states import JOB_TERMINAL
-from dagmaster.jobs.view import JobView, is_failing, node_view
+from dagmaster.jobs.view import JobView, is_ended, is_failing, node_view
 from dagmaster.operations.catalog import Catalog
 from dagmaster.operations.submit import take_submissions
 from dagmaster.settings import Settings
@@ -375,10 +375,12 @@ class Orchestrator:
             self._next_due = due if self._next_due is None else min(self._next_due, due)
 
     async def _load_outputs(self, owned: Owned, view: JobView, node_ids: list[str]) -> None:
+        """Templates need the values; a job's default result is content with references to large ones."""
         outputs, unloadable = dict(view.outputs), dict(view.unloadable)
+        resolve = view.graph.outputs is not None or not is_ended(view)
         for node_id in node_ids:
             try:
-                outputs |= await self.ledger.load_outputs(view.job_id, [node_id])
+                outputs |= await self.ledger.load_outputs(view.job_id, [node_id], resolve=resolve)
             except Unavailable:
                 raise
             except DagmasterError as error:

@@ -1,0 +1,589 @@
+"""Every pair of the engine's write transactions, in every order their statements could come in [RELIABILITY 4.3, layer 3].
+
+The state is small and has something for everyone; each call is the ledger's own, on a connection that stops before every
+statement and commit (`isolation.py`). After each interleaving: no deadlock, no error, and what must always hold.
+"""
+
+import hashlib
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations_with_replacement
+from random import Random
+from typing import Any
+from uuid import UUID
+
+import psycopg
+import pytest
+from tests.database.isolation import WRITING, GatedConnection, Run, Session, Tester
+
+from dagmaster.database.bell import JOBS
+from dagmaster.database.history import verify
+from dagmaster.database.ledger import (
+    Advanced,
+    Claim,
+    Demand,
+    Held,
+    Look,
+    NewJob,
+    OrchestratorInfo,
+    Report,
+    Running,
+    WorkerInfo,
+)
+from dagmaster.database.postgres import PostgresLedger
+from dagmaster.handlers.registry import installed
+from dagmaster.jobs.model import DeadLetter, JobMessage, new_job_id
+from dagmaster.jobs.plan import Planner
+from dagmaster.jobs.states import TaskStatus
+from dagmaster.jobs.view import JobView, is_failing, node_view
+from dagmaster.orchestrator.routing import RegistryRouter
+from dagmaster.records import SCHEMA
+from dagmaster.settings import DEFAULT_QUEUES
+from dagmaster.workflows.graph import build
+from dagmaster.workflows.load import Limits, read
+
+QUEUE = DEFAULT_QUEUES[0]
+HANDLERS = ("echo", "noop", "sleep")
+LIMITS = Limits()
+
+
+def _workflow(nodes: str) -> Any:
+    text = f"workflow_id: played\nversion: 1\nnodes:\n{nodes}"
+    return read(text, "played.yaml", limits=LIMITS, handlers=None, queues=None)
+
+
+WIDE = _workflow("""
+  start: {type: start, next: [each, lone]}
+  lone: {handler: noop, retry: {max_attempts: 2, initial_delay_seconds: 60}, next: end}
+  each: {type: fan_out, source: [0, 1, 2, 3, 4], task: {handler: echo}, next: all}
+  all: {type: fan_in, next: last}
+  last: {handler: echo, next: end}
+  end: {type: end}
+""")
+FAILING = _workflow("""
+  start: {type: start, next: [bad, busy, waiting, queued]}
+  bad: {handler: noop, retry: {max_attempts: 0}, next: end}
+  busy: {handler: echo, next: end}
+  waiting: {handler: sleep, retry: {max_attempts: 2, initial_delay_seconds: 60}, next: end}
+  queued: {handler: echo, next: end}
+  end: {type: end}
+""")
+SHORT = _workflow("""
+  start: {type: start, next: only}
+  only: {handler: echo, next: end}
+  end: {type: end}
+""")
+
+
+def _id(number: int) -> UUID:
+    return new_job_id(1_750_000_000_000 + number, number.to_bytes(10, "big"))
+
+
+OPEN, FAILED, GATHERING, FREE, ORPHAN, NEW = (_id(n) for n in range(1, 7))
+ONE, TWO, SILENT, GONE = (UUID(int=n) for n in range(101, 105))  # orchestrators
+WORKER, SLOW, OTHER, LOST = (UUID(int=n) for n in range(201, 205))
+
+
+# --- the state -------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Stage:
+    """The prepared database: what everyone remembers of it, and how to have it back."""
+
+    dsn: str
+    ledger: PostgresLedger
+    claims: dict[UUID, Claim] = field(default_factory=dict)
+    views: dict[UUID, JobView] = field(default_factory=dict)
+    connection: psycopg.AsyncConnection[Any] | None = None
+    clean: set[str] = field(default_factory=set)  # end states that the history checker has seen
+    steps: set[str] = field(default_factory=set)
+    interleavings: int = 0
+
+    def planner(self) -> Planner:
+        return Planner(RegistryRouter(installed(), DEFAULT_QUEUES, QUEUE), Random(1))
+
+    def advance(
+        self, ledger: PostgresLedger, owner: UUID, claims: Sequence[Claim], look: Look, views: dict[UUID, JobView]
+    ) -> Awaitable[Advanced]:
+        planner = self.planner()
+
+        def decide(held: Held) -> list[Any]:
+            return [
+                planner.decide(
+                    views[job_id],
+                    held.news.get(job_id, ()),
+                    epoch=held.epochs[job_id],
+                    sequence=held.sequences[job_id],
+                    look_at_all=True,
+                ).changes
+                for job_id in held.epochs
+            ]
+
+        return ledger.advance(owner, claims, look, decide)
+
+    async def rows(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
+        assert self.connection is not None
+        cursor = await self.connection.execute(sql, values or None)
+        return await cursor.fetchall() if cursor.description else []
+
+
+async def _load(ledger: PostgresLedger, claims: Sequence[Claim]) -> dict[UUID, JobView]:
+    views = {}
+    for job in await ledger.load_jobs(claims):
+        graph = build(job.workflow)
+        nodes = {state.node_id: node_view(state, graph.workflow.nodes[state.node_id]) for state in job.nodes}
+        views[job.job_id] = JobView(
+            job.job_id, graph, job.input_params, job.status, nodes=nodes, outputs=job.outputs, priority=job.priority
+        )
+    return views
+
+
+async def _take(stage: Stage, worker: UUID, handlers: Sequence[str], count: int) -> list[Any]:
+    demand = Demand((QUEUE,), light_handlers=tuple(handlers), light=count)
+    return list((await stage.ledger.exchange(worker, (), demand, lease_seconds=86_400)).claimed)
+
+
+async def _report(stage: Stage, worker: UUID, tasks: Sequence[Any], error: dict[str, Any] | None = None) -> None:
+    status = TaskStatus.FAILED if error else TaskStatus.SUCCEEDED
+    reports = [Report(t.job_id, t.node_id, t.attempt, status, None if error else t.node_id, error) for t in tasks]
+    answer = await stage.ledger.exchange(worker, reports, Demand(()), lease_seconds=86_400)
+    assert not answer.late
+
+
+async def _start(stage: Stage, job_id: UUID, workflow: Any, owner: UUID) -> None:
+    """Create a job, claim it, and let its first tasks go out."""
+    await stage.ledger.create_jobs([NewJob(job_id, workflow, {})])
+    (claim,) = await stage.ledger.claim_jobs(owner, limit=1, orphan_after_seconds=1e6, patience_seconds=0)
+    assert claim.job_id == job_id
+    stage.claims[job_id] = claim
+    await _advance(stage, owner, job_id)
+
+
+async def _advance(stage: Stage, owner: UUID, job_id: UUID) -> None:
+    views = await _load(stage.ledger, [stage.claims[job_id]])
+    await stage.advance(stage.ledger, owner, [stage.claims[job_id]], Look(), views)
+
+
+async def _prepare(stage: Stage) -> None:
+    """Jobs in the middle of everything.
+
+    OPEN       each__0 runs, each__1 has reported, each__2's lease has lapsed, each__3 and each__4 wait in the queue,
+               lone's wait for its next attempt is over
+    FAILED     a critical node has failed; one task runs, one is queued, one waits for its retry
+    GATHERING  the last child has just reported, so its fan_in is due
+    FREE       nobody's
+    ORPHAN     belongs to an orchestrator that is silent; a result waits
+    """
+    no = {"message": "no", "blame": "handler", "code": "handler.failed"}
+    for owner in (ONE, TWO, SILENT, GONE):
+        await stage.ledger.beat(OrchestratorInfo(owner, "host", 1, "0"))
+    for worker in (WORKER, SLOW, OTHER, LOST):
+        await stage.ledger.beat_worker(WorkerInfo(worker, "host", 1, "0", "general", (QUEUE,), HANDLERS))
+
+    await _start(stage, OPEN, WIDE, ONE)
+    await _report(stage, WORKER, await _take(stage, WORKER, ["noop"], 1), no)
+    await _advance(stage, ONE, OPEN)
+    await _take(stage, WORKER, ["echo"], 1)
+    await _report(stage, WORKER, await _take(stage, WORKER, ["echo"], 1))
+    await _take(stage, SLOW, ["echo"], 1)
+
+    await stage.rows("UPDATE dagapp.dag_tasks SET queue = 'aside' WHERE status = 'queued'")
+    await _start(stage, FAILED, FAILING, ONE)
+    await _report(stage, WORKER, await _take(stage, WORKER, ["sleep"], 1), no)
+    await _advance(stage, ONE, FAILED)
+    await _take(stage, WORKER, ["echo"], 1)
+    await _report(stage, WORKER, await _take(stage, WORKER, ["noop"], 1), no)
+    await _advance(stage, ONE, FAILED)
+
+    await stage.rows("UPDATE dagapp.dag_tasks SET queue = 'aside' WHERE status = 'queued'")
+    await _start(stage, GATHERING, WIDE, ONE)
+    await _report(stage, WORKER, await _take(stage, WORKER, HANDLERS, 5))
+    await _advance(stage, ONE, GATHERING)
+    await _report(stage, WORKER, await _take(stage, WORKER, HANDLERS, 5))
+
+    await _start(stage, ORPHAN, SHORT, SILENT)
+    await _report(stage, WORKER, await _take(stage, WORKER, HANDLERS, 5))
+    await stage.ledger.create_jobs([NewJob(FREE, SHORT, {})])
+    await stage.ledger.enqueue_message("good", JOBS, {})
+    await stage.ledger.enqueue_message("bad", JOBS, {})
+
+    await stage.rows(f"UPDATE dagapp.dag_tasks SET queue = '{QUEUE}' WHERE queue = 'aside'")
+    await stage.rows(
+        "UPDATE dagapp.dag_tasks SET lease_until = clock_timestamp() - interval '1 s'"
+        " WHERE worker_id = %s AND status = 'running'",
+        SLOW,
+    )
+    await stage.rows(
+        "UPDATE dagapp.dag_node_states SET not_before = clock_timestamp() WHERE node_id = 'lone' AND not_before IS NOT NULL"
+    )
+    await stage.rows(
+        "UPDATE dagapp.orchestrators SET heartbeat_at = clock_timestamp() + interval '1 day' WHERE owner_id = ANY (%s)",
+        [ONE, TWO],
+    )
+    await stage.rows(
+        "UPDATE dagapp.orchestrators SET heartbeat_at = clock_timestamp() - interval '1 hour' WHERE owner_id = %s",
+        SILENT,
+    )
+    for table, name, instance in (("orchestrators", "owner_id", GONE), ("workers", "worker_id", LOST)):
+        await stage.rows(
+            f"UPDATE dagapp.{table} SET heartbeat_at = clock_timestamp() - interval '2 days' WHERE {name} = %s",
+            instance,
+        )
+    stage.views = await _load(stage.ledger, list(stage.claims.values()))
+    assert is_failing(stage.views[FAILED])
+
+
+async def _save(stage: Stage) -> None:
+    """Keep a copy of every table beside it, and a function that puts them all back."""
+    tables = await stage.rows(
+        "SELECT c.relname FROM pg_class c WHERE c.relnamespace = %s::regnamespace AND c.relkind IN ('r', 'p')"
+        " AND NOT c.relispartition AND c.relname <> 'schema_info'",
+        SCHEMA,
+    )
+    await stage.rows("CREATE SCHEMA saved")
+    puts = []
+    for (table,) in sorted(tables):
+        columns = await stage.rows(
+            "SELECT string_agg(quote_ident(attname), ', ') FROM pg_attribute"
+            " WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped AND attgenerated = ''",
+            f"{SCHEMA}.{table}",
+        )
+        await stage.rows(f"CREATE TABLE saved.{table} AS SELECT {columns[0][0]} FROM {SCHEMA}.{table}")
+        puts += [
+            f"DELETE FROM {SCHEMA}.{table};",
+            f"INSERT INTO {SCHEMA}.{table} ({columns[0][0]}) SELECT * FROM saved.{table};",
+        ]
+    body = "\n".join(puts)
+    # As a replica: neither the guards nor foreign keys are asked, since this is no step of the engine.
+    await stage.rows(
+        "CREATE FUNCTION saved.restore() RETURNS void LANGUAGE plpgsql SET session_replication_role = replica"
+        f" AS $$ BEGIN {body} END $$"
+    )
+
+
+async def _restore(stage: Stage) -> None:
+    await stage.rows("SELECT saved.restore()")
+
+
+async def _drop_a_partition(stage: Stage) -> None:
+    """So that making event partitions has something to do."""
+    (name,) = (
+        await stage.rows(
+            "SELECT max(c.relname) FROM pg_class c WHERE c.relispartition AND c.relname ~ '^dag_job_events_[0-9]+_[0-9]+$'"
+        )
+    )[0]
+    await stage.rows(f"DROP TABLE {SCHEMA}.{name}")
+
+
+# --- the transactions ------------------------------------------------------------------------------------------------
+
+
+Call = Callable[[Stage, PostgresLedger], Awaitable[Any]]
+
+
+@dataclass(frozen=True)
+class Transaction:
+    name: str
+    call: Call
+    is_long: bool = False
+    needs_room: bool = False  # for a new partition
+
+    def session(self, stage: Stage) -> Session:
+        async def play(connection: GatedConnection) -> Any:
+            ledger = PostgresLedger("nowhere")
+            ledger._connection = connection  # type: ignore[assignment]
+            return await self.call(stage, ledger)
+
+        return play
+
+
+def _new(job_id: UUID, message_id: str | None = None) -> NewJob:
+    return NewJob(job_id, SHORT, {}, message_id=message_id)
+
+
+def _handle(message: JobMessage) -> NewJob | DeadLetter:
+    if message.message_id == "good":
+        return _new(_id(7), "good")
+    return DeadLetter.model_construct(
+        dead_letter_id=_id(8), queue=message.queue, message_id="bad", reason="Malformed", description="", body={},
+        created_at=message.enqueued_at,
+    )  # fmt: skip
+
+
+def _claiming(owner: UUID) -> Call:
+    return lambda _, ledger: ledger.claim_jobs(owner, limit=10, orphan_after_seconds=600, patience_seconds=0)
+
+
+def _advancing(job_id: UUID, look: Callable[[frozenset[UUID]], Look], owner: UUID = ONE) -> Call:
+    return lambda stage, ledger: stage.advance(
+        ledger, owner, [stage.claims[job_id]], look(frozenset({job_id})), stage.views
+    )
+
+
+async def _as_zombie(stage: Stage, ledger: PostgresLedger) -> Advanced:
+    """Someone who was replaced long ago."""
+    claims = [replace(stage.claims[job_id], token=UUID(int=9)) for job_id in (OPEN, GATHERING)]
+    look = Look(overdue=frozenset({OPEN}), started=frozenset({OPEN}))
+    return await stage.advance(ledger, ONE, claims, look, stage.views)
+
+
+async def _take_over(stage: Stage, ledger: PostgresLedger) -> list[Claim]:
+    claims = await ledger.claim_jobs(TWO, limit=10, orphan_after_seconds=600, patience_seconds=0)
+    if claims:
+        await stage.advance(ledger, TWO, claims, Look(), await _load(ledger, claims))
+    return claims
+
+
+def _exchanging(worker: UUID, reported: Sequence[tuple[UUID, str]], light: int) -> Call:
+    reports = [Report(job_id, node_id, 1, TaskStatus.SUCCEEDED, node_id) for job_id, node_id in reported]
+    demand = Demand((QUEUE,), light_handlers=HANDLERS, light=light)
+    return lambda _, ledger: ledger.exchange(worker, reports, demand, lease_seconds=60)
+
+
+def _renewing(worker: UUID, node_id: str) -> Call:
+    held = [Running(OPEN, node_id, 1, {"fraction": 0.5}), Running(FAILED, "busy", 1)]
+    return lambda _, ledger: ledger.renew(worker, held, lease_seconds=60)
+
+
+def _saving(node_id: str) -> Call:
+    return lambda _, ledger: ledger.save_checkpoint(Running(OPEN, node_id, 1), "phase_1", {"done": 1})
+
+
+TRANSACTIONS = (
+    Transaction("create", lambda _, ledger: ledger.create_jobs([_new(NEW), _new(_id(9), "good")])),
+    Transaction("enqueue", lambda _, ledger: ledger.enqueue_message("late", JOBS, {})),
+    Transaction("take_messages", lambda _, ledger: ledger.take_messages(JOBS, 10, _handle), is_long=True),
+    Transaction("beat", lambda _, ledger: ledger.beat(OrchestratorInfo(ONE, "host", 1, "0"))),
+    Transaction("claim", _claiming(TWO)),
+    Transaction("claim_by_another", _claiming(ONE)),
+    Transaction("take_over", _take_over, is_long=True),
+    Transaction("advance_results", _advancing(GATHERING, lambda _: Look()), is_long=True),
+    Transaction("advance_overdue", _advancing(OPEN, lambda ids: Look(overdue=ids, started=ids)), is_long=True),
+    Transaction("advance_failing", _advancing(FAILED, lambda ids: Look(withdraw=ids)), is_long=True),
+    Transaction(
+        "advance_fail_fast", _advancing(FAILED, lambda ids: Look(withdraw=ids, withdraw_running=ids)), is_long=True
+    ),
+    Transaction("advance_half_dead", _advancing(ORPHAN, lambda _: Look(), SILENT), is_long=True),
+    Transaction("zombie", _as_zombie),
+    Transaction("release", lambda stage, ledger: ledger.release(ONE, [stage.claims[OPEN], stage.claims[GATHERING]])),
+    Transaction("release_unknown", lambda _, ledger: ledger.release_unknown(ONE, [OPEN])),
+    Transaction("retire", lambda _, ledger: ledger.retire(ONE)),
+    Transaction("keep_house", lambda _, ledger: ledger.keep_house(), needs_room=True),
+    Transaction("exchange", _exchanging(WORKER, [(OPEN, "each__0"), (FAILED, "busy")], 2)),
+    Transaction("exchange_late", _exchanging(SLOW, [(OPEN, "each__2")], 0)),
+    Transaction("exchange_claim", _exchanging(OTHER, [], 10)),
+    Transaction("renew", _renewing(WORKER, "each__0")),
+    Transaction("renew_late", _renewing(SLOW, "each__2")),
+    Transaction("checkpoint", _saving("each__0")),
+    Transaction("checkpoint_late", _saving("each__2")),
+    Transaction(
+        "beat_worker",
+        lambda _, ledger: ledger.beat_worker(WorkerInfo(WORKER, "host", 1, "0", "general", (QUEUE,), HANDLERS)),
+    ),
+    Transaction("retire_worker", lambda _, ledger: ledger.retire_worker(WORKER)),
+)
+BY_NAME = {transaction.name: transaction for transaction in TRANSACTIONS}
+PAIRS = list(combinations_with_replacement(TRANSACTIONS, 2))
+# Of two long transactions, what an orchestrator reads and what it writes count as one step each; `--slow` plays all.
+INNER = frozenset({
+    "take_overdue", "take_waiting", "take_started", "withdraw_tasks", "apply_changes", "gather_children", "create_jobs",
+    "insert_dead_letters",
+})  # fmt: skip
+# One and the same owner has one call under way; a second can only be the one after a lost connection, see below.
+NEVER_TOGETHER = {("advance_failing", "advance_fail_fast")}
+
+
+def _is_played(first: Transaction, second: Transaction) -> bool:
+    names = (first.name, second.name)
+    return names not in NEVER_TOGETHER and not (first is second and first.name.startswith("advance_"))
+
+
+# --- what must hold --------------------------------------------------------------------------------------------------
+
+
+BROKEN = """
+    SELECT 'two live tasks', node_id FROM dagapp.dag_tasks
+     WHERE status IN ('queued', 'running') GROUP BY job_id, node_id HAVING count(*) > 1
+     UNION ALL
+    SELECT 'an owner without a token, or the reverse', job_id::text FROM dagapp.dag_jobs
+     WHERE (owner_id IS NULL) <> (claim_token IS NULL)
+        OR status NOT IN ('pending', 'running') AND owner_id IS NOT NULL
+     UNION ALL
+    SELECT 'remaining', p.node_id FROM dagapp.dag_node_states p
+     WHERE p.total IS NOT NULL
+       AND p.remaining <> p.total - (SELECT count(*) FROM dagapp.dag_node_states c
+                                      WHERE c.job_id = p.job_id AND c.parent_node_id = p.node_id
+                                        AND c.status IN ('completed', 'failed', 'skipped', 'cancelled'))
+     UNION ALL
+    SELECT 'an attempt ended twice', node_id FROM dagapp.dag_job_events
+     WHERE event_type IN ('node_completed', 'node_failed') AND attempt IS NOT NULL
+     GROUP BY job_id, node_id, attempt HAVING count(*) > 1
+     UNION ALL
+    SELECT 'events have gaps', j.job_id::text FROM dagapp.dag_jobs j
+     WHERE (SELECT (count(*), count(DISTINCT e.sequence), max(e.sequence)) FROM dagapp.dag_job_events e
+             WHERE e.job_id = j.job_id) IS DISTINCT FROM (j.last_sequence, j.last_sequence, j.last_sequence)
+     UNION ALL
+    SELECT 'an event of an epoch to come', j.job_id::text FROM dagapp.dag_jobs j
+      JOIN dagapp.dag_job_events e ON e.job_id = j.job_id AND e.epoch > j.epoch
+     UNION ALL
+    SELECT 'node and task disagree', n.node_id
+      FROM dagapp.dag_node_states n
+      LEFT JOIN dagapp.dag_tasks t ON t.job_id = n.job_id AND t.node_id = n.node_id AND t.attempt = n.attempt
+      LEFT JOIN dagapp.dag_task_results r
+        ON r.job_id = n.job_id AND r.node_id = n.node_id AND r.attempt = n.attempt AND NOT r.processed
+     WHERE (n.status IN ('dispatched', 'running'))
+           IS DISTINCT FROM (coalesce(t.status IN ('queued', 'running'), false) OR r.job_id IS NOT NULL)
+     UNION ALL
+    SELECT 'a live task of no node', t.node_id
+      FROM dagapp.dag_tasks t
+      LEFT JOIN dagapp.dag_node_states n ON n.job_id = t.job_id AND n.node_id = t.node_id AND n.attempt = t.attempt
+     WHERE t.status IN ('queued', 'running') AND n.status IS DISTINCT FROM 'dispatched' AND n.status IS DISTINCT FROM 'running'
+     UNION ALL
+    SELECT 'a running task of nobody', node_id FROM dagapp.dag_tasks
+     WHERE status = 'running' AND (worker_id IS NULL OR lease_until IS NULL OR started_at IS NULL)
+     UNION ALL
+    SELECT 'a message in two places or none', m.id
+      FROM unnest(ARRAY['good', 'bad']) AS m (id)
+     WHERE (SELECT count(*) FROM dagapp.dag_job_messages q WHERE q.message_id = m.id)
+         + (SELECT count(*) FROM dagapp.dag_dead_letters d WHERE d.message_id = m.id) > 1
+        OR (SELECT count(*) FROM dagapp.dag_jobs j WHERE j.message_id = m.id) > 1
+        OR NOT EXISTS (SELECT 1 FROM dagapp.dag_job_messages q WHERE q.message_id = m.id)
+       AND NOT EXISTS (SELECT 1 FROM dagapp.dag_dead_letters d WHERE d.message_id = m.id)
+       AND NOT EXISTS (SELECT 1 FROM dagapp.dag_jobs j WHERE j.message_id = m.id)
+    """
+# Everything that can be told apart without clocks and chance.
+FINGERPRINT = """
+    SELECT string_agg(line, E'\\n' ORDER BY line)
+      FROM (SELECT concat_ws('|', 'job', job_id, status, epoch, owner_id, last_sequence) AS line FROM dagapp.dag_jobs
+             UNION ALL
+            SELECT concat_ws('|', 'node', job_id, node_id, status, attempt, retry_count, loss_count, total, expanded,
+                             remaining, failed_count, cancelled_count, output, reason) FROM dagapp.dag_node_states
+             UNION ALL
+            SELECT concat_ws('|', 'task', job_id, node_id, attempt, status, worker_id) FROM dagapp.dag_tasks
+             UNION ALL
+            SELECT concat_ws('|', 'result', job_id, node_id, attempt, status, processed, accepted)
+              FROM dagapp.dag_task_results
+             UNION ALL
+            SELECT concat_ws('|', 'event', job_id, sequence, node_id, event_type, attempt, epoch) FROM dagapp.dag_job_events
+             UNION ALL
+            SELECT concat_ws('|', 'message', message_id) FROM dagapp.dag_job_messages
+             UNION ALL
+            SELECT concat_ws('|', 'letter', message_id) FROM dagapp.dag_dead_letters) AS lines
+    """
+
+
+async def _fingerprint(stage: Stage) -> str:
+    ((text,),) = await stage.rows(FINGERPRINT)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+async def _check(stage: Stage, pair: str, run: Run) -> str:
+    stage.interleavings += 1
+    stage.steps |= {step.split(":")[1].removesuffix(" (waits)") for step in run.steps}
+    assert not run.deadlocks, f"{pair}: deadlock\n{run}"
+    assert not run.errors, f"{pair}: {run.errors!r}\n{run}"
+    broken = await stage.rows(BROKEN)
+    assert broken == [], f"{pair}: {broken}\n{run}"
+    state = await _fingerprint(stage)
+    if state not in stage.clean:
+        report = await verify(stage.dsn)
+        assert report.is_clean, f"{pair}: {[str(finding) for finding in report.findings]}\n{run}"
+        stage.clean.add(state)
+    return state
+
+
+@pytest.fixture
+async def stage(database: str) -> Any:
+    ledger = PostgresLedger(database, "stage")
+    async with await psycopg.AsyncConnection.connect(database, autocommit=True, prepare_threshold=0) as connection:
+        prepared = Stage(database, ledger, connection=connection)
+        await _prepare(prepared)
+        await _save(prepared)
+        yield prepared
+    await ledger.close()
+
+
+_TOTAL: dict[str, int] = {}
+
+
+@pytest.mark.parametrize("first", [transaction.name for transaction in TRANSACTIONS])
+async def test_every_pair_of_transactions_in_every_order_keeps_the_invariants(stage, request, first):
+    """`first` with itself and with everyone after it in the list."""
+    partners = [(a, b) for a, b in PAIRS if a.name == first and _is_played(a, b)]
+    plays_all = request.config.getoption("--slow")
+
+    async with Tester.on(stage.dsn) as tester:
+        for a, b in partners:
+            pair, needs_room = f"{a.name} + {b.name}", a.needs_room or b.needs_room
+
+            async def reset(needs_room=needs_room):
+                await _restore(stage)
+                if needs_room:
+                    await _drop_a_partition(stage)
+
+            async def check(run, pair=pair):
+                await _check(stage, pair, run)
+
+            is_coarse = a.is_long and b.is_long and not plays_all
+            is_step = (lambda name: name not in INNER) if is_coarse else None
+            played = await tester.explore([a.session(stage), b.session(stage)], reset, check, is_step)
+            _TOTAL[pair] = played
+
+    print(f"{first}: {stage.interleavings} interleavings of {len(partners)} pairs, {len(stage.clean)} end states")
+    print(f"so far: {sum(_TOTAL.values())} interleavings of {len(_TOTAL)} pairs")
+
+
+async def test_every_statement_that_writes_is_played(stage):
+    async with Tester.on(stage.dsn) as tester:
+        for transaction in TRANSACTIONS:
+
+            async def reset(transaction=transaction):
+                await _restore(stage)
+                if transaction.needs_room:
+                    await _drop_a_partition(stage)
+
+            async def check(run, transaction=transaction):
+                await _check(stage, transaction.name, run)
+
+            await tester.explore([transaction.session(stage)], reset, check)
+
+    # These two are reached only when another transaction came first, which the pairs provide for.
+    assert WRITING - stage.steps <= {"record_late_reports", "job_of_message"}
+
+
+async def test_a_zombie_changes_nothing_whatever_it_meets(stage):
+    zombie = BY_NAME["zombie"]
+
+    async with Tester.on(stage.dsn) as tester:
+        for other in TRANSACTIONS:
+            if other.needs_room or other is zombie:
+                continue
+            alone: set[str] = set()
+
+            async def reset():
+                await _restore(stage)
+
+            async def note(run, other=other, alone=alone):
+                alone.add(await _check(stage, other.name, run))
+
+            async def compare(run, other=other, alone=alone):
+                state = await _check(stage, f"{other.name} + zombie", run)
+                assert state in alone, f"{other.name}: the zombie left a trace\n{run}"
+                assert run.results[1].fenced == {OPEN, GATHERING}
+
+            await tester.explore([other.session(stage)], reset, note)
+            await tester.explore([other.session(stage), zombie.session(stage)], reset, compare)
+
+
+def _pairs_of(name: str) -> Iterator[tuple[Transaction, Transaction]]:
+    return ((a, b) for a, b in PAIRS if name in (a.name, b.name))
+
+
+def test_the_pairs_are_all_pairs():
+    played = [pair for pair in PAIRS if _is_played(*pair)]
+
+    assert len(PAIRS) == len(TRANSACTIONS) * (len(TRANSACTIONS) + 1) // 2
+    assert len(PAIRS) - len(played) == len(NEVER_TOGETHER) + sum(
+        1 for t in TRANSACTIONS if t.name.startswith("advance_")
+    )

@@ -1,0 +1,107 @@
+"""Decisions that went wrong once, each by itself. What must hold in general is in test_plan_properties.py."""
+
+from dagmaster.jobs.states import TaskStatus
+from tests.jobs.memory_history import findings_of
+from tests.jobs.random_workflows import Case
+from tests.jobs.simulation import Simulation
+from tests.workflows.builders import a_workflow
+
+PAIR = """
+  start: {type: start, next: [a, b]}
+  a: {handler: echo, retry: {max_attempts: 1, initial_delay_seconds: 30, max_delay_seconds: 30}}
+  b: {handler: echo, retry: {max_attempts: 1, initial_delay_seconds: 30, max_delay_seconds: 30}}
+  end: {type: end, depends_on: {all_of: [a, b]}}
+"""
+
+
+def a_run(nodes, head="", **scripts):
+    return Simulation(Case(a_workflow(nodes, head=head), scripts, {}, {}), handlers=("echo",))
+
+
+def both_taken(**scripts):
+    """Both tasks of the pair are with a worker; returns the run and how to report one."""
+    run = a_run(PAIR, **scripts)
+    run.turn()
+    while len(run.held) < 2:
+        run.claim_tasks()
+    return run, lambda name: run.report(next(task for task in run.held if task.node_id == name))
+
+
+def test_e17_a_job_in_which_nothing_was_dispatched_can_end_in_partial_success():
+    """There is no step from pending to partial_success, so it passes through running."""
+    nodes = """
+  start: {type: start, next: choose}
+  choose: {type: conditional, importance: important, condition: "{{ inputs.x }} > 1", on_true: end}
+  end: {type: end}
+"""
+    run = a_run(nodes, head="inputs:\n  x: {type: number}\n")
+
+    run.run(disorder=0)
+
+    assert run.database.jobs[run.job_id].status == "partial_success"
+    assert findings_of(run.database) == []
+
+
+def test_e1_what_comes_in_together_with_a_critical_failure_is_not_sent_out_again():
+    run, report = both_taken(a=["data"], b=["returned"])
+    report("a")
+    report("b")
+
+    run.turn()
+
+    assert [task.status for task in run.database.tasks.values()] == [TaskStatus.FAILED, TaskStatus.RETURNED]
+    assert run.states()["b"] == ("cancelled", "job_failed")
+    assert run.is_over
+    assert findings_of(run.database) == []
+
+
+def test_e1_a_wait_that_began_together_with_a_critical_failure_ends_with_it():
+    run, report = both_taken(a=["data"], b=["handler"])
+    report("b")
+    report("a")
+
+    run.turn()
+
+    waiting = run.database.nodes[run.job_id]["b"]
+    assert (waiting.status, waiting.not_before) == ("cancelled", None)
+    assert run.is_over
+    assert findings_of(run.database) == []
+
+
+def test_w6_a_node_beside_the_branches_runs_whichever_is_taken():
+    nodes = """
+  start: {type: start, next: choose}
+  choose: {type: conditional, condition: "{{ 1 }} > 2", on_true: taken}
+  taken: {handler: echo}
+  beside: {handler: echo, depends_on: {all_of: [choose]}}
+  end: {type: end, depends_on: {all_of: [taken, beside]}}
+"""
+    run = a_run(nodes)
+
+    run.run(disorder=0)
+
+    assert run.states()["taken"] == ("skipped", "branch_not_taken")
+    assert run.states()["beside"] == ("completed", None)
+
+
+def test_w8_a_fan_in_far_behind_its_fan_out_goes_when_the_last_child_has_ended():
+    nodes = """
+  start: {type: start, next: [tiles, quick]}
+  quick: {handler: echo}
+  tiles: {type: fan_out, source: [1, 2], task: {handler: echo}}
+  early: {handler: echo, depends_on: {any_of: [quick, tiles]}}
+  gather: {type: fan_in, fan_out: tiles, depends_on: {all_of: [early]}}
+  end: {type: end, depends_on: {all_of: [gather]}}
+"""
+    run = a_run(nodes)
+    run.turn()
+    for name in ("quick", "early", "tiles__0", "tiles__1"):
+        run.claim_tasks()
+        while all(task.node_id != name for task in run.held):
+            run.claim_tasks()
+        assert run.states()["gather"][0] == "pending"
+        run.report(next(task for task in run.held if task.node_id == name))
+        run.turn()
+
+    assert run.states()["gather"][0] == "completed"
+    assert run.is_over
