@@ -191,7 +191,7 @@ class _Actor:
         return not self.task.done() and not self.is_blocked
 
 
-class Tester:
+class Interleaver:
     """Two connections to play on and one to watch them."""
 
     def __init__(self, connections: Sequence[Connection], watcher: Connection) -> None:

@@ -5,7 +5,7 @@ statement and commit (`isolation.py`). After each interleaving: no deadlock, no 
 """
 
 import hashlib
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations_with_replacement
 from random import Random
@@ -14,7 +14,7 @@ from uuid import UUID
 
 import psycopg
 import pytest
-from tests.database.isolation import WRITING, GatedConnection, Run, Session, Tester
+from tests.database.isolation import WRITING, GatedConnection, Run, Session, Interleaver
 
 from dagmaster.database.bell import JOBS
 from dagmaster.database.history import verify
@@ -198,9 +198,9 @@ async def _prepare(stage: Stage) -> None:
 
     await stage.rows("UPDATE dagapp.dag_tasks SET queue = 'aside' WHERE status = 'queued'")
     await _start(stage, GATHERING, WIDE, ONE)
-    await _report(stage, WORKER, await _take(stage, WORKER, HANDLERS, 5))
+    await _report(stage, WORKER, await _take(stage, WORKER, ["noop"], 1) + await _take(stage, WORKER, ["echo"], 4))
     await _advance(stage, ONE, GATHERING)
-    await _report(stage, WORKER, await _take(stage, WORKER, HANDLERS, 5))
+    await _report(stage, WORKER, await _take(stage, WORKER, ["echo"], 1))
 
     await _start(stage, ORPHAN, SHORT, SILENT)
     await _report(stage, WORKER, await _take(stage, WORKER, HANDLERS, 5))
@@ -209,6 +209,12 @@ async def _prepare(stage: Stage) -> None:
     await stage.ledger.enqueue_message("bad", JOBS, {})
 
     await stage.rows(f"UPDATE dagapp.dag_tasks SET queue = '{QUEUE}' WHERE queue = 'aside'")
+    await _set_times(stage)
+    stage.views = await _load(stage.ledger, list(stage.claims.values()))
+    assert is_failing(stage.views[FAILED])
+
+
+async def _set_times(stage: Stage) -> None:
     await stage.rows(
         "UPDATE dagapp.dag_tasks SET lease_until = clock_timestamp() - interval '1 s'"
         " WHERE worker_id = %s AND status = 'running'",
@@ -217,21 +223,11 @@ async def _prepare(stage: Stage) -> None:
     await stage.rows(
         "UPDATE dagapp.dag_node_states SET not_before = clock_timestamp() WHERE node_id = 'lone' AND not_before IS NOT NULL"
     )
-    await stage.rows(
-        "UPDATE dagapp.orchestrators SET heartbeat_at = clock_timestamp() + interval '1 day' WHERE owner_id = ANY (%s)",
-        [ONE, TWO],
-    )
-    await stage.rows(
-        "UPDATE dagapp.orchestrators SET heartbeat_at = clock_timestamp() - interval '1 hour' WHERE owner_id = %s",
-        SILENT,
-    )
-    for table, name, instance in (("orchestrators", "owner_id", GONE), ("workers", "worker_id", LOST)):
-        await stage.rows(
-            f"UPDATE dagapp.{table} SET heartbeat_at = clock_timestamp() - interval '2 days' WHERE {name} = %s",
-            instance,
-        )
-    stage.views = await _load(stage.ledger, list(stage.claims.values()))
-    assert is_failing(stage.views[FAILED])
+    beats = "UPDATE dagapp.{} SET heartbeat_at = clock_timestamp() + %s::interval WHERE {} = ANY (%s)"
+    await stage.rows(beats.format("orchestrators", "owner_id"), "1 day", [ONE, TWO])
+    await stage.rows(beats.format("orchestrators", "owner_id"), "-1 hour", [SILENT])
+    await stage.rows(beats.format("orchestrators", "owner_id"), "-2 days", [GONE])
+    await stage.rows(beats.format("workers", "worker_id"), "-2 days", [LOST])
 
 
 async def _save(stage: Stage) -> None:
@@ -513,7 +509,7 @@ async def test_every_pair_of_transactions_in_every_order_keeps_the_invariants(st
     partners = [(a, b) for a, b in PAIRS if a.name == first and _is_played(a, b)]
     plays_all = request.config.getoption("--slow")
 
-    async with Tester.on(stage.dsn) as tester:
+    async with Interleaver.on(stage.dsn) as tester:
         for a, b in partners:
             pair, needs_room = f"{a.name} + {b.name}", a.needs_room or b.needs_room
 
@@ -535,7 +531,7 @@ async def test_every_pair_of_transactions_in_every_order_keeps_the_invariants(st
 
 
 async def test_every_statement_that_writes_is_played(stage):
-    async with Tester.on(stage.dsn) as tester:
+    async with Interleaver.on(stage.dsn) as tester:
         for transaction in TRANSACTIONS:
 
             async def reset(transaction=transaction):
@@ -555,7 +551,7 @@ async def test_every_statement_that_writes_is_played(stage):
 async def test_a_zombie_changes_nothing_whatever_it_meets(stage):
     zombie = BY_NAME["zombie"]
 
-    async with Tester.on(stage.dsn) as tester:
+    async with Interleaver.on(stage.dsn) as tester:
         for other in TRANSACTIONS:
             if other.needs_room or other is zombie:
                 continue
@@ -574,10 +570,6 @@ async def test_a_zombie_changes_nothing_whatever_it_meets(stage):
 
             await tester.explore([other.session(stage)], reset, note)
             await tester.explore([other.session(stage), zombie.session(stage)], reset, compare)
-
-
-def _pairs_of(name: str) -> Iterator[tuple[Transaction, Transaction]]:
-    return ((a, b) for a, b in PAIRS if name in (a.name, b.name))
 
 
 def test_the_pairs_are_all_pairs():

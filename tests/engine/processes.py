@@ -164,7 +164,7 @@ class Fleet:
         return process
 
     def _environment(self) -> dict[str, str]:
-        ours = {"DATABASE_URL": self.dsn, MARK: self.mark, "PYTHONPATH": f"{self.folder / 'path'}:{ROOT}"}
+        ours = {"DATABASE_URL": self.dsn, MARK: self.mark, "PYTHONPATH": f"{self.folder / 'path'}:{ROOT}:{ROOT / 'src'}"}
         inherited = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
         return {**inherited, **ours, **_as_environment(self._settings)}
 

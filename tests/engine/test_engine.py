@@ -168,7 +168,8 @@ async def test_e1_a_failed_optional_node_satisfies_its_successors(database):
 
 
 @pytest.mark.parametrize(
-    ("importance_of_next", "status"), [("critical", "failed"), ("important", "partial_success"), ("optional", "partial_success")]
+    ("importance_of_next", "status"),
+    [("critical", "failed"), ("important", "partial_success"), ("optional", "partial_success")],
 )
 async def test_e1_a_failed_important_node_does_not_satisfy_its_successors(database, importance_of_next, status):
     definition = _nodes(f"""
@@ -238,7 +239,10 @@ async def test_e2_a_job_is_created_whole_pending_and_unowned(database):
 
 async def test_e2_of_several_submissions_all_are_created_or_none(database):
     async with engine(database, orchestrators=0, workers=0) as running:
-        good, bad = Submission(workflow_id="echo_test"), Submission(workflow_id="echo_test", input_params={"message": 1})
+        good, bad = (
+            Submission(workflow_id="echo_test"),
+            Submission(workflow_id="echo_test", input_params={"message": 1}),
+        )
         with pytest.raises(InvalidRequest):
             await running.submit_all([good, bad, good])
 
@@ -384,7 +388,9 @@ async def test_e7_a_result_for_an_older_attempt_is_recorded_and_ignored(database
         quick, second = await _claim(running, "echo")
         late = await running.ledger.exchange(slow, [_report(first, "late")], Demand(()), lease_seconds=30)
         assert (await running.nodes(job_id))["echo"]["attempt"] == 2
-        done = await running.ledger.exchange(quick, [_report(second, {"echoed_params": 1})], Demand(()), lease_seconds=30)
+        done = await running.ledger.exchange(
+            quick, [_report(second, {"echoed_params": 1})], Demand(()), lease_seconds=30
+        )
         job, nodes = await running.wait(job_id), await running.nodes(job_id)
         results = await running.rows("SELECT * FROM dagapp.dag_task_results WHERE job_id = %s ORDER BY attempt", job_id)
 

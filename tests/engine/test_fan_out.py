@@ -185,7 +185,7 @@ async def test_w7_max_parallel_holds_at_every_moment(database):
 
 async def test_w7_a_child_that_waits_for_its_retry_keeps_its_place(database):
     task = (
-        '{handler: flaky_echo, params: {failure_rate: 1, seed: 3}, '
+        "{handler: flaky_echo, params: {failure_rate: 1, seed: 3}, "
         "retry: {max_attempts: 4, backoff: fixed, initial_delay_seconds: 0.1, jitter: false}}"
     )
 
@@ -239,7 +239,9 @@ async def test_w7_an_empty_source_completes_at_once(database):
     assert nodes["all"]["output"] == {"results": [], "count": 0}
 
 
-@pytest.mark.parametrize(("source", "kind"), [("{{ nodes.items.output.count }}", "int"), ("{{ nodes.items.output }}", "")])
+@pytest.mark.parametrize(
+    ("source", "kind"), [("{{ nodes.items.output.count }}", "int"), ("{{ nodes.items.output }}", "")]
+)
 async def test_w7_a_source_that_is_no_array_fails_clearly(database, source, kind):
     job, nodes, tasks = await _run(database, _fan_out(GIVE, source=source))
 
@@ -323,7 +325,7 @@ async def test_w7_a_fan_out_larger_than_one_transaction_is_made_in_chunks(databa
 
 async def test_w7_a_child_is_retried_alone(database):
     task = (
-        '{handler: flaky_echo, params: {failure_rate: 0.5, seed: 5}, '
+        "{handler: flaky_echo, params: {failure_rate: 0.5, seed: 5}, "
         "retry: {max_attempts: 5, backoff: fixed, initial_delay_seconds: 0.02}}"
     )
 

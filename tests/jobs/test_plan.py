@@ -104,4 +104,5 @@ def test_w8_a_fan_in_far_behind_its_fan_out_goes_when_the_last_child_has_ended()
         run.turn()
 
     assert run.states()["gather"][0] == "completed"
-    assert run.is_over
+    run.run(disorder=0)
+    assert findings_of(run.database) == []

@@ -23,7 +23,14 @@ def ask_plainly(ctx):
 def a_task() -> TaskMessage:
     job_id = new_job_id(1)
     return TaskMessage(
-        task_id=f"{job_id}_a_1", job_id=job_id, node_id="a", attempt=1, handler="ask", params={}, queue="q", timeout_seconds=20
+        task_id=f"{job_id}_a_1",
+        job_id=job_id,
+        node_id="a",
+        attempt=1,
+        handler="ask",
+        params={},
+        queue="q",
+        timeout_seconds=20,
     )
 
 

@@ -41,7 +41,11 @@ def submit(
     extras = {"priority": priority, "correlation_id": correlation_id, "submitted_by": submitted_by}
     created: list[UUID] = []
     try:
-        asyncio.run(create_job(state.dsn, chosen, inputs, extras, created.append, state.settings.max_params_bytes))
+        asyncio.run(
+            create_job(
+                state.dsn, chosen, inputs, extras, created.append, max_params_bytes=state.settings.max_params_bytes
+            )
+        )
     except KeyboardInterrupt:
         if not created:
             raise
@@ -147,6 +151,7 @@ async def create_job(
     inputs: dict[str, Any],
     extras: dict[str, Any],
     on_created: Callable[[UUID], None] = lambda _: None,
+    *,
     max_params_bytes: int = 262_144,
 ) -> UUID:
     """Create a job and ring for it. `on_created` is told at once, whatever happens to the ringing."""

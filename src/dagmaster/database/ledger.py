@@ -15,6 +15,7 @@ from datetime import datetime
 from typing import Any, Protocol
 from uuid import UUID
 
+from dagmaster.errors import Conflict
 from dagmaster.jobs.changes import Changes
 from dagmaster.jobs.model import Checkpoint, DeadLetter, JobMessage, NodeState, TaskMessage
 from dagmaster.jobs.news import News
@@ -78,6 +79,8 @@ class LoadedJob:
     submitted_by: str | None
     nodes: tuple[NodeState, ...]
     outputs: dict[str, Any]  # the small ones, of completed nodes
+    result_data: Any = None
+    error_message: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +199,15 @@ class OrchestratorInfo:
     stats: dict[str, Any] = field(default_factory=dict)
 
 
+def key_conflict(job: NewJob) -> Conflict:
+    return Conflict(
+        f"the idempotency key '{job.idempotency_key}' stands for a submission with other inputs",
+        code="job.key-conflict",
+        hint="use another key, or the same inputs",
+        idempotency_key=job.idempotency_key,
+    )
+
+
 def by_reference(reference: dict[str, Any]) -> dict[str, Any]:
     """How an output that is too large to hand around shows itself."""
     return {"output_ref": reference}
@@ -207,12 +219,23 @@ class Ledger(Protocol):
         """Create jobs with their nodes and first events; one that exists already (same id or message) is left as it is."""
         ...
 
+    async def create_once(self, job: NewJob, request_hash: str, *, force: bool = False) -> UUID:
+        """Create a job under its idempotency key, or answer the job that has the key already.
+
+        Conflict: the key stands for another request. With `force` a new job takes the key over.
+        """
+        ...
+
     async def enqueue_message(self, message_id: str, queue: str, body: Any) -> bool: ...
 
     async def take_messages(
         self, queue: str, limit: int, handle: Callable[[JobMessage], NewJob | DeadLetter]
     ) -> list[UUID | str]:
         """Turn waiting messages into jobs or dead letters, each exactly once; returns job ids and refused message ids."""
+        ...
+
+    async def replay_dead_letter(self, dead_letter_id: UUID, queue: str) -> bool:
+        """Put a refused submission back into its queue; false if there is none by that id."""
         ...
 
     # Orchestrators
@@ -266,6 +289,10 @@ class Ledger(Protocol):
 
     async def renew(self, worker_id: UUID, held: Sequence[Running], *, lease_seconds: float) -> frozenset[str]:
         """Prolong the leases of running tasks; answers the ids of those that are this worker's no more (stop them)."""
+        ...
+
+    async def set_queue(self, queue: str, *, max_running: int | None, is_paused: bool) -> None:
+        """Limit how many tasks of a queue run at once over all workers, pause it, or open it."""
         ...
 
     async def retire_worker(self, worker_id: UUID) -> None: ...

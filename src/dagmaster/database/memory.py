@@ -35,6 +35,7 @@ from dagmaster.database.ledger import (
     Stirrings,
     WorkerInfo,
     by_reference,
+    key_conflict,
     opening_nodes,
 )
 from dagmaster.errors import InvalidRequest
@@ -47,6 +48,7 @@ from dagmaster.jobs.model import (
     JobEvent,
     JobMessage,
     NodeState,
+    QueueSettings,
     Task,
     TaskMessage,
     TaskResult,
@@ -86,6 +88,8 @@ class MemoryDatabase:
     checkpoints: dict[tuple[UUID, str], dict[str, Checkpoint]] = field(default_factory=lambda: defaultdict(dict))
     messages: dict[str, JobMessage] = field(default_factory=dict)
     dead_letters: list[DeadLetter] = field(default_factory=list)
+    keys: dict[tuple[str, str], tuple[UUID, str]] = field(default_factory=dict)
+    queues: dict[str, QueueSettings] = field(default_factory=dict)
     position: int = 0
     event_id: int = 0
 
@@ -175,6 +179,38 @@ class MemoryLedger:
         db.add_event(new.job_id, 2, EventType.NODE_READY, node_id=start, event_status="ready", epoch=0)
         return True
 
+    async def create_once(self, job: NewJob, request_hash: str, *, force: bool = False) -> UUID:
+        key = (job.submitted_by or "", job.idempotency_key or "")
+        known = self.db.keys.get(key)
+        if known is not None and known[1] != request_hash:
+            raise key_conflict(job)
+        if known is not None and not force:
+            return known[0]
+        self.db.keys[key] = (job.job_id, request_hash)
+        self._create(job)
+        return job.job_id
+
+    async def replay_dead_letter(self, dead_letter_id: UUID, queue: str) -> bool:
+        letters = self.db.dead_letters
+        found = next((x for x in letters if x.dead_letter_id == dead_letter_id and x.queue == queue), None)
+        if found is None:
+            return False
+        letters.remove(found)
+        return await self.enqueue_message(found.message_id or str(dead_letter_id), queue, found.body)
+
+    async def set_queue(self, queue: str, *, max_running: int | None, is_paused: bool) -> None:
+        self.db.queues[queue] = QueueSettings(
+            queue=queue, max_running=max_running, is_paused=is_paused, updated_at=self.db.clock()
+        )
+
+    def _room(self, queue: str) -> int | None:
+        """How many more tasks of a queue may run; None: as many as you like."""
+        settings = self.db.queues.get(queue)
+        if settings is None or (settings.max_running is None and not settings.is_paused):
+            return None
+        running = sum(task.status is TaskStatus.RUNNING and task.queue == queue for task in self.db.tasks.values())
+        return 0 if settings.is_paused else max(0, (settings.max_running or 0) - running)
+
     async def enqueue_message(self, message_id: str, queue: str, body: Any) -> bool:
         if message_id in self.db.messages:
             return False
@@ -242,6 +278,7 @@ class MemoryLedger:
         return LoadedJob(
             job.job_id, job.status, job.definition_hash, workflow, copy.deepcopy(job.input_params), job.priority,
             job.correlation_id, job.submitted_by, nodes, outputs,
+            job.result_data, job.error_message,
         )  # fmt: skip
 
     async def load_outputs(self, job_id: UUID, node_ids: Sequence[str], *, resolve: bool = True) -> dict[str, Any]:
@@ -644,7 +681,8 @@ class MemoryLedger:
                 ),
                 key=lambda t: (-t.priority, t.position),
             )
-            for task in waiting[: limit - len(claimed)]:
+            room = self._room(queue)
+            for task in waiting[: limit - len(claimed) if room is None else min(room, limit - len(claimed))]:
                 key = (task.job_id, task.node_id, task.attempt)
                 lease = now + timedelta(seconds=lease_seconds)
                 self.db.move_task(key, TaskStatus.RUNNING, worker_id=worker_id, started_at=now, lease_until=lease)

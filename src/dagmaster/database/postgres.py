@@ -39,6 +39,7 @@ from dagmaster.database.ledger import (
     Stirrings,
     WorkerInfo,
     by_reference,
+    key_conflict,
     opening_nodes,
 )
 from dagmaster.database.queries import query
@@ -50,6 +51,8 @@ from dagmaster.jobs.news import Due, Failed, Lost, News, Overran, Returned, Star
 from dagmaster.jobs.states import JobStatus, NodeStatus, TaskStatus
 from dagmaster.workflows.model import Workflow
 
+LIMITS_SECONDS = 1.0  # how long a worker may not know that a queue got a limit; it claims nothing from it meanwhile
+
 
 class PostgresLedger:
     def __init__(self, dsn: str, role: str = "ledger") -> None:
@@ -57,6 +60,8 @@ class PostgresLedger:
         self._role = role
         self._connection: Connection | None = None
         self._lock = asyncio.Lock()
+        self._limits: set[str] = set()
+        self._limits_until = 0.0
 
     async def close(self) -> None:
         connection, self._connection = self._connection, None
@@ -93,6 +98,26 @@ class PostgresLedger:
                 faults.reach("submit.before-commit")
             faults.reach("submit.after-commit")
         return created
+
+    async def create_once(self, job: NewJob, request_hash: str, *, force: bool = False) -> UUID:
+        key = {
+            "submitted_by": job.submitted_by or "",
+            "idempotency_key": job.idempotency_key,
+            "request_hash": request_hash,
+            "job_id": job.job_id,
+            "force": force,
+        }
+        async with self._connected() as connection, connection.transaction():
+            row = await (await connection.execute(query("reserve_key"), key, prepare=True)).fetchone()
+            assert row is not None
+            if row[1] != request_hash:
+                raise key_conflict(job)
+            if row[0] == job.job_id:
+                await _create(connection, [job])
+            return row[0]  # type: ignore[no-any-return]
+
+    async def replay_dead_letter(self, dead_letter_id: UUID, queue: str) -> bool:
+        return bool(await self._rows("replay_dead_letter", {"dead_letter_id": dead_letter_id, "queue": queue}))
 
     async def enqueue_message(self, message_id: str, queue: str, body: Any) -> bool:
         values = {"message_id": message_id, "queue": queue, "body": Jsonb(body)}
@@ -236,22 +261,43 @@ class PostgresLedger:
     async def exchange(
         self, worker_id: UUID, reports: Sequence[Report], demand: Demand, *, lease_seconds: float
     ) -> Exchange:
-        rows = await self._rows(
-            "exchange",
-            {
-                "worker_id": worker_id,
-                "reports": _json(reports),
-                "queues": list(demand.queues),
-                "light_handlers": list(demand.light_handlers),
-                "light": demand.light,
-                "heavy_handlers": list(demand.heavy_handlers),
-                "heavy": demand.heavy,
-                "lease": lease_seconds,
-            },
-        )
+        limited = await self._limited(demand)
+        values = {
+            "worker_id": worker_id,
+            "reports": _json(reports),
+            "queues": list(demand.queues),
+            "light_handlers": list(demand.light_handlers),
+            "light": demand.light,
+            "heavy_handlers": list(demand.heavy_handlers),
+            "heavy": demand.heavy,
+            "lease": lease_seconds,
+            "holds_budgets": bool(limited),
+        }
+        rows = await (self._exchange_within(limited, values) if limited else self._rows("exchange", values))
         (_, _, _, accepted, *_), *claimed = rows
         late = () if accepted == len(reports) else await self._record_late(worker_id, reports)
         return Exchange(tuple(_message(row) for row in claimed), len(reports) - len(late), late)
+
+    async def _limited(self, demand: Demand) -> list[str]:
+        """Which of these queues have a limit, as far as was known a moment ago. An unknown one is closed to us until then."""
+        now = asyncio.get_running_loop().time()
+        if now >= self._limits_until:
+            self._limits = {row[0] for row in await self._rows("limited_queues", {})}
+            self._limits_until = now + LIMITS_SECONDS
+        return [queue for queue in demand.queues if queue in self._limits] if demand.total else []
+
+    async def _exchange_within(self, queues: list[str], values: dict[str, Any]) -> list[tuple[Any, ...]]:
+        """The same exchange, holding the budgets of limited queues: one transaction, one round trip."""
+        async with self._connected() as connection:
+            async with connection.pipeline():
+                await connection.execute("BEGIN")
+                await connection.execute(query("lock_budgets"), {"queues": queues}, prepare=True)
+                exchanged = await connection.execute(query("exchange"), values, prepare=True)
+                await connection.execute("COMMIT")
+            return await exchanged.fetchall()
+
+    async def set_queue(self, queue: str, *, max_running: int | None, is_paused: bool) -> None:
+        await self._do("set_queue", {"queue": queue, "max_running": max_running, "is_paused": is_paused})
 
     async def _record_late(self, worker_id: UUID, reports: Sequence[Report]) -> tuple[str, ...]:
         rows = await self._rows("record_late_reports", {"worker_id": worker_id, "reports": _json(reports)})

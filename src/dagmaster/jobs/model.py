@@ -351,6 +351,38 @@ class DeadLetter(Record):
     created_at: datetime
 
 
+class IdempotencyKey(Record):
+    """Which job a submitter's key stands for. `request_hash` tells a repetition from another request under the same key."""
+
+    table: ClassVar[Table] = Table(
+        "dag_idempotency_keys",
+        key=("submitted_by", "idempotency_key"),
+        indexes=(Index("dag_idempotency_keys_by_job", ("job_id",)),),
+        defaults={"created_at": "dagapp.clock()"},
+    )
+    submitted_by: str
+    idempotency_key: str
+    request_hash: str
+    job_id: UUID
+    created_at: datetime
+
+
+class QueueSettings(Record):
+    """How much of a queue may run at once, over all workers. A queue without a row is open and unlimited."""
+
+    table: ClassVar[Table] = Table(
+        "dag_queues",
+        key=("queue",),
+        checks={"max_running": "max_running > 0"},
+        defaults={"updated_at": "dagapp.clock()", "is_paused": "false"},
+        types={"max_running": "integer"},
+    )
+    queue: str
+    max_running: int | None = None
+    is_paused: bool = False
+    updated_at: datetime
+
+
 RECORDS: tuple[type[Record], ...] = (
     WorkflowDefinition,
     Job,
@@ -363,6 +395,8 @@ RECORDS: tuple[type[Record], ...] = (
     Checkpoint,
     JobMessage,
     DeadLetter,
+    IdempotencyKey,
+    QueueSettings,
 )
 
 

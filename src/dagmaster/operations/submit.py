@@ -1,17 +1,43 @@
-"""Submit a job: check what is asked against the workflow, then create job, nodes and first event in one transaction."""
+"""Submit a job: check what is asked against the workflow, then create job, nodes and first event in one transaction.
 
+With an idempotency key (given, or by default for workflows that say `idempotent: true`) a repeated submission answers with the job
+that the first one made [E16].
+"""
+
+import hashlib
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Literal
 from uuid import UUID
 
 import orjson
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
-from dagmaster.database.ledger import Ledger, NewJob
+from dagmaster.database.ledger import Claim, Ledger, LoadedJob, NewJob
 from dagmaster.errors import DagmasterError, InvalidRequest
 from dagmaster.jobs.model import DeadLetter, JobMessage, Submission, new_job_id
+from dagmaster.jobs.stages import stages_of
+from dagmaster.jobs.states import JobStatus
+from dagmaster.jobs.view import node_view
 from dagmaster.operations.catalog import Catalog
+from dagmaster.workflows.graph import build
 from dagmaster.workflows.inputs import check_inputs
+
+
+class Answer(BaseModel):
+    """What became of a submission."""
+
+    model_config = ConfigDict(frozen=True)
+
+    status: Literal["accepted", "already_completed", "already_processing", "previously_failed"]
+    job_id: UUID
+    job_status: JobStatus
+    result_data: Any = None
+    error_message: str | None = None
+    failed_stage: str | None = None
+    completed_stages: tuple[str, ...] = ()
+    hint: str | None = None
 
 
 def _milliseconds() -> int:
@@ -58,6 +84,55 @@ async def submit(ledger: Ledger, catalog: Catalog, submissions: Sequence[Submiss
     """Create jobs for these submissions: all or none."""
     jobs = [prepare(catalog, submission) for submission in submissions]
     return await ledger.create_jobs(jobs)
+
+
+async def submit_once(ledger: Ledger, catalog: Catalog, submission: Submission, *, force: bool = False) -> Answer:
+    """Create the job, or answer what became of the one that the same submission made before."""
+    job = prepare(catalog, submission)
+    request = request_hash(job)
+    if job.idempotency_key is None and job.workflow.idempotent:
+        job = replace(job, idempotency_key=request)
+    if job.idempotency_key is None:
+        await ledger.create_jobs([job])
+        return Answer(status="accepted", job_id=job.job_id, job_status=JobStatus.PENDING)
+    job_id = await ledger.create_once(job, request, force=force)
+    if job_id == job.job_id:
+        return Answer(status="accepted", job_id=job_id, job_status=JobStatus.PENDING)
+    (known,) = await ledger.load_jobs([Claim(job_id, job_id, 0)])
+    return _answer_of(known)
+
+
+def request_hash(job: NewJob) -> str:
+    """SHA-256 of the workflow id and the canonical inputs."""
+    canonical = orjson.dumps([job.workflow.workflow_id, job.input_params], option=orjson.OPT_SORT_KEYS)
+    return hashlib.sha256(canonical).hexdigest()
+
+
+def _answer_of(job: LoadedJob) -> Answer:
+    match job.status:
+        case JobStatus.PENDING | JobStatus.RUNNING:
+            return Answer(status="already_processing", job_id=job.job_id, job_status=job.status)
+        case JobStatus.COMPLETED:
+            return Answer(
+                status="already_completed", job_id=job.job_id, job_status=job.status, result_data=job.result_data
+            )
+        case _:
+            return _previously_failed(job)
+
+
+def _previously_failed(job: LoadedJob) -> Answer:
+    graph = build(job.workflow)
+    stages = stages_of(graph, {n.node_id: node_view(n, job.workflow.nodes[n.node_id]) for n in job.nodes})
+    return Answer(
+        status="previously_failed",
+        job_id=job.job_id,
+        job_status=job.status,
+        result_data=job.result_data,
+        error_message=job.error_message,
+        failed_stage=next((stage.label for stage in stages if stage.has_failed), None),
+        completed_stages=tuple(stage.label for stage in stages if stage.is_complete),
+        hint="submit again with force=true for a new run",
+    )
 
 
 async def take_submissions(ledger: Ledger, catalog: Catalog, queue: str, limit: int = 100) -> int:

@@ -84,3 +84,25 @@ INSERT INTO dagapp.dag_dead_letters (queue, message_id, reason, description, bod
 SELECT d.queue, d.message_id, d.reason, d.description, d.body
   FROM jsonb_to_recordset(%(letters)s::jsonb)
        AS d (queue text, message_id text, reason text, description text, body jsonb);
+
+-- name: reserve_key
+-- Take an idempotency key for a job, or learn which job has it. Of two that race, the second waits for the first. With `force`
+-- the key moves to the new job, if it asks for the same thing.
+INSERT INTO dagapp.dag_idempotency_keys AS k (submitted_by, idempotency_key, request_hash, job_id)
+VALUES (%(submitted_by)s, %(idempotency_key)s, %(request_hash)s, %(job_id)s)
+    ON CONFLICT (submitted_by, idempotency_key) DO UPDATE
+   SET job_id = CASE WHEN %(force)s AND k.request_hash = excluded.request_hash THEN excluded.job_id ELSE k.job_id END
+RETURNING job_id, request_hash;
+
+-- name: replay_dead_letter
+-- Put a submission that was refused back into its queue.
+WITH letter AS (
+    DELETE FROM dagapp.dag_dead_letters
+     WHERE dead_letter_id = %(dead_letter_id)s AND queue = %(queue)s
+    RETURNING dead_letter_id, queue, message_id, body
+)
+INSERT INTO dagapp.dag_job_messages (message_id, queue, body)
+SELECT coalesce(message_id, dead_letter_id::text), queue, body
+  FROM letter
+    ON CONFLICT DO NOTHING
+RETURNING message_id;

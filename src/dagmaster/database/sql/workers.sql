@@ -39,26 +39,38 @@ WITH report AS MATERIALIZED (
            (job_id, node_id, attempt, status, output, error, error_message, metrics, worker_id, started_at)
     SELECT job_id, node_id, attempt, status, output, error, error ->> 'message', metrics, %(worker_id)s, started_at
       FROM done
+), open AS MATERIALIZED (
+    -- A queue with a limit is open only to whoever holds its budget (lock_budgets, in the transaction of this statement).
+    SELECT q.name, q.place,
+           CASE WHEN s.max_running IS NOT NULL
+                THEN s.max_running - (SELECT count(*)
+                                        FROM dagapp.dag_tasks t
+                                       WHERE t.status = 'running' AND t.queue = q.name) END AS room
+      FROM unnest(%(queues)s::text[]) WITH ORDINALITY AS q (name, place)
+      LEFT JOIN dagapp.dag_queues s
+        ON s.queue = q.name
+     WHERE s.queue IS NULL
+        OR NOT s.is_paused AND (s.max_running IS NULL OR %(holds_budgets)s)
 ), light AS MATERIALIZED (
-    SELECT c.job_id, c.node_id, c.attempt
-      FROM unnest(%(queues)s::text[]) AS q (name)
+    SELECT c.job_id, c.node_id, c.attempt, q.name
+      FROM open q
      CROSS JOIN LATERAL (
            SELECT t.job_id, t.node_id, t.attempt
              FROM dagapp.dag_tasks t
             WHERE t.status = 'queued' AND t.queue = q.name AND t.handler = ANY (%(light_handlers)s::text[])
             ORDER BY t.priority DESC, t.position
-            LIMIT %(light)s
+            LIMIT greatest(0, least(%(light)s, q.room))
               FOR NO KEY UPDATE SKIP LOCKED) AS c
      LIMIT %(light)s
 ), heavy AS MATERIALIZED (
-    SELECT c.job_id, c.node_id, c.attempt
-      FROM unnest(%(queues)s::text[]) AS q (name)
+    SELECT c.job_id, c.node_id, c.attempt, q.name
+      FROM open q
      CROSS JOIN LATERAL (
            SELECT t.job_id, t.node_id, t.attempt
              FROM dagapp.dag_tasks t
             WHERE t.status = 'queued' AND t.queue = q.name AND t.handler = ANY (%(heavy_handlers)s::text[])
             ORDER BY t.priority DESC, t.position
-            LIMIT %(heavy)s
+            LIMIT greatest(0, least(%(heavy)s, q.room - (SELECT count(*) FROM light l WHERE l.name = q.name)))
               FOR NO KEY UPDATE SKIP LOCKED) AS c
      LIMIT %(heavy)s
 ), claimed AS (
@@ -77,6 +89,28 @@ SELECT NULL::text AS task_id, NULL::uuid AS job_id, NULL::text AS node_id, (SELE
  UNION ALL
 SELECT task_id, job_id, node_id, attempt, handler, params, queue, timeout_seconds, retry_count
   FROM claimed;
+
+-- name: limited_queues
+-- Which queues have a limit.
+SELECT queue
+  FROM dagapp.dag_queues
+ WHERE max_running IS NOT NULL;
+
+-- name: lock_budgets
+-- Whoever claims from limited queues holds their budgets until its claims are committed: two workers never spend the same
+-- place twice. In a statement of its own, so that the one that counts what runs sees what was committed before.
+SELECT queue
+  FROM dagapp.dag_queues
+ WHERE queue = ANY (%(queues)s::text[]) AND max_running IS NOT NULL
+ ORDER BY queue
+   FOR UPDATE;
+
+-- name: set_queue
+-- Limit, pause or open a queue.
+INSERT INTO dagapp.dag_queues AS q (queue, max_running, is_paused)
+VALUES (%(queue)s, %(max_running)s, %(is_paused)s)
+    ON CONFLICT (queue) DO UPDATE
+   SET max_running = excluded.max_running, is_paused = excluded.is_paused, updated_at = dagapp.clock();
 
 -- name: record_late_reports
 -- Reports that came too late are kept for people, and named. One that this worker handed in before, and whose answer was
