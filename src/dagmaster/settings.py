@@ -73,6 +73,16 @@ class Settings(BaseSettings):
     max_fan_out: PositiveInt = 100_000
     max_params_bytes: PositiveInt = 262_144
 
+    api_enabled: bool = Field(True, description="Whether an orchestrator's process also serves the API")
+    api_host: str = Field("127.0.0.1", description="Where the API listens; only loopback, unless API_INSECURE")
+    api_port: Annotated[int, Field(ge=0, le=65535)] = Field(8000, description="0 takes any free port")
+    api_insecure: bool = Field(
+        False, description="Let the API listen beyond loopback although it asks nobody who they are"
+    )
+    allow_rebuild: bool = Field(
+        False, description="Development only: let the bootstrap API drop everything and deploy anew"
+    )
+
     crash_point: str | None = Field(None, description="Tests only: a named point at which the process dies")
 
     @field_validator("worker_queue", "known_queues", mode="before")

@@ -14,7 +14,7 @@ from uuid import UUID
 
 import psycopg
 import pytest
-from tests.database.isolation import WRITING, GatedConnection, Run, Session, Interleaver
+from tests.database.isolation import WRITING, GatedConnection, Interleaver, Run, Session
 
 from dagmaster.database.bell import JOBS
 from dagmaster.database.history import verify
@@ -45,6 +45,7 @@ from dagmaster.workflows.load import Limits, read
 QUEUE = DEFAULT_QUEUES[0]
 HANDLERS = ("echo", "noop", "sleep")
 LIMITS = Limits()
+ROUTER = RegistryRouter(installed(), DEFAULT_QUEUES, QUEUE)
 
 
 def _workflow(nodes: str) -> Any:
@@ -100,13 +101,10 @@ class Stage:
     steps: set[str] = field(default_factory=set)
     interleavings: int = 0
 
-    def planner(self) -> Planner:
-        return Planner(RegistryRouter(installed(), DEFAULT_QUEUES, QUEUE), Random(1))
-
     def advance(
         self, ledger: PostgresLedger, owner: UUID, claims: Sequence[Claim], look: Look, views: dict[UUID, JobView]
     ) -> Awaitable[Advanced]:
-        planner = self.planner()
+        planner = Planner(ROUTER, Random(1))
 
         def decide(held: Held) -> list[Any]:
             return [

@@ -1,0 +1,97 @@
+"""Idempotent submission [E16]: one key, one job, and an answer in every state."""
+
+import asyncio
+
+import pytest
+
+from dagmaster.database.postgres import PostgresLedger
+from dagmaster.errors import Conflict
+from dagmaster.jobs.model import Submission
+from dagmaster.operations.submit import submit_once
+from tests.engine.harness import engine, workflow
+
+ONCE = """
+    workflow_id: once
+    idempotent: true
+    inputs: {n: {type: integer, required: true}, fail: {type: boolean, default: false}}
+    nodes:
+      start: {type: start, next: route}
+      route: {type: conditional, condition: "{{ inputs.fail }}", on_true: bad, on_false: good}
+      good: {handler: echo, stage: work, params: {n: "{{ inputs.n }}"}, next: end}
+      bad: {handler: fail, stage: trouble, params: {message: no, blame: data}, next: end}
+      end: {type: end, depends_on: {any_of: [good, bad]}}
+"""
+
+
+def asked(key=None, by=None, **inputs):
+    return Submission(workflow_id="once", input_params=inputs, idempotency_key=key, submitted_by=by)
+
+
+async def test_e16_a_repeated_submission_answers_in_every_state(database):
+    async with engine(database, orchestrators=0, workers=0) as running:
+        running.add(workflow(ONCE))
+        first = await submit_once(running.ledger, running.catalog, asked(n=1))
+        waiting = await submit_once(running.ledger, running.catalog, asked(n=1))
+        await running.start_orchestrator()
+        await running.start_worker()
+        await running.wait(first.job_id)
+
+        done = await submit_once(running.ledger, running.catalog, asked(n=1))
+
+        assert (first.status, waiting.status, done.status) == ("accepted", "already_processing", "already_completed")
+        assert first.job_id == waiting.job_id == done.job_id
+        assert done.result_data == {"good": {"echoed_params": {"n": 1}}}
+
+
+async def test_e16_a_failed_job_says_where_it_failed_and_force_starts_a_new_one(database):
+    async with engine(database) as running:
+        running.add(workflow(ONCE))
+        first = await submit_once(running.ledger, running.catalog, asked(n=1, fail=True))
+        await running.wait(first.job_id)
+
+        again = await submit_once(running.ledger, running.catalog, asked(n=1, fail=True))
+        forced = await submit_once(running.ledger, running.catalog, asked(n=1, fail=True), force=True)
+        after = await submit_once(running.ledger, running.catalog, asked(n=1, fail=True))
+
+        assert (again.status, again.job_status, again.failed_stage) == ("previously_failed", "failed", "trouble")
+        assert "start" in again.completed_stages
+        assert forced.status == "accepted"
+        assert forced.job_id != first.job_id
+        assert after.job_id == forced.job_id
+        await running.wait(forced.job_id)
+
+
+async def test_e16_of_two_that_race_one_creates_the_job(database):
+    async with engine(database, orchestrators=0, workers=0) as running:
+        running.add(workflow(ONCE))
+        ledgers = [PostgresLedger(database, f"racer-{n}") for n in range(8)]
+
+        answers = await asyncio.gather(*(submit_once(each, running.catalog, asked(n=7)) for each in ledgers))
+
+        assert len({answer.job_id for answer in answers}) == 1
+        assert sorted(answer.status for answer in answers) == ["accepted"] + ["already_processing"] * 7
+        assert len(await running.rows("SELECT 1 FROM dagapp.dag_jobs")) == 1
+        for ledger in ledgers:
+            await ledger.close()
+
+
+async def test_e16_the_same_key_with_other_inputs_is_a_conflict(database):
+    async with engine(database, orchestrators=0, workers=0) as running:
+        running.add(workflow(ONCE))
+        await submit_once(running.ledger, running.catalog, asked("k", n=1))
+
+        with pytest.raises(Conflict) as refused:
+            await submit_once(running.ledger, running.catalog, asked("k", n=2), force=True)
+
+        assert refused.value.code == "job.key-conflict"
+        assert len(await running.rows("SELECT 1 FROM dagapp.dag_jobs")) == 1
+
+
+async def test_e16_keys_belong_to_their_submitter(database):
+    async with engine(database, orchestrators=0, workers=0) as running:
+        running.add(workflow(ONCE))
+
+        mine = await submit_once(running.ledger, running.catalog, asked("k", by="me", n=1))
+        yours = await submit_once(running.ledger, running.catalog, asked("k", by="you", n=2))
+
+        assert (mine.status, yours.status) == ("accepted", "accepted")
