@@ -82,9 +82,10 @@ HOT = (
 def values_for(name, job_id):
     common = {
         "job_ids": [job_id], "tokens": [job_id], "owner_id": job_id, "worker_id": job_id, "per_job": 2000, "small": 100,
-        "node_ids": ["split__1"], "changes": "[]", "counts": [0] * 5, "reports": "[]", "held": "[]", "queues": ["q"], 
+        "node_ids": ["split__1"], "changes": "[]", "counts": [0] * 5, "reports": "[]", "held": "[]", "queues": ["q"],
         "light_handlers": ["noop"],
-        "light": 100, "heavy_handlers": [], "heavy": 0, "lease": 60, "holds_budgets": False, "job_id": job_id, "node_id": "split", "offset": 0,
+        "light": 100, "heavy_handlers": [], "heavy": 0, "lease": 60, "holds_budgets": False,
+        "job_id": job_id, "node_id": "split", "offset": 0,
         "limit": 100,
     }  # fmt: skip
     return [common[parameter] for parameter in prepared(name)[1]]

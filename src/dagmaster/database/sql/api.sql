@@ -1,0 +1,357 @@
+-- name: api_jobs
+-- Jobs, newest first, a page at a time. Ids begin with the time they were made, on the submitter's clock: a day of slack
+-- makes the index find a span of creation times.
+SELECT job_id, workflow_id, workflow_version, status, priority, correlation_id, submitted_by, error_message, resume_count,
+       created_at, started_at, completed_at
+  FROM dagapp.dag_jobs
+ WHERE (%(after)s::uuid IS NULL OR job_id < %(after)s::uuid)
+   AND (%(status)s::text IS NULL OR status = %(status)s)
+   AND (%(workflow_id)s::text IS NULL OR workflow_id = %(workflow_id)s)
+   AND (%(submitted_by)s::text IS NULL OR submitted_by = %(submitted_by)s)
+   AND (%(correlation_id)s::text IS NULL OR correlation_id = %(correlation_id)s)
+   AND (%(created_after)s::timestamptz IS NULL
+        OR created_at >= %(created_after)s
+           AND job_id >= dagapp.first_uuid_at(greatest('epoch', %(created_after)s - interval '1 day')))
+   AND (%(created_before)s::timestamptz IS NULL
+        OR created_at < %(created_before)s
+           AND job_id < dagapp.first_uuid_at(greatest('epoch', %(created_before)s + interval '1 day')))
+ ORDER BY job_id DESC
+ LIMIT %(limit)s;
+
+-- name: api_job
+-- A job, without its claim token, which is nobody's business.
+SELECT job_id, workflow_id, workflow_version, definition_hash, status, input_params, priority, owner_id, owner_heartbeat_at,
+       epoch, correlation_id, submitted_by, callback_url, idempotency_key, message_id, asset_id, version_ordinal,
+       deadline_at, result_data, error_message, resume_count, last_sequence, version, created_at, updated_at, started_at,
+       completed_at
+  FROM dagapp.dag_jobs
+ WHERE job_id = %(job_id)s;
+
+-- name: api_job_brief
+-- What every question about a part of a job needs to know of the job itself.
+SELECT status, definition_hash, owner_id, last_sequence, dagapp.clock() AS now
+  FROM dagapp.dag_jobs
+ WHERE job_id = %(job_id)s;
+
+-- name: api_definition
+-- A workflow as a job keeps it.
+SELECT body
+  FROM dagapp.dag_workflow_definitions
+ WHERE definition_hash = %(definition_hash)s;
+
+-- name: api_heads
+-- How far the events of some jobs have come. The number and the state are of one moment: they change together.
+SELECT job_id, status, last_sequence
+  FROM dagapp.dag_jobs
+ WHERE job_id = ANY (%(job_ids)s::uuid[]);
+
+-- name: api_node
+-- One node, or one child, with everything that is kept of it.
+SELECT job_id, node_id, status, task_id, parent_node_id, fan_out_index, label, input_params, output, output_ref,
+       error_message, error, reason, attempt, retry_count, loss_count, max_retries, not_before, progress, total, expanded,
+       remaining, failed_count, cancelled_count, dispatched_at, started_at, completed_at, version, run
+  FROM dagapp.dag_node_states
+ WHERE job_id = %(job_id)s AND node_id = %(node_id)s;
+
+-- name: api_attempts
+-- The attempts of a node, the last one first, each with what was reported of it.
+SELECT t.attempt, t.task_id, t.status, t.queue, t.handler, t.priority, t.params, t.timeout_seconds, t.retry_count,
+       t.worker_id, t.lease_until, t.available_at AS queued_at, t.expires_at, t.started_at, t.finished_at, t.progress,
+       r.status AS reported_status, r.output, r.output_ref, r.error, r.metrics, r.reported_at, r.accepted
+  FROM dagapp.dag_tasks t
+  LEFT JOIN LATERAL (SELECT x.status, x.output, x.output_ref, x.error, x.metrics, x.reported_at, x.accepted
+                       FROM dagapp.dag_task_results x
+                      WHERE x.job_id = t.job_id AND x.node_id = t.node_id AND x.attempt = t.attempt
+                     OFFSET 0) AS r
+    ON true
+ WHERE t.job_id = %(job_id)s AND t.node_id = %(node_id)s
+ ORDER BY t.attempt DESC
+ LIMIT %(limit)s;
+
+-- name: api_timeline
+-- Attempts of a job in the order of their keys, which is how a page costs a page of a job with any number of children.
+SELECT b.node_id, b.attempt, b.task_id, n.parent_node_id, n.label, b.status, b.queue, b.handler, b.worker_id,
+       b.available_at AS queued_at, b.started_at, b.finished_at
+  FROM (SELECT t.*
+          FROM dagapp.dag_tasks t
+         WHERE t.job_id = %(job_id)s
+           AND (t.node_id, t.attempt) > (%(after_node)s::text, %(after_attempt)s::int)
+           AND (%(status)s::text IS NULL OR t.status = %(status)s)
+         ORDER BY t.node_id, t.attempt
+         LIMIT %(limit)s) AS b
+ CROSS JOIN LATERAL (SELECT c.parent_node_id, c.label
+                       FROM dagapp.dag_node_states c
+                      WHERE c.job_id = %(job_id)s AND c.node_id = b.node_id
+                     OFFSET 0) AS n
+ ORDER BY b.node_id, b.attempt;
+
+-- name: api_live_tasks
+-- The queued or running task of each of these nodes: how many are before it in its queue (counted up to a limit), and how
+-- many live workers could run it.
+WITH live AS MATERIALIZED (
+    SELECT t.*
+      FROM unnest(%(node_ids)s::text[]) AS k (node_id)
+     CROSS JOIN LATERAL (SELECT a.node_id, a.status, a.queue, a.handler, a.priority, a.position, a.available_at,
+                                a.started_at, a.worker_id
+                           FROM dagapp.dag_tasks a
+                          WHERE a.job_id = %(job_id)s AND a.node_id = k.node_id AND a.status IN ('queued', 'running')
+                         OFFSET 0) AS t
+)
+SELECT l.node_id, l.status, l.queue, l.handler, l.priority, l.available_at AS queued_at, l.started_at, l.worker_id,
+       (SELECT count(*)::int
+          FROM dagapp.workers w
+         WHERE w.heartbeat_at > dagapp.clock() - make_interval(secs => %(within)s)
+           AND l.queue = ANY (w.queues) AND l.handler = ANY (w.handlers)) AS live_workers,
+       CASE WHEN l.status = 'queued'
+            THEN (SELECT count(*)::int
+                    FROM (SELECT 1
+                            FROM dagapp.dag_tasks f
+                           WHERE f.status = 'queued' AND f.queue = l.queue AND f.priority > l.priority
+                           UNION ALL
+                          SELECT 1
+                            FROM dagapp.dag_tasks f
+                           WHERE f.status = 'queued' AND f.queue = l.queue AND f.priority = l.priority
+                             AND f.position < l.position
+                           LIMIT %(most)s) AS front) END AS in_front
+  FROM live l;
+
+-- name: api_unfinished_children
+-- Children of a fan_out that have not ended, in the order of their keys: those with a live task, and those that wait for
+-- their next attempt. Both are found by indexes that hold nothing else.
+WITH unfinished AS MATERIALIZED (
+    (SELECT t.node_id
+       FROM dagapp.dag_tasks t
+      WHERE t.job_id = %(job_id)s AND t.status IN ('queued', 'running') AND t.node_id > %(after)s::text
+        AND (SELECT c.parent_node_id
+               FROM dagapp.dag_node_states c
+              WHERE c.job_id = t.job_id AND c.node_id = t.node_id) = %(parent)s::text
+      ORDER BY t.node_id
+      LIMIT %(limit)s)
+     UNION
+    (SELECT n.node_id
+       FROM dagapp.dag_node_states n
+      WHERE n.job_id = %(job_id)s AND n.not_before IS NOT NULL AND n.node_id > %(after)s::text
+        AND n.parent_node_id = %(parent)s::text
+      ORDER BY n.node_id
+      LIMIT %(limit)s)
+)
+SELECT n.node_id, n.status, n.parent_node_id, n.fan_out_index, n.label, n.error_message, n.reason, n.attempt, n.retry_count,
+       n.max_retries, n.loss_count, n.not_before, n.total, n.expanded, n.remaining, n.failed_count, n.cancelled_count,
+       n.dispatched_at, n.started_at, n.completed_at, 0 AS running_count, 0 AS retrying_count, n.progress
+  FROM unfinished u
+ CROSS JOIN LATERAL (SELECT c.*
+                       FROM dagapp.dag_node_states c
+                      WHERE c.job_id = %(job_id)s AND c.node_id = u.node_id
+                     OFFSET 0) AS n
+ ORDER BY n.node_id
+ LIMIT %(limit)s;
+
+-- name: api_first_queued_child
+-- One queued child of each of these fan_outs, to tell what all of them wait for.
+SELECT f.parent, c.node_id
+  FROM unnest(%(parents)s::text[]) AS f (parent)
+ CROSS JOIN LATERAL (SELECT t.node_id
+                       FROM dagapp.dag_tasks t
+                      WHERE t.job_id = %(job_id)s AND t.status = 'queued'
+                        AND (SELECT n.parent_node_id
+                               FROM dagapp.dag_node_states n
+                              WHERE n.job_id = t.job_id AND n.node_id = t.node_id) = f.parent
+                      LIMIT 1) AS c;
+
+-- name: api_next_retry
+-- When the next attempt of a waiting child is due, for each fan_out of a job that has such children.
+SELECT w.parent_node_id AS parent, min(w.not_before) AS due_at
+  FROM (SELECT n.parent_node_id, n.not_before
+          FROM dagapp.dag_node_states n
+         WHERE n.job_id = %(job_id)s AND n.not_before IS NOT NULL AND n.parent_node_id IS NOT NULL
+         ORDER BY n.not_before
+         LIMIT 1000) AS w
+ GROUP BY w.parent_node_id;
+
+-- name: api_orchestrators
+-- Orchestrators by id, with the age of their last sign and how many jobs they hold.
+SELECT o.owner_id, o.host, o.pid, o.software_version, o.started_at, o.heartbeat_at, o.stats,
+       extract(epoch FROM dagapp.clock() - o.heartbeat_at)::float8 AS heartbeat_age_seconds,
+       o.heartbeat_at > dagapp.clock() - make_interval(secs => %(within)s) AS is_alive,
+       (SELECT count(*)::int
+          FROM dagapp.dag_jobs j
+         WHERE j.owner_id = o.owner_id AND j.status IN ('pending', 'running')) AS job_count
+  FROM dagapp.orchestrators o
+ WHERE (%(after)s::uuid IS NULL OR o.owner_id > %(after)s::uuid)
+ ORDER BY o.owner_id
+ LIMIT %(limit)s;
+
+-- name: api_workers
+-- Workers by id, with the age of their last sign and what they run: all of it counted, the longest running few in full.
+WITH running AS MATERIALIZED (
+    SELECT t.worker_id, t.task_id, t.handler, t.queue, t.started_at, t.progress,
+           row_number() OVER (PARTITION BY t.worker_id ORDER BY t.started_at, t.task_id) AS place
+      FROM dagapp.dag_tasks t
+     WHERE t.status = 'running'
+)
+SELECT w.worker_id, w.host, w.pid, w.software_version, w.worker_type, w.queues, w.handlers, w.started_at, w.heartbeat_at,
+       w.stats,
+       extract(epoch FROM dagapp.clock() - w.heartbeat_at)::float8 AS heartbeat_age_seconds,
+       w.heartbeat_at > dagapp.clock() - make_interval(secs => %(within)s) AS is_alive,
+       (SELECT count(*)::int FROM running r WHERE r.worker_id = w.worker_id) AS running_count,
+       coalesce((SELECT jsonb_agg(jsonb_build_object('task_id', r.task_id, 'handler', r.handler, 'queue', r.queue,
+                                                     'started_at', r.started_at, 'progress', r.progress) ORDER BY r.place)
+                   FROM running r
+                  WHERE r.worker_id = w.worker_id AND r.place <= 20), '[]') AS running
+  FROM dagapp.workers w
+ WHERE (%(after)s::uuid IS NULL OR w.worker_id > %(after)s::uuid)
+ ORDER BY w.worker_id
+ LIMIT %(limit)s;
+
+-- name: api_queues
+-- Every queue that is configured, limited, served by a live worker, or holds work. The oldest of a queue is found by one
+-- look for each priority; names of queues that hold work, by jumping from one to the next in their index.
+WITH RECURSIVE holding AS (
+    (SELECT t.queue FROM dagapp.dag_tasks t WHERE t.status = 'queued' ORDER BY t.queue LIMIT 1)
+     UNION ALL
+    SELECT (SELECT t.queue
+              FROM dagapp.dag_tasks t
+             WHERE t.status = 'queued' AND t.queue > h.queue
+             ORDER BY t.queue
+             LIMIT 1)
+      FROM holding h
+     WHERE h.queue IS NOT NULL
+), running AS MATERIALIZED (
+    SELECT t.queue, count(*)::int AS count
+      FROM dagapp.dag_tasks t
+     WHERE t.status = 'running'
+     GROUP BY t.queue
+), serving AS MATERIALIZED (
+    SELECT q.queue, count(*)::int AS count
+      FROM dagapp.workers w
+     CROSS JOIN LATERAL unnest(w.queues) AS q (queue)
+     WHERE w.heartbeat_at > dagapp.clock() - make_interval(secs => %(within)s)
+     GROUP BY q.queue
+), named AS MATERIALIZED (
+    SELECT k.queue FROM unnest(%(known)s::text[]) AS k (queue)
+     UNION
+    SELECT s.queue FROM dagapp.dag_queues s
+     UNION
+    SELECT v.queue FROM serving v
+     UNION
+    SELECT r.queue FROM running r
+     UNION
+    SELECT h.queue FROM holding h WHERE h.queue IS NOT NULL
+)
+SELECT n.queue, 'tasks' AS kind,
+       (SELECT count(*)::int FROM dagapp.dag_tasks t WHERE t.status = 'queued' AND t.queue = n.queue) AS depth,
+       (SELECT extract(epoch FROM dagapp.clock() - min(o.available_at))::float8
+          FROM generate_series(0, 10) AS p (priority)
+         CROSS JOIN LATERAL (SELECT t.available_at
+                               FROM dagapp.dag_tasks t
+                              WHERE t.status = 'queued' AND t.queue = n.queue AND t.priority = p.priority
+                              ORDER BY t.position
+                              LIMIT 1) AS o) AS oldest_age_seconds,
+       coalesce((SELECT r.count FROM running r WHERE r.queue = n.queue), 0) AS running_count,
+       coalesce((SELECT v.count FROM serving v WHERE v.queue = n.queue), 0) AS live_workers,
+       s.max_running, coalesce(s.is_paused, false) AS is_paused
+  FROM named n
+  LEFT JOIN dagapp.dag_queues s
+    ON s.queue = n.queue
+ WHERE (%(only)s::text IS NULL OR n.queue = %(only)s)
+ UNION ALL
+SELECT %(job_queue)s::text, 'submissions', count(*)::int, extract(epoch FROM dagapp.clock() - min(m.enqueued_at))::float8, 0,
+       0, NULL, false
+  FROM dagapp.dag_job_messages m
+ WHERE m.queue = %(job_queue)s AND %(only)s::text IS NULL
+HAVING %(only)s::text IS NULL
+ ORDER BY 1;
+
+-- name: api_queue_settings
+-- The limits of queues that have any.
+SELECT queue, max_running, is_paused, updated_at
+  FROM dagapp.dag_queues;
+
+-- name: api_queue_running
+-- How many tasks of each of these queues run now.
+SELECT t.queue, count(*)::int AS count
+  FROM dagapp.dag_tasks t
+ WHERE t.status = 'running' AND t.queue = ANY (%(queues)s::text[])
+ GROUP BY t.queue;
+
+-- name: api_dead_letters
+-- Refused messages, newest first.
+SELECT dead_letter_id, queue, message_id, reason, description, body, created_at
+  FROM dagapp.dag_dead_letters
+ WHERE (%(after_at)s::timestamptz IS NULL OR (created_at, dead_letter_id) < (%(after_at)s, %(after_id)s::uuid))
+   AND (%(reason)s::text IS NULL OR reason = %(reason)s)
+ ORDER BY created_at DESC, dead_letter_id DESC
+ LIMIT %(limit)s;
+
+-- name: api_dead_letter
+-- One refused message.
+SELECT dead_letter_id, queue, message_id, reason, description, body, created_at
+  FROM dagapp.dag_dead_letters
+ WHERE dead_letter_id = %(dead_letter_id)s;
+
+-- name: api_jobs_by_status
+-- How many jobs there are in each state.
+SELECT status, count(*)::int AS count
+  FROM dagapp.dag_jobs
+ GROUP BY status;
+
+-- name: api_recent_workflows
+-- How the jobs of the last hours went, by workflow. Ids begin with the time they were made.
+SELECT workflow_id,
+       count(*)::int AS jobs,
+       count(*) FILTER (WHERE status IN ('pending', 'running'))::int AS active,
+       count(*) FILTER (WHERE status = 'completed')::int AS completed,
+       count(*) FILTER (WHERE status IN ('failed', 'partial_success', 'cancelled'))::int AS not_completed,
+       percentile_cont(0.5) WITHIN GROUP (ORDER BY extract(epoch FROM completed_at - created_at)::float8) AS p50_seconds,
+       percentile_cont(0.95) WITHIN GROUP (ORDER BY extract(epoch FROM completed_at - created_at)::float8) AS p95_seconds
+  FROM dagapp.dag_jobs
+ WHERE job_id >= dagapp.first_uuid_at(dagapp.clock() - make_interval(hours => %(hours)s))
+ GROUP BY workflow_id
+ ORDER BY jobs DESC, workflow_id
+ LIMIT 100;
+
+-- name: api_live_task_counts
+-- Queued and running tasks by queue.
+SELECT queue, status, count(*)::int AS count
+  FROM dagapp.dag_tasks
+ WHERE status = 'queued'
+ GROUP BY queue, status
+ UNION ALL
+SELECT queue, status, count(*)::int
+  FROM dagapp.dag_tasks
+ WHERE status = 'running'
+ GROUP BY queue, status;
+
+-- name: api_task_counts
+-- All tasks by queue and state. Reads the whole table: only where it is known to be small.
+SELECT queue, status, count(*)::int AS count
+  FROM dagapp.dag_tasks
+ GROUP BY queue, status;
+
+-- name: api_sizes
+-- How many rows the large tables have: PostgreSQL's own estimate, and how much room everything takes.
+SELECT (SELECT coalesce(sum(greatest(c.reltuples, 0)), 0)::bigint
+          FROM pg_partition_tree('dagapp.dag_job_events') p
+          JOIN pg_class c ON c.oid = p.relid) AS events_estimate,
+       (SELECT greatest(c.reltuples, 0)::bigint FROM pg_class c WHERE c.oid = 'dagapp.dag_tasks'::regclass) AS tasks_estimate,
+       (SELECT pg_relation_size('dagapp.dag_tasks')) AS tasks_bytes,
+       (SELECT count(*)::int FROM dagapp.dag_dead_letters) AS dead_letters,
+       pg_database_size(current_database()) AS database_bytes;
+
+-- name: api_liveness
+-- What readiness depends on: the schema that is deployed, and how long ago an orchestrator showed that its loop moves.
+SELECT i.fingerprint, current_database() AS database,
+       (SELECT extract(epoch FROM dagapp.clock() - o.heartbeat_at)::float8
+          FROM dagapp.orchestrators o
+         WHERE o.owner_id = %(owner_id)s::uuid) AS beat_age_seconds,
+       (SELECT count(*)::int
+          FROM dagapp.orchestrators o
+         WHERE o.heartbeat_at > dagapp.clock() - make_interval(secs => %(within)s)) AS live_orchestrators,
+       (SELECT count(*)::int
+          FROM dagapp.workers w
+         WHERE w.heartbeat_at > dagapp.clock() - make_interval(secs => %(within)s)) AS live_workers
+  FROM dagapp.schema_info i;
+
+-- name: api_database_name
+-- What someone must type to confirm that they mean this database.
+SELECT current_database() AS database;
