@@ -43,8 +43,12 @@ def name_of(statement: Any) -> str:
 
 def _is_read(statement: Any) -> bool:
     """Whether this only reads; what an orchestrator takes under its fence is a step of its own, even so."""
-    text, name = " ".join(str(statement).split()), name_of(statement)
-    return name not in WRITING and not name.startswith("take_") and text.startswith(("SELECT", "WITH"))
+    name = name_of(statement)
+    return name in all_queries() and name not in WRITING and not name.startswith("take_")
+
+
+IsStep = Callable[[str, str], bool]
+"""Whether a statement, after the one before it, is a step of its own. Others go along with it."""
 
 
 class Gate:
@@ -73,11 +77,12 @@ class Gate:
 class GatedConnection:
     """A connection that asks its gate before each step. It stands for the one that a PostgresLedger keeps."""
 
-    def __init__(self, connection: Connection, gate: Gate, is_step: Callable[[str], bool] | None = None) -> None:
+    def __init__(self, connection: Connection, gate: Gate, is_step: IsStep | None = None) -> None:
         self._connection = connection
         self._gate = gate
         self._is_step = is_step
         self._is_open = False
+        self._before = ""
         self.closed = False
 
     async def execute(self, statement: Any, values: Any = None, **options: Any) -> Any:
@@ -107,8 +112,9 @@ class GatedConnection:
         return cursor
 
     async def _enter(self, name: str) -> None:
-        if self._is_step is None or self._is_step(name):
+        if self._is_step is None or self._is_step(self._before, name):
             await self._gate.step(name)
+        self._before = name
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[None]:
@@ -214,7 +220,7 @@ class Interleaver:
         sessions: Sequence[Session],
         reset: Callable[[], Awaitable[Any]],
         check: Callable[[Run], Awaitable[Any]],
-        is_step: Callable[[str], bool] | None = None,
+        is_step: IsStep | None = None,
     ) -> int:
         """Play every interleaving of these sessions; answers how many there were."""
         choices: list[tuple[int, int]] = []  # taken, of how many
@@ -231,9 +237,7 @@ class Interleaver:
             taken, of = choices[-1]
             choices[-1] = (taken + 1, of)
 
-    async def _play(
-        self, sessions: Sequence[Session], choices: list[tuple[int, int]], is_step: Callable[[str], bool] | None
-    ) -> Run:
+    async def _play(self, sessions: Sequence[Session], choices: list[tuple[int, int]], is_step: IsStep | None) -> Run:
         """Play one interleaving: as `choices` says, then always the first; what was chosen is added to it."""
         run, depth = Run(), 0
         actors = [self._start(n, session, is_step) for n, session in enumerate(sessions)]
@@ -265,7 +269,7 @@ class Interleaver:
             run.results.append(None if error else actor.task.result())
         return run
 
-    def _start(self, number: int, session: Session, is_step: Callable[[str], bool] | None) -> _Actor:
+    def _start(self, number: int, session: Session, is_step: IsStep | None) -> _Actor:
         connection, gate = self._connections[number], Gate()
         task = asyncio.ensure_future(session(GatedConnection(connection, gate, is_step)))
         return _Actor("AB"[number], gate, task, connection.info.backend_pid)

@@ -15,7 +15,7 @@ from uuid import UUID
 
 import psycopg
 import pytest
-from tests.database.isolation import WRITING, GatedConnection, Interleaver, Run, Session
+from tests.database.isolation import WRITING, GatedConnection, Interleaver, IsStep, Run, Session
 
 from dagmaster.database.bell import JOBS
 from dagmaster.database.history import verify
@@ -393,11 +393,26 @@ TRANSACTIONS = (
 )
 BY_NAME = {transaction.name: transaction for transaction in TRANSACTIONS}
 PAIRS = list(combinations_with_replacement(TRANSACTIONS, 2))
-# Of two long transactions, what an orchestrator reads and what it writes count as one step each; `--slow` plays all.
-INNER = frozenset({
-    "take_overdue", "take_waiting", "take_started", "withdraw_tasks", "apply_changes", "gather_children", "create_jobs",
-    "insert_dead_letters",
-})  # fmt: skip
+# What follows without waiting for an answer, or reads only what its fence protects, goes along with the statement before it.
+ALONG = frozenset({"take_waiting", "take_started", "gather_children", "insert_dead_letters"})
+TOGETHER = frozenset({("promote_nodes", "apply_changes"), ("insert_definitions", "create_jobs")})
+
+
+def _is_step(before: str, name: str) -> bool:
+    return name not in ALONG and (before, name) not in TOGETHER
+
+
+def _is_coarse_step(before: str, name: str) -> bool:
+    """Of two long transactions: what is taken at first, what is written, and the commit."""
+    return _is_step(before, name) and not (name.startswith(("take_", "withdraw_")) and before)
+
+
+def _steps(first: "Transaction", second: "Transaction", plays_all: bool) -> IsStep | None:
+    if plays_all:
+        return None
+    return _is_coarse_step if first.is_long and second.is_long else _is_step
+
+
 # One and the same owner has one call under way; a second can only be the one after a lost connection, see below.
 NEVER_TOGETHER = {("advance_failing", "advance_fail_fast")}
 
@@ -531,8 +546,7 @@ async def test_every_pair_of_transactions_in_every_order_keeps_the_invariants(st
             async def check(run, pair=pair):
                 await _check(stage, pair, run)
 
-            is_coarse = a.is_long and b.is_long and not plays_all
-            is_step = (lambda name: name not in INNER) if is_coarse else None
+            is_step = _steps(a, b, plays_all)
             played = await tester.explore([a.session(stage), b.session(stage)], reset, check, is_step)
             _TOTAL[pair] = played
 

@@ -40,7 +40,7 @@ from dagmaster.database.ledger import (
 )
 from dagmaster.errors import InvalidRequest
 from dagmaster.jobs import fan
-from dagmaster.jobs.changes import Changes, NodeChange
+from dagmaster.jobs.changes import Changes, NodeChange, PoisonedTask
 from dagmaster.jobs.model import (
     Checkpoint,
     DeadLetter,
@@ -492,6 +492,7 @@ class MemoryLedger:
                     dispatched_at=db.clock(),
                 )  # fmt: skip
         queues = self._write_tasks(change)
+        db.dead_letters.extend(self._poisoned(job_id, poisoned) for poisoned in change.poisoned)
         for event in change.events:
             db.add_event(
                 job_id, event.sequence, event.type, node_id=event.node_id, event_status=event.status, attempt=event.attempt,
@@ -501,6 +502,15 @@ class MemoryLedger:
         for gathering in change.gatherings:
             self._gather(job_id, gathering.node_id, gathering.fan_out, gathering.aggregation)
         return queues
+
+    def _poisoned(self, job_id: UUID, poisoned: PoisonedTask) -> DeadLetter:
+        task = self.db.tasks[job_id, poisoned.node_id, poisoned.attempt]
+        body = {"task_id": task.task_id, "job_id": str(job_id), "node_id": task.node_id, "handler": task.handler}
+        return DeadLetter(
+            dead_letter_id=uuid4(), queue=task.queue, message_id=task.task_id, reason="PoisonTask",
+            description=poisoned.description, body={**body, "attempt": task.attempt, "params": task.params},
+            created_at=self.db.clock(),
+        )  # fmt: skip
 
     def _write_node(self, job_id: UUID, row: NodeChange) -> None:
         db, now = self.db, self.db.clock()

@@ -72,6 +72,15 @@ class NextAttempt:
 
 
 @dataclass(frozen=True, slots=True)
+class PoisonedTask:
+    """A task that its environment did not survive, again and again: kept among the dead letters for people to look into."""
+
+    node_id: str
+    attempt: int
+    description: str
+
+
+@dataclass(frozen=True, slots=True)
 class Gathering:
     """A fan_in completes with its children's results, gathered by the ledger."""
 
@@ -109,6 +118,7 @@ class Changes:
     children: dict[str, list[NewChild]] = field(default_factory=dict)  # by fan_out
     tasks: list[NewTask] = field(default_factory=list)
     next_attempts: list[NextAttempt] = field(default_factory=list)
+    poisoned: list[PoisonedTask] = field(default_factory=list)
     gatherings: list[Gathering] = field(default_factory=list)
     events: list[NewEvent] = field(default_factory=list)
     job_moves: list[JobChange] = field(default_factory=list)

@@ -17,7 +17,7 @@ from typing import Any, Protocol, assert_never
 
 from dagmaster.errors import DagmasterError, InvalidRequest
 from dagmaster.jobs import fan
-from dagmaster.jobs.changes import Changes, NewChild, NewTask
+from dagmaster.jobs.changes import Changes, NewChild, NewTask, PoisonedTask
 from dagmaster.jobs.draft import Draft
 from dagmaster.jobs.model import child_id
 from dagmaster.jobs.news import Due, Failed, Lost, News, Overran, Returned, Started, Succeeded, Withdrawn
@@ -140,6 +140,8 @@ class _Pass:
 
     def _failed(self, news: Failed | Overran | Lost, error: dict[str, Any], again: Again | None) -> None:
         """A failure that stands may be what fails the job: then the rest of this news is not tried again either."""
+        if again is None and error.get("blame") == Blame.ENVIRONMENT and news.loss_count >= self.planner.max_losses:
+            self.draft.changes.poisoned.append(PoisonedTask(news.node_id, news.attempt, error["message"]))
         again = None if self.failing else again
         self.draft.failed(news, error, again)
         owner = news.parent or news.node_id

@@ -201,6 +201,19 @@ WITH change AS MATERIALIZED (
       JOIN dagapp.dag_tasks p
         ON p.job_id = a.job_id AND p.node_id = a.node_id AND p.attempt = a.before
     RETURNING queue
+), poison AS MATERIALIZED (
+    SELECT change.job_id, d.node_id, d.attempt, d.description
+      FROM change
+     CROSS JOIN LATERAL jsonb_to_recordset(change.c -> 'poisoned')
+           AS d (node_id text, attempt int, description text)
+), buried AS (
+    INSERT INTO dagapp.dag_dead_letters (queue, message_id, reason, description, body)
+    SELECT t.queue, t.task_id, 'PoisonTask', d.description,
+           jsonb_build_object('task_id', t.task_id, 'job_id', t.job_id, 'node_id', t.node_id, 'handler', t.handler,
+                              'attempt', t.attempt, 'params', t.params)
+      FROM poison d
+      JOIN dagapp.dag_tasks t
+        ON t.job_id = d.job_id AND t.node_id = d.node_id AND t.attempt = d.attempt
 ), told AS (
     INSERT INTO dagapp.dag_job_events
            (job_id, sequence, node_id, event_type, event_status, attempt, epoch, event_data, created_at)

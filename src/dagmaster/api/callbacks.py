@@ -1,0 +1,81 @@
+"""Results over HTTP, for workers without access to the database [E7]."""
+
+import re
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from fastapi import APIRouter
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+from dagmaster import log
+from dagmaster.api import examples
+from dagmaster.api.parts import Here
+from dagmaster.api.problems import responses
+from dagmaster.database.bell import RESULTS
+from dagmaster.database.ledger import Demand, Report
+from dagmaster.errors import InvalidRequest
+from dagmaster.jobs.states import Blame, TaskStatus
+
+router = APIRouter(prefix="/callbacks", tags=["callbacks"])
+
+_TASK_ID = re.compile(r"([0-9a-fA-F-]{36})_(.{1,100})_([1-9][0-9]{0,8})")
+_NOTHING_MORE = Demand(queues=())
+
+
+class TaskError(BaseModel):
+    """Why an attempt failed, and whose move it is."""
+
+    model_config = ConfigDict(extra="allow")
+
+    message: Annotated[str, Field(min_length=1, max_length=4000)]
+    blame: Blame = Blame.HANDLER
+    code: Annotated[str, Field(max_length=100)] = "handler.failed"
+
+
+class TaskReport(BaseModel):
+    """What a worker says of one attempt it ran."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [examples.TASK_REPORT]})
+
+    task_id: Annotated[str, Field(max_length=200, description="Job, node and attempt, joined by underscores")]
+    worker_id: UUID
+    status: Literal["succeeded", "failed", "returned"] = Field(description="returned: stopped early, as it was told")
+    output: JsonValue = None
+    error: TaskError | None = Field(None, description="Needed where the attempt failed")
+    metrics: dict[str, Any] | None = None
+
+
+class Receipt(BaseModel):
+    """`accepted` is false where the report came too late to count: it is kept for people, and nothing is to be done."""
+
+    accepted: bool
+
+
+@router.post(
+    "/task-result", operation_id="report_task_result", summary="Report the result of a task", responses=responses()
+)
+async def report_task_result(here: Here, report: TaskReport) -> Receipt:
+    """Handled exactly once: reported again, it is answered as before."""
+    async with here.ledgers.one() as ledger:
+        answer = await ledger.exchange(
+            report.worker_id, [_as_told(report)], _NOTHING_MORE, lease_seconds=here.settings.task_lease_sec
+        )
+    here.bell.ring(RESULTS)
+    return Receipt(accepted=not answer.late)
+
+
+def _as_told(report: TaskReport) -> Report:
+    parts = _TASK_ID.fullmatch(report.task_id)
+    try:
+        if parts is None:
+            raise ValueError
+        job_id = UUID(parts[1])
+    except ValueError:
+        raise InvalidRequest("this is not the id of a task", code="task.bad-id", task_id=report.task_id) from None
+    if report.status == "failed" and report.error is None:
+        raise InvalidRequest("a failed attempt needs an `error` with a message", code="task.no-error")
+    error = report.error.model_dump(mode="json") if report.error else None
+    if error is not None:
+        error["message"] = log.redact(error["message"])
+    status = TaskStatus(report.status)
+    return Report(job_id, parts[2], int(parts[3]), status, report.output, error, report.metrics)

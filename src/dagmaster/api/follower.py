@@ -1,0 +1,181 @@
+"""Live events: one follower for the whole process, any number of watchers.
+
+    bell, or every half second ──▶ one look at how far all watched jobs have come
+                               ──▶ of each that moved, the new events are read once ──▶ every watcher of that job
+
+A watcher has a cursor, the number of the last event it was given. Numbers of a job have no gaps, so nothing is missed or
+given twice, whatever happens in between. One that is behind what is kept in memory reads the rest through the pool.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager, suppress
+from itertools import islice
+from uuid import UUID
+
+from dagmaster import log
+from dagmaster.database.api_reads import ApiReads, Head, JobBrief
+from dagmaster.database.bell import Bell
+from dagmaster.database.reads import EventLine
+from dagmaster.errors import Unavailable
+from dagmaster.jobs.states import JOB_TERMINAL, JobStatus
+
+POLL_SECONDS = 0.5
+MOST_WATCHERS = 1000
+# A worker's ring comes before the orchestrator has written the event: look again soon, then less soon.
+_AFTER_A_RING = (0.03, 0.06, 0.12, 0.25)
+_BREATH_SECONDS = 0.02
+_KEPT = 2000
+_PAGE = 500
+_log = log.get("api")
+
+
+class Channel:
+    """A watched job. `head` and `status` are of one moment; `recent` are the last events up to it."""
+
+    def __init__(self, brief: JobBrief) -> None:
+        self.head = brief.last_sequence
+        self.status: JobStatus = brief.status
+        self.watchers = 0
+        self.changed = asyncio.Event()
+        self._recent: deque[EventLine] = deque(maxlen=_KEPT)
+
+    def since(self, after: int) -> list[EventLine] | None:
+        """The events behind a number, or None where they are no longer at hand."""
+        if not self._recent or self._recent[0].sequence > after + 1:
+            return None
+        return list(islice(self._recent, after + 1 - self._recent[0].sequence, None))
+
+    def move(self, head: Head, events: list[EventLine]) -> None:
+        if events and self._recent and events[0].sequence != self._recent[-1].sequence + 1:
+            self._recent.clear()
+        self._recent.extend(events)
+        self.head, self.status = head.last_sequence, head.status
+        self.wake()
+
+    def forget(self) -> None:
+        self._recent.clear()
+
+    def wake(self) -> None:
+        woken, self.changed = self.changed, asyncio.Event()
+        woken.set()
+
+
+class Follower:
+    """`start` it inside a running loop. Without watchers it asks nothing."""
+
+    def __init__(self, reads: ApiReads, bell: Bell) -> None:
+        self._reads = reads
+        self._bell = bell
+        self._channels: dict[UUID, Channel] = {}
+        self._wanted = asyncio.Event()
+        self._is_closing = False
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def watchers(self) -> int:
+        return sum(channel.watchers for channel in self._channels.values())
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), name="api-follower")
+
+    async def close(self) -> None:
+        """End every stream; each may be taken up again elsewhere, where it stopped."""
+        self._is_closing = True
+        for channel in self._channels.values():
+            channel.wake()
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+
+    def admit(self) -> None:
+        """Refuse one watcher too many, before its stream has begun."""
+        if self.watchers >= MOST_WATCHERS:
+            raise Unavailable("too many streams are open", code="stream.too-many", hint="try again later")
+
+    async def watch(
+        self, job_id: UUID, brief: JobBrief, after: int, heartbeat_seconds: float
+    ) -> AsyncIterator[EventLine | None]:
+        """Events behind `after` until the job is over; None as a sign of life where nothing happens."""
+        with self._watching(job_id, brief) as channel:
+            while not self._is_closing:
+                changed, head, status = channel.changed, channel.head, channel.status
+                while after < head:
+                    page = channel.since(after) or await self._page(job_id, after)
+                    for event in page:
+                        yield event
+                        after = event.sequence
+                    if not page:
+                        return  # not there to be read: whoever watches asks again
+                if status in JOB_TERMINAL and after == head:
+                    return
+                try:
+                    async with asyncio.timeout(heartbeat_seconds):
+                        await changed.wait()
+                except TimeoutError:
+                    yield None
+
+    async def _page(self, job_id: UUID, after: int) -> list[EventLine]:
+        try:
+            return await self._reads.page_events(job_id, limit=_PAGE, after=after)
+        except Unavailable as error:
+            _log.warning("a stream ends, its events can't be read", job_id=str(job_id), error=error.message)
+            return []
+
+    @contextmanager
+    def _watching(self, job_id: UUID, brief: JobBrief) -> Iterator[Channel]:
+        channel = self._channels.setdefault(job_id, Channel(brief))
+        channel.watchers += 1
+        self._wanted.set()
+        try:
+            yield channel
+        finally:
+            channel.watchers -= 1
+            if not channel.watchers:
+                self._channels.pop(job_id, None)
+
+    async def _run(self) -> None:
+        soon: deque[float] = deque()
+        while True:
+            if not self._channels:
+                self._wanted.clear()
+                await self._wanted.wait()
+            await self._look_safely()
+            if await self._bell.wait(soon.popleft() if soon else POLL_SECONDS):
+                soon = deque(_AFTER_A_RING)
+                await asyncio.sleep(_BREATH_SECONDS)
+
+    async def _look_safely(self) -> None:
+        try:
+            await self._look()
+        except Unavailable as error:
+            _log.warning("events can't be followed for now", error=error.message)
+            await asyncio.sleep(1.0)
+        except Exception as error:  # whatever it is, the streams of other jobs go on
+            _log.error("following events failed, trying again", exc_info=error)
+            await asyncio.sleep(1.0)
+
+    async def _look(self) -> None:
+        for head in await self._reads.heads(list(self._channels)):
+            channel = self._channels.get(head.job_id)
+            if channel is not None and head.last_sequence > channel.head:
+                channel.move(head, await self._news(channel, head))
+
+    async def _news(self, channel: Channel, head: Head) -> list[EventLine]:
+        """What happened up to a moment. Of too much nothing is kept: watchers read it by themselves."""
+        if head.last_sequence - channel.head > _KEPT:
+            channel.forget()
+            return []
+        events: list[EventLine] = []
+        after = channel.head
+        while after < head.last_sequence:
+            limit = min(_PAGE, head.last_sequence - after)
+            page = await self._reads.page_events(head.job_id, limit=limit, after=after)
+            if not page:
+                channel.forget()
+                return []
+            events += page
+            after = page[-1].sequence
+        return events

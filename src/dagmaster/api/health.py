@@ -1,0 +1,124 @@
+"""Health: is the process alive, may it be given work, and what is wrong if not."""
+
+import asyncio
+import time
+from dataclasses import dataclass
+from functools import cache
+
+from fastapi import APIRouter
+from pydantic import BaseModel, Field
+from starlette.responses import JSONResponse
+
+from dagmaster import __version__
+from dagmaster.api.parts import Here, Parts
+from dagmaster.api.problems import responses
+from dagmaster.database import deploy
+from dagmaster.database.api_reads import Liveness
+from dagmaster.errors import DagmasterError
+
+router = APIRouter(tags=["health"])
+probes = APIRouter(tags=["health"])
+
+PATIENCE_SECONDS = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    name: str
+    is_ok: bool
+    detail: str
+    hint: str | None = None
+
+
+class Alive(BaseModel):
+    status: str = "alive"
+
+
+class Readiness(BaseModel):
+    """Ready when every check is."""
+
+    is_ready: bool
+    checks: list[Check]
+
+
+class Health(Readiness):
+    """Readiness with what else an operator asks first."""
+
+    version: str
+    database_seconds: float | None = Field(description="How long the database took to answer")
+    live_orchestrators: int | None
+    live_workers: int | None
+
+
+@probes.get("/livez", operation_id="get_livez", summary="Is the process alive?", responses=responses())
+async def get_livez() -> Alive:
+    return Alive()
+
+
+@probes.get(
+    "/readyz",
+    operation_id="get_readyz",
+    summary="May it be given work?",
+    response_model=Readiness,
+    responses={**responses(), 503: {"model": Readiness, "description": "Not ready: see the checks"}},
+)
+async def get_readyz(here: Here) -> JSONResponse:
+    health = await _health(here)
+    body = Readiness(is_ready=health.is_ready, checks=health.checks)
+    return JSONResponse(body.model_dump(mode="json"), status_code=200 if health.is_ready else 503)
+
+
+@router.get("/health", operation_id="get_health", summary="What is well and what is not", responses=responses())
+async def get_health(here: Here) -> Health:
+    """Always answered: also when nothing is well."""
+    return await _health(here)
+
+
+async def _health(here: Parts) -> Health:
+    begun = time.monotonic()
+    try:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            found = await here.reads.liveness(here.owner_id, here.alive_within)
+    except TimeoutError:
+        return _unwell(Check("database", False, f"no answer within {PATIENCE_SECONDS:g} s"))
+    except DagmasterError as error:
+        return _unwell(Check("database", False, error.message, error.hint))
+    seconds = round(time.monotonic() - begun, 4)
+    if found is None:
+        return _unwell(Check("schema", False, "the schema was never deployed whole", "run `dagmaster db deploy`"))
+    expected = await asyncio.to_thread(_fingerprint)
+    checks = [
+        Check("database", True, f"answers in {seconds * 1000:.0f} ms"),
+        _schema(found, expected),
+        *([_loop(found, here.alive_within)] if here.owner_id else []),
+    ]
+    return Health(
+        is_ready=all(check.is_ok for check in checks), checks=checks, version=__version__, database_seconds=seconds,
+        live_orchestrators=found.live_orchestrators, live_workers=found.live_workers,
+    )  # fmt: skip
+
+
+@cache
+def _fingerprint() -> str:
+    return deploy.fingerprint()
+
+
+def _schema(found: Liveness, expected: str) -> Check:
+    if found.fingerprint == expected:
+        return Check("schema", True, f"{expected}, as this software has it")
+    detail = f"deployed is {found.fingerprint}, this software has {expected}"
+    return Check("schema", False, detail, "run `dagmaster db migrate`")
+
+
+def _loop(found: Liveness, within_seconds: float) -> Check:
+    """An orchestrator beats only while its loop moves."""
+    age = found.beat_age_seconds
+    if age is None:
+        return Check("loop", False, "the orchestrator has not begun yet")
+    return Check("loop", age < within_seconds, f"the orchestrator's loop showed itself {age:.1f} s ago")
+
+
+def _unwell(check: Check) -> Health:
+    return Health(
+        is_ready=False, checks=[check], version=__version__, database_seconds=None, live_orchestrators=None, live_workers=None
+    )

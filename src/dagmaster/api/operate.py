@@ -1,0 +1,127 @@
+"""What operators look at: orchestrators, workers, queues and numbers; and the valves of queues."""
+
+from typing import Annotated
+from uuid import UUID
+
+from fastapi import APIRouter, Path, Query
+from pydantic import BaseModel, ConfigDict, Field
+
+from dagmaster.api.pages import Limit, Page, page_of
+from dagmaster.api.parts import Here, Parts
+from dagmaster.api.problems import responses
+from dagmaster.database.api_reads import OrchestratorLine, QueueLine, TaskCount, WorkerLine, WorkflowRecord
+from dagmaster.database.bell import tasks_topic
+from dagmaster.errors import NotFound
+from dagmaster.jobs.states import JobStatus
+
+router = APIRouter()
+
+RECENT_HOURS = 24
+After = Annotated[UUID | None, Query(description="`next` of the page before")]
+
+
+class QueueLimits(BaseModel):
+    """How much of a queue may run at once, over all workers."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"max_running": 4, "is_paused": False}]})
+
+    max_running: Annotated[int, Field(ge=1, le=1_000_000)] | None = Field(None, description="Empty: no limit")
+    is_paused: bool = Field(False, description="Nothing of it is started; what runs goes on")
+
+
+class Stats(BaseModel):
+    """The platform in numbers."""
+
+    jobs: dict[JobStatus, int]
+    tasks: list[TaskCount]
+    are_tasks_complete: bool = Field(description="False where there are so many that only live ones were counted")
+    events: int = Field(description="How many events are kept; PostgreSQL's estimate")
+    dead_letters: int
+    watchers: int = Field(description="Event streams open at this instance")
+    database_bytes: int
+    recent_hours: int
+    recent: list[WorkflowRecord] = Field(description="How the jobs of the last hours went, by workflow")
+
+
+@router.get(
+    "/orchestrators",
+    operation_id="list_orchestrators",
+    summary="List orchestrators",
+    tags=["operations"],
+    responses=responses(),
+)
+async def list_orchestrators(here: Here, after: After = None, limit: Limit = 50) -> Page[OrchestratorLine]:
+    found = await here.reads.orchestrators(limit=limit + 1, within_seconds=here.alive_within, after=after)
+    return page_of(found, limit, lambda orchestrator: orchestrator.owner_id)
+
+
+@router.get(
+    "/workers",
+    operation_id="list_workers",
+    summary="List workers, what they offer and what they run",
+    tags=["operations"],
+    responses=responses(),
+)
+async def list_workers(here: Here, after: After = None, limit: Limit = 50) -> Page[WorkerLine]:
+    found = await here.reads.workers(limit=limit + 1, within_seconds=here.alive_within, after=after)
+    return page_of(found, limit, lambda worker: worker.worker_id)
+
+
+@router.get(
+    "/queues",
+    operation_id="list_queues",
+    summary="List queues: how full, how old, how limited",
+    tags=["queues"],
+    responses=responses(),
+)
+async def list_queues(here: Here) -> Page[QueueLine]:
+    """All of them: there are few."""
+    return Page(items=await _queues(here), next=None)
+
+
+async def _queues(here: Parts, only: str | None = None) -> list[QueueLine]:
+    settings = here.settings
+    return await here.reads.queues(
+        settings.known_queues, settings.job_queue_name, within_seconds=here.alive_within, only=only
+    )
+
+
+@router.put(
+    "/queues/{queue}",
+    operation_id="set_queue",
+    summary="Limit, pause or open a queue",
+    tags=["queues"],
+    responses=responses(404),
+)
+async def set_queue(
+    here: Here, queue: Annotated[str, Path(max_length=200, examples=["container-tasks"])], limits: QueueLimits
+) -> QueueLine:
+    """It holds for all workers, from the next task on."""
+    if not await _queues(here, only=queue):
+        known = ", ".join(here.settings.known_queues)
+        raise NotFound(f"no queue is named '{queue}'", code="queue.not-found", hint=f"known: {known}", queue=queue)
+    async with here.ledgers.one() as ledger:
+        await ledger.set_queue(queue, max_running=limits.max_running, is_paused=limits.is_paused)
+    here.bell.ring(tasks_topic(queue))
+    (line,) = await _queues(here, only=queue)
+    return line
+
+
+@router.get(
+    "/stats", operation_id="get_stats", summary="The platform in numbers", tags=["operations"], responses=responses()
+)
+async def get_stats(here: Here) -> Stats:
+    sizes = await here.reads.sizes()
+    jobs = await here.reads.jobs_by_status()
+    tasks, is_all = await here.reads.task_counts(sizes)
+    return Stats(
+        jobs={status: jobs.get(status, 0) for status in JobStatus},
+        tasks=tasks,
+        are_tasks_complete=is_all,
+        events=sizes.events_estimate,
+        dead_letters=sizes.dead_letters,
+        watchers=here.follower.watchers,
+        database_bytes=sizes.database_bytes,
+        recent_hours=RECENT_HOURS,
+        recent=await here.reads.recent_workflows(RECENT_HOURS),
+    )

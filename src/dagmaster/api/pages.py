@@ -1,0 +1,59 @@
+"""Lists come in pages by key: `next` of one page is `after` of the following one."""
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Annotated, Generic, TypeVar
+from uuid import UUID
+
+from fastapi import Query
+from pydantic import BaseModel, Field
+
+from dagmaster.errors import InvalidRequest
+
+T = TypeVar("T")
+MOST = 200
+_SEPARATOR = "~"
+
+Limit = Annotated[int, Query(ge=1, le=MOST, description="How many at most")]
+LONGEST_NAME = 200
+Cursor = Annotated[str | None, Query(max_length=LONGEST_NAME, description="`next` of the page before")]
+
+
+class Page(BaseModel, Generic[T]):
+    """Some of a list. `next` is empty on the last page."""
+
+    items: list[T]
+    next: str | None = Field(None, description="Where the next page begins: give it as `after`")
+
+
+def page_of(found: Sequence[T], limit: int, cursor: Callable[[T], object]) -> Page[T]:
+    """One more row than asked for tells that there is another page."""
+    items = list(found[:limit])
+    return Page[T](items=items, next=str(cursor(items[-1])) if len(found) > limit else None)
+
+
+def name_and_number(after: str | None) -> tuple[str, int]:
+    name, separator, number = (after or f"{_SEPARATOR}0").rpartition(_SEPARATOR)
+    if not separator or not number.isascii() or not number.isdigit() or len(number) > 9:
+        raise _bad_cursor(after)
+    return name, int(number)
+
+
+def moment_and_id(after: str | None) -> tuple[datetime, UUID] | None:
+    if after is None:
+        return None
+    moment, _, name = after.rpartition(_SEPARATOR)
+    try:
+        return datetime.fromisoformat(moment), UUID(name)
+    except ValueError:
+        raise _bad_cursor(after) from None
+
+
+def joined(first: object, second: object) -> str:
+    return f"{first}{_SEPARATOR}{second}"
+
+
+def _bad_cursor(after: str | None) -> InvalidRequest:
+    return InvalidRequest(
+        f"after={after}: not where a page begins", code="request.bad-cursor", hint="give `next` of the page before"
+    )

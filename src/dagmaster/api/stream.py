@@ -1,0 +1,67 @@
+"""A job's events as they happen, as server-sent events.
+
+Every frame carries the event's number as its id, so that a browser's EventSource, or whoever sends `Last-Event-ID`, goes on
+where it was cut off: no event is missed, none comes twice. The stream ends with the job. Asking again behind the last
+event of a job that is over answers 204, which tells an EventSource to stop asking.
+"""
+
+from collections.abc import AsyncIterator
+from dataclasses import asdict
+from typing import Annotated
+
+import orjson
+from fastapi import APIRouter, Header, Query
+from starlette.responses import Response, StreamingResponse
+
+from dagmaster.api import examples
+from dagmaster.api.jobs import JobId
+from dagmaster.api.parts import Here
+from dagmaster.api.problems import responses
+from dagmaster.database.reads import EventLine
+from dagmaster.jobs.states import JOB_TERMINAL
+
+router = APIRouter(prefix="/jobs", tags=["jobs"])
+
+RECONNECT_MILLISECONDS = 1000
+MEDIA_TYPE = "text/event-stream"
+_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+
+
+@router.get(
+    "/{job_id}/events/stream",
+    operation_id="stream_events",
+    summary="Follow a job's events live",
+    response_class=StreamingResponse,
+    responses={
+        200: {
+            "description": "Server-sent events until the job is over; comments as signs of life",
+            "content": {MEDIA_TYPE: {"schema": {"type": "string"}, "example": examples.STREAM}},
+        },
+        204: {"description": "The job is over and there is nothing behind this number"},
+        **responses(404),
+    },
+)
+async def stream_events(
+    here: Here,
+    job_id: JobId,
+    last_event_id: Annotated[int | None, Header(ge=0, le=2**53, description="The last event that was seen")] = None,
+    after: Annotated[int, Query(ge=0, le=2**53, description="The same, for whoever can't set headers")] = 0,
+) -> Response:
+    cursor = after if last_event_id is None else last_event_id
+    brief = await here.reads.brief(job_id)
+    if brief.status in JOB_TERMINAL and cursor >= brief.last_sequence:
+        return Response(status_code=204)
+    here.follower.admit()
+    events = here.follower.watch(job_id, brief, cursor, here.heartbeat_seconds)
+    return StreamingResponse(_frames(events), media_type=MEDIA_TYPE, headers=_HEADERS)
+
+
+async def _frames(events: AsyncIterator[EventLine | None]) -> AsyncIterator[bytes]:
+    yield f"retry: {RECONNECT_MILLISECONDS}\n\n".encode()
+    async for event in events:
+        yield frame(event) if event else b": still here\n\n"
+
+
+def frame(event: EventLine) -> bytes:
+    data = orjson.dumps(asdict(event), option=orjson.OPT_UTC_Z)
+    return b"id: %d\nevent: %s\ndata: %s\n\n" % (event.sequence, event.event_type.encode(), data)

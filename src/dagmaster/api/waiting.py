@@ -1,0 +1,241 @@
+"""Why is it waiting? For each node that has not ended: what would have to happen for it to go on.
+
+`reasons` is pure: it is given what is known of a node and says what holds it up, the strongest reason first. A fan_out speaks
+for its children; they can be asked for one by one.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Annotated, Literal
+from uuid import UUID
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel
+
+from dagmaster.api.jobs import JobId, require_fan_out
+from dagmaster.api.pages import LONGEST_NAME, Cursor, Limit
+from dagmaster.api.parts import Here, Parts
+from dagmaster.api.problems import responses
+from dagmaster.database.api_reads import MOST_IN_FRONT, JobBrief, LiveTask
+from dagmaster.database.reads import NodeLine
+from dagmaster.jobs.model import QueueSettings
+from dagmaster.jobs.states import JOB_TERMINAL, NODE_LIVE, NODE_TERMINAL, JobStatus, NodeStatus, TaskStatus
+from dagmaster.jobs.view import read_by
+from dagmaster.workflows.graph import Graph
+
+router = APIRouter(prefix="/jobs", tags=["jobs"])
+
+Code = Literal[
+    "no_orchestrator", "waiting_for_nodes", "waiting_for_one_of", "waiting_for_children", "expanding", "retry",
+    "no_worker", "queue_paused", "queue_limited", "queued", "running", "due",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """One thing that holds a node up. What else is filled in depends on the code."""
+
+    code: Code
+    detail: str
+    nodes: list[str] = field(default_factory=list)
+    seconds: float | None = None
+    count: int | None = None
+    queue: str | None = None
+    handler: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingNode:
+    node_id: str
+    status: NodeStatus
+    label: str | None
+    reasons: list[Reason]
+
+
+class Waiting(BaseModel):
+    """Every node that has not ended, with its reasons; or a page of a fan_out's children."""
+
+    status: JobStatus
+    nodes: list[WaitingNode]
+    next: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known at one moment, beside the node itself."""
+
+    now: datetime
+    tasks: Mapping[str, LiveTask]
+    queues: Mapping[str, QueueSettings]
+    running: Mapping[str, int]  # tasks that run, by queue
+    has_orchestrator: bool = True
+    queued_children: Mapping[str, str] = field(default_factory=dict)  # one for each fan_out
+    next_retries: Mapping[str, datetime] = field(default_factory=dict)
+
+
+@router.get(
+    "/{job_id}/waiting", operation_id="get_waiting", summary="Why is it waiting?", responses=responses(404)
+)
+async def get_waiting(
+    here: Here,
+    job_id: JobId,
+    parent: Annotated[
+        str | None, Query(max_length=LONGEST_NAME, description="The children of this fan_out, one by one")
+    ] = None,
+    after: Cursor = None,
+    limit: Limit = 50,
+) -> Waiting:
+    """Waiting for which nodes, retried in how long, no live worker for it, how many are before it in the queue, paused or
+    limited: for every node that has not ended. A fan_out is told as a whole; with `parent` its children, in pages."""
+    brief = await here.reads.brief(job_id)
+    graph = await here.reads.graph(brief.definition_hash)
+    if parent is not None:
+        require_fan_out(graph, parent)
+        return await _children(here, job_id, brief, parent, after or "", limit)
+    if brief.status in JOB_TERMINAL:
+        return Waiting(status=brief.status, nodes=[])
+    return await _nodes(here, job_id, brief, graph)
+
+
+async def _nodes(here: Parts, job_id: UUID, brief: JobBrief, graph: Graph) -> Waiting:
+    snapshot = await here.reads.watch_job(job_id, graph.order)
+    nodes = {node.node_id: node for node in snapshot.nodes}
+    open_fan_outs = [node.node_id for node in snapshot.nodes if node.remaining]
+    queued = await here.reads.queued_children(job_id, open_fan_outs) if open_fan_outs else {}
+    retries = await here.reads.next_retries(job_id) if open_fan_outs else {}
+    asked = [node.node_id for node in snapshot.nodes if node.status in NODE_LIVE]
+    known = await _known(here, job_id, brief, [*asked, *queued.values()], queued, retries)
+    found = [
+        WaitingNode(node.node_id, node.status, node.label, reasons(graph, node, nodes, known))
+        for node in snapshot.nodes
+        if not is_ended(node)
+    ]
+    return Waiting(status=snapshot.status, nodes=found)
+
+
+async def _children(
+    here: Parts, job_id: UUID, brief: JobBrief, parent: str, after: str, limit: int
+) -> Waiting:
+    lines = await here.reads.unfinished_children(job_id, parent, limit=limit + 1, after=after)
+    page = lines[:limit]
+    known = await _known(here, job_id, brief, [line.node_id for line in page], {}, {})
+    found = [WaitingNode(line.node_id, line.status, line.label, own_reasons(line, known)) for line in page]
+    return Waiting(status=brief.status, nodes=found, next=page[-1].node_id if len(lines) > limit else None)
+
+
+async def _known(
+    here: Parts,
+    job_id: UUID,
+    brief: JobBrief,
+    node_ids: list[str],
+    queued: Mapping[str, str],
+    retries: Mapping[str, datetime],
+) -> Known:
+    tasks = await here.reads.live_tasks(job_id, node_ids, here.alive_within)
+    queues = await here.reads.queue_settings()
+    limited = [name for name, found in queues.items() if found.max_running is not None]
+    running = await here.reads.running_in(limited) if limited else {}
+    liveness = None if brief.owner_id else await here.reads.liveness(None, here.alive_within)
+    has_orchestrator = liveness is None or liveness.live_orchestrators > 0
+    return Known(brief.now, tasks, queues, running, has_orchestrator, queued, retries)
+
+
+def is_ended(node: NodeLine) -> bool:
+    """A fan_out has ended when its children have."""
+    return node.status in NODE_TERMINAL and not (node.status is NodeStatus.COMPLETED and node.remaining)
+
+
+def reasons(graph: Graph, node: NodeLine, nodes: Mapping[str, NodeLine], known: Known) -> list[Reason]:
+    """What holds up a node of the definition."""
+    if not known.has_orchestrator and node.status is NodeStatus.READY:
+        return [Reason("no_orchestrator", "no live orchestrator takes this job up")]
+    if node.status is NodeStatus.PENDING:
+        return _for_others(graph, node.node_id, nodes)
+    if node.remaining:
+        return _for_children(node, known)
+    if node.total is not None and (node.expanded or 0) < node.total:
+        return [_expanding(node)]
+    return own_reasons(node, known)
+
+
+def _for_others(graph: Graph, node_id: str, nodes: Mapping[str, NodeLine]) -> list[Reason]:
+    needed = [name for name in graph.all_of[node_id] if not is_ended(nodes[name])]
+    options = [name for name in graph.any_of[node_id] if not is_ended(nodes[name])]
+    read = read_by(graph, node_id)
+    if read and read not in needed and not is_ended(nodes[read]):
+        needed.append(read)
+    found: list[Reason] = []
+    if needed:
+        found.append(Reason("waiting_for_nodes", f"waits for {', '.join(needed)}", needed, count=len(needed)))
+    if options:
+        found.append(Reason("waiting_for_one_of", f"waits for one of {', '.join(options)}", options))
+    return found or [_due()]
+
+
+def _for_children(node: NodeLine, known: Known) -> list[Reason]:
+    total, remaining = node.total or 0, node.remaining or 0
+    found = [Reason("waiting_for_children", f"waits for {remaining} of {total} children", count=remaining)]
+    if (node.expanded or 0) < total:
+        found.append(_expanding(node))
+    due_at = known.next_retries.get(node.node_id)
+    if due_at is not None:
+        seconds = _until(due_at, known.now)
+        text = f"{node.retrying_count} children are retried, the next one in {seconds:.1f} s"
+        found.append(Reason("retry", text, seconds=seconds, count=node.retrying_count))
+    child = known.tasks.get(known.queued_children.get(node.node_id, ""))
+    if child is not None:
+        found += _of_task(child, known)
+    return found
+
+
+def _expanding(node: NodeLine) -> Reason:
+    made, total = node.expanded or 0, node.total or 0
+    return Reason("expanding", f"{made} of {total} children are made so far", count=total - made)
+
+
+def own_reasons(node: NodeLine, known: Known) -> list[Reason]:
+    """What holds up a node that waits for no other."""
+    if node.not_before is not None:
+        seconds = _until(node.not_before, known.now)
+        why = f": {node.error_message.splitlines()[0]}" if node.error_message else ""
+        text = f"retry {node.retry_count} of {node.max_retries} in {seconds:.1f} s{why}"
+        return [Reason("retry", text, seconds=seconds, count=node.retry_count)]
+    task = known.tasks.get(node.node_id)
+    return _of_task(task, known) if task else [_due()]
+
+
+def _of_task(task: LiveTask, known: Known) -> list[Reason]:
+    of = {"queue": task.queue, "handler": task.handler}
+    if task.status is TaskStatus.RUNNING:
+        seconds = _until(known.now, task.started_at or known.now)
+        return [Reason("running", f"runs since {seconds:.1f} s", seconds=seconds, **of)]
+    found: list[Reason] = []
+    limits = known.queues.get(task.queue)
+    if limits is not None and limits.is_paused:
+        found.append(Reason("queue_paused", f"queue {task.queue} is paused", **of))
+    if not task.live_workers:
+        found.append(Reason("no_worker", f"no live worker offers {task.handler} on queue {task.queue}", **of))
+    if limits is not None and limits.max_running is not None:
+        running = known.running.get(task.queue, 0)
+        if running >= limits.max_running:
+            text = f"queue {task.queue} runs {running} tasks, its limit is {limits.max_running}"
+            found.append(Reason("queue_limited", text, count=running, **of))
+    found.append(_queued(task, known.now, of))
+    return found
+
+
+def _queued(task: LiveTask, now: datetime, of: Mapping[str, str]) -> Reason:
+    front = task.in_front or 0
+    told = f"{front} or more" if front >= MOST_IN_FRONT else str(front)
+    seconds = _until(now, task.queued_at)
+    text = f"queued for {seconds:.1f} s, {told} in front"
+    return Reason("queued", text, seconds=seconds, count=front, queue=of["queue"], handler=of["handler"])
+
+
+def _due() -> Reason:
+    return Reason("due", "the orchestrator takes it up next")
+
+
+def _until(later: datetime, earlier: datetime) -> float:
+    return round(max(0.0, (later - earlier).total_seconds()), 3)

@@ -1,0 +1,46 @@
+"""What can't be used is kept with its reason, and put back when asked [Q4]."""
+
+from dagmaster.database.bell import JOBS
+from tests.engine.harness import engine, workflow
+
+POISON = """
+    workflow_id: poison
+    nodes:
+      start: {type: start, next: work}
+      work: {handler: crash, params: {code: 3}, next: end}
+      end: {type: end}
+"""
+
+
+async def test_q4_a_task_that_kills_its_process_again_and_again_is_kept_among_the_dead_letters(database):
+    async with engine(database, max_losses=2) as running:
+        job = await running.run(workflow(POISON))
+        letters = await running.rows("SELECT * FROM dagapp.dag_dead_letters")
+        tasks = await running.tasks(job["job_id"])
+
+        assert job["status"] == "failed"
+        assert len(tasks) == 3
+        assert [(x["reason"], x["message_id"]) for x in letters] == [("PoisonTask", tasks[-1]["task_id"])]
+        assert letters[0]["body"]["params"] == {"code": 3}
+        assert "exit" in letters[0]["description"]
+
+
+async def test_q4_a_refused_submission_is_replayed_once_its_workflow_exists(database):
+    async with engine(database) as running:
+        await running.ledger.enqueue_message("m1", "dag-jobs", {"workflow_id": "later"})
+        running.bell.ring(JOBS)
+        while not (letters := await running.rows("SELECT * FROM dagapp.dag_dead_letters")):
+            pass
+        running.add(workflow(POISON.replace("poison", "later").replace("crash", "noop").replace(", params: {code: 3}", "")))
+
+        replayed = await running.ledger.replay_dead_letter(letters[0]["dead_letter_id"], "dag-jobs")
+        again = await running.ledger.replay_dead_letter(letters[0]["dead_letter_id"], "dag-jobs")
+        running.bell.ring(JOBS)
+        while not (jobs := await running.rows("SELECT * FROM dagapp.dag_jobs WHERE message_id = 'm1'")):
+            pass
+        job = await running.wait(jobs[0]["job_id"])
+
+        assert letters[0]["reason"] == "WorkflowNotFound"
+        assert (replayed, again) == (True, False)
+        assert job["status"] == "completed"
+        assert await running.rows("SELECT 1 FROM dagapp.dag_dead_letters") == []
