@@ -164,7 +164,7 @@ class Bench:
 @contextmanager
 def roles(dsn: str, workers: int) -> Iterator[dict[str, int]]:
     """One orchestrator and some workers as they ship; yields their pids."""
-    environment = {**os.environ, "DATABASE_URL": dsn, "LOG_LEVEL": "warning"}
+    environment = {**os.environ, "DATABASE_URL": dsn, "LOG_LEVEL": "warning", "API_ENABLED": "false"}
     names = ["orchestrator", *["worker"] * workers]
     running = [subprocess.Popen([sys.executable, "-m", "dagmaster", name], env=environment) for name in names]
     try:

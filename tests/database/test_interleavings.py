@@ -40,10 +40,10 @@ from dagmaster.jobs.view import JobView, is_failing, node_view
 from dagmaster.orchestrator.routing import RegistryRouter
 from dagmaster.records import SCHEMA
 from dagmaster.settings import DEFAULT_QUEUES
-from dagmaster.workflows.graph import build
+from dagmaster.workflows.graph import Graph, build
 from dagmaster.workflows.load import Limits, read
 
-QUEUE = DEFAULT_QUEUES[0]
+QUEUE, LIMITED = DEFAULT_QUEUES[:2]
 HANDLERS = ("echo", "noop", "sleep")
 NOW = time.time_ns() // 1_000_000
 LIMITS = Limits()
@@ -74,6 +74,11 @@ FAILING = _workflow("""
 SHORT = _workflow("""
   start: {type: start, next: only}
   only: {handler: echo, next: end}
+  end: {type: end}
+""")
+FRESH = _workflow("""
+  start: {type: start, next: other}
+  other: {handler: echo, next: end}
   end: {type: end}
 """)
 
@@ -130,10 +135,13 @@ class Stage:
         return await cursor.fetchall() if cursor.description else []
 
 
+_GRAPHS: dict[str, Graph] = {}
+
+
 async def _load(ledger: PostgresLedger, claims: Sequence[Claim]) -> dict[UUID, JobView]:
     views = {}
     for job in await ledger.load_jobs(claims):
-        graph = build(job.workflow)
+        graph = _GRAPHS.get(job.definition_hash) or _GRAPHS.setdefault(job.definition_hash, build(job.workflow))
         nodes = {state.node_id: node_view(state, graph.workflow.nodes[state.node_id]) for state in job.nodes}
         views[job.job_id] = JobView(
             job.job_id, graph, job.input_params, job.status, nodes=nodes, outputs=job.outputs, priority=job.priority
@@ -211,6 +219,16 @@ async def _prepare(stage: Stage) -> None:
     await stage.ledger.enqueue_message("bad", JOBS, {})
 
     await stage.rows(f"UPDATE dagapp.dag_tasks SET queue = '{QUEUE}' WHERE queue = 'aside'")
+    await stage.ledger.set_queue(LIMITED, max_running=1, is_paused=False)
+    await stage.rows(
+        "UPDATE dagapp.dag_tasks SET queue = %s WHERE node_id IN ('each__4', 'queued') AND status = 'queued'", LIMITED
+    )
+    await stage.rows(
+        "INSERT INTO dagapp.dag_dead_letters (dead_letter_id, queue, message_id, reason, description, body)"
+        " VALUES (%s, %s, 'old', 'Malformed', '', '{}')",
+        _id(8),
+        JOBS,
+    )
     await _set_times(stage)
     stage.views = await _load(stage.ledger, list(stage.claims.values()))
     assert is_failing(stage.views[FAILED])
@@ -307,14 +325,20 @@ class Transaction:
 
 
 def _new(job_id: UUID, message_id: str | None = None) -> NewJob:
-    return NewJob(job_id, SHORT, {}, message_id=message_id)
+    """Of a definition that nobody has stored yet."""
+    return NewJob(job_id, FRESH, {}, message_id=message_id)
+
+
+def _creating_once(job_id: UUID) -> Call:
+    job = NewJob(job_id, FRESH, {}, submitted_by="hub", idempotency_key="key")
+    return lambda _, ledger: ledger.create_once(job, "same")
 
 
 def _handle(message: JobMessage) -> NewJob | DeadLetter:
     if message.message_id == "good":
         return _new(_id(7), "good")
     return DeadLetter.model_construct(
-        dead_letter_id=_id(8), queue=message.queue, message_id="bad", reason="Malformed", description="", body={},
+        dead_letter_id=_id(8), queue=message.queue, message_id=message.message_id, reason="Malformed", description="", body={},
         created_at=message.enqueued_at,
     )  # fmt: skip
 
@@ -343,9 +367,11 @@ async def _take_over(stage: Stage, ledger: PostgresLedger) -> list[Claim]:
     return claims
 
 
-def _exchanging(worker: UUID, reported: Sequence[tuple[UUID, str]], light: int) -> Call:
+def _exchanging(
+    worker: UUID, reported: Sequence[tuple[UUID, str]], light: int, queues: Sequence[str] = (QUEUE,)
+) -> Call:
     reports = [Report(job_id, node_id, 1, TaskStatus.SUCCEEDED, node_id) for job_id, node_id in reported]
-    demand = Demand((QUEUE,), light_handlers=HANDLERS, light=light)
+    demand = Demand(tuple(queues), light_handlers=HANDLERS, light=light)
     return lambda _, ledger: ledger.exchange(worker, reports, demand, lease_seconds=60)
 
 
@@ -360,6 +386,9 @@ def _saving(node_id: str) -> Call:
 
 TRANSACTIONS = (
     Transaction("create", lambda _, ledger: ledger.create_jobs([_new(NEW), _new(_id(9), "good")])),
+    Transaction("create_once", _creating_once(_id(10))),
+    Transaction("create_once_too", _creating_once(_id(11))),
+    Transaction("replay", lambda _, ledger: ledger.replay_dead_letter(_id(8), JOBS)),
     Transaction("enqueue", lambda _, ledger: ledger.enqueue_message("late", JOBS, {})),
     Transaction("take_messages", lambda _, ledger: ledger.take_messages(JOBS, 10, _handle), is_long=True),
     Transaction("beat", lambda _, ledger: ledger.beat(OrchestratorInfo(ONE, "host", 1, "0"))),
@@ -381,6 +410,9 @@ TRANSACTIONS = (
     Transaction("exchange", _exchanging(WORKER, [(OPEN, "each__0"), (FAILED, "busy")], 2)),
     Transaction("exchange_late", _exchanging(SLOW, [(OPEN, "each__2")], 0)),
     Transaction("exchange_claim", _exchanging(OTHER, [], 10)),
+    Transaction("exchange_limited", _exchanging(OTHER, [], 10, (LIMITED, QUEUE))),
+    Transaction("exchange_limited_too", _exchanging(WORKER, [(FAILED, "busy")], 10, (QUEUE, LIMITED))),
+    Transaction("set_queue", lambda _, ledger: ledger.set_queue(LIMITED, max_running=2, is_paused=False)),
     Transaction("renew", _renewing(WORKER, "each__0")),
     Transaction("renew_late", _renewing(SLOW, "each__2")),
     Transaction("checkpoint", _saving("each__0")),
@@ -407,18 +439,34 @@ def _is_coarse_step(before: str, name: str) -> bool:
     return _is_step(before, name) and not (name.startswith(("take_", "withdraw_")) and before)
 
 
+# They share no row with what orchestrators do to jobs.
+APART = frozenset({"enqueue", "replay", "beat", "beat_worker", "retire_worker", "set_queue"})
+
+
 def _steps(first: "Transaction", second: "Transaction", plays_all: bool) -> IsStep | None:
     if plays_all:
         return None
-    return _is_coarse_step if first.is_long and second.is_long else _is_step
+    is_coarse = (first.is_long and second.is_long) or {first.name, second.name} & APART
+    return _is_coarse_step if is_coarse else _is_step
 
 
+# The second of a kind, there to meet the first.
+DOUBLES = {
+    "create_once_too": {"create_once"},
+    "claim_by_another": {"claim", "take_over", "release", "release_unknown", "retire", "advance_half_dead"},
+    "exchange_limited_too": {"exchange_limited", "exchange_claim", "set_queue", "advance_failing", "advance_fail_fast"},
+}
 # One and the same owner has one call under way; a second can only be the one after a lost connection, see below.
 NEVER_TOGETHER = {("advance_failing", "advance_fail_fast")}
 
 
 def _is_played(first: Transaction, second: Transaction) -> bool:
     names = (first.name, second.name)
+    if "zombie" in names:  # plays with everyone, and is held to more, in a test of its own
+        return False
+    for double, other in (names, names[::-1]):
+        if double in DOUBLES and other not in DOUBLES[double]:
+            return False
     return names not in NEVER_TOGETHER and not (first is second and first.name.startswith("advance_"))
 
 
@@ -466,8 +514,16 @@ BROKEN = """
     SELECT 'a running task of nobody', node_id FROM dagapp.dag_tasks
      WHERE status = 'running' AND (worker_id IS NULL OR lease_until IS NULL OR started_at IS NULL)
      UNION ALL
+    SELECT 'more runs than the queue may', t.queue
+      FROM dagapp.dag_tasks t
+      JOIN dagapp.dag_queues q USING (queue)
+     WHERE t.status = 'running' GROUP BY t.queue, q.max_running HAVING count(*) > q.max_running
+     UNION ALL
+    SELECT 'one key, several jobs', idempotency_key FROM dagapp.dag_jobs
+     WHERE idempotency_key IS NOT NULL GROUP BY submitted_by, idempotency_key HAVING count(*) > 1
+     UNION ALL
     SELECT 'a message in two places or none', m.id
-      FROM unnest(ARRAY['good', 'bad']) AS m (id)
+      FROM unnest(ARRAY['good', 'bad', 'old']) AS m (id)
      WHERE (SELECT count(*) FROM dagapp.dag_job_messages q WHERE q.message_id = m.id)
          + (SELECT count(*) FROM dagapp.dag_dead_letters d WHERE d.message_id = m.id) > 1
         OR (SELECT count(*) FROM dagapp.dag_jobs j WHERE j.message_id = m.id) > 1
@@ -530,7 +586,7 @@ async def stage(database: str) -> Any:
 _TOTAL: dict[str, int] = {}
 
 
-@pytest.mark.parametrize("first", [transaction.name for transaction in TRANSACTIONS])
+@pytest.mark.parametrize("first", [transaction.name for transaction in TRANSACTIONS if transaction.name != "zombie"])
 async def test_every_pair_of_transactions_in_every_order_keeps_the_invariants(stage, request, first):
     """`first` with itself and with everyone after it in the list."""
     partners = [(a, b) for a, b in PAIRS if a.name == first and _is_played(a, b)]
@@ -591,13 +647,32 @@ async def test_a_zombie_changes_nothing_whatever_it_meets(stage):
                 assert run.results[1].fenced == {OPEN, GATHERING}
 
             await tester.explore([other.session(stage)], reset, note)
-            await tester.explore([other.session(stage), zombie.session(stage)], reset, compare)
+            await tester.explore([other.session(stage), zombie.session(stage)], reset, compare, _is_step)
 
 
-def test_the_pairs_are_all_pairs():
-    played = [pair for pair in PAIRS if _is_played(*pair)]
+@pytest.mark.parametrize("name", ["advance_results", "advance_overdue", "advance_failing"])
+async def test_a_call_that_is_repeated_while_the_first_is_still_under_way_does_no_harm(stage, name):
+    """An owner lost its connection, reads its job again and repeats itself, and only then the first call's commit lands."""
+    first = BY_NAME[name]
 
+    async def reset():
+        await _restore(stage)
+
+    async def check(run):
+        run.errors = [error for error in run.errors if isinstance(error, psycopg.errors.DeadlockDetected)]
+        await _check(stage, f"{name} twice", run)
+
+    async with Interleaver.on(stage.dsn) as tester:
+        await tester.explore([first.session(stage), first.session(stage)], reset, check)
+
+
+def test_every_pair_is_played_but_for_those_that_are_named():
+    left_out = {(a.name, b.name) for a, b in PAIRS if not _is_played(a, b)}
+
+    unexplained = {
+        (a, b)
+        for a, b in left_out - NEVER_TOGETHER
+        if "zombie" not in (a, b) and not {a, b} & DOUBLES.keys() and not (a == b and a.startswith("advance_"))
+    }
     assert len(PAIRS) == len(TRANSACTIONS) * (len(TRANSACTIONS) + 1) // 2
-    assert len(PAIRS) - len(played) == len(NEVER_TOGETHER) + sum(
-        1 for t in TRANSACTIONS if t.name.startswith("advance_")
-    )
+    assert unexplained == set()

@@ -1,8 +1,8 @@
 """Orchestrators and workers as processes of their own, to be killed, stopped and started at will.
 
-A `Fleet` starts `python -m dagmaster …` against a test's database, each with a log file of its own. Whatever happens to the
-test, nothing of it survives: each process asks the kernel to be killed with its parent, and at the end everything that
-carries the fleet's mark in its environment is looked for. A test that leaves its block normally has had its history verified.
+A `Fleet` starts `python -m dagmaster …` against a test's database, each with a log file of its own. Whatever happens to
+the test, nothing of it survives: each process asks the kernel to be killed with its parent, and at the end everything
+that carries the fleet's mark in its environment is looked for. Leaving the block normally verifies the history.
 """
 
 import asyncio
@@ -67,7 +67,10 @@ def _die_with(parent: int) -> Callable[[], None]:
 
 @dataclass
 class Process:
-    """One role that can be killed and started again; `pid` is that of the latest start."""
+    """One role that can be killed and started again; `pid` is that of the latest start.
+
+    Its sessions carry its name and the number of the start, so that the database can tell who wrote what.
+    """
 
     role: str
     name: str
@@ -80,12 +83,14 @@ class Process:
     def start(self, **settings: Any) -> None:
         """Start with these settings besides the usual ones, for this once."""
         self.starts += 1
+        address = self.environment["DATABASE_URL"]
+        named = f"{address}{'&' if '?' in address else '?'}application_name={self.name}.{self.starts}"
         with self.log.open("ab") as log:
             log.write(f"--- start {self.starts} {settings or ''}\n".encode())
             log.flush()
             self._process = subprocess.Popen(
                 self.command,
-                env={**self.environment, **_as_environment(settings)},
+                env={**self.environment, "DATABASE_URL": named, **_as_environment(settings)},
                 cwd=ROOT,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -164,7 +169,12 @@ class Fleet:
         return process
 
     def _environment(self) -> dict[str, str]:
-        ours = {"DATABASE_URL": self.dsn, MARK: self.mark, "PYTHONPATH": f"{self.folder / 'path'}:{ROOT}:{ROOT / 'src'}"}
+        ours = {
+            "DATABASE_URL": self.dsn,
+            "API_ENABLED": "false",
+            MARK: self.mark,
+            "PYTHONPATH": f"{self.folder / 'path'}:{ROOT}:{ROOT / 'src'}",
+        }
         inherited = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
         return {**inherited, **ours, **_as_environment(self._settings)}
 

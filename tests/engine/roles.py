@@ -1,8 +1,8 @@
 """Handlers that only tests need, and a submitter that may die at a crash point.
 
-Orchestrators and workers are the real ones (`python -m dagmaster …`); they find these handlers through an entry point that
-`processes.py` puts on their path, as those of any other package. Each handler writes what it did into a file of its own
-keeping: one line for each execution, outside the system under test.
+Orchestrators and workers are the real ones (`python -m dagmaster …`); they find these handlers through an entry point
+that `processes.py` puts on their path, as those of any other package. Handlers note each execution as a line of a file,
+outside the system under test.
 
     python -m tests.engine.roles submit FILE COUNT     submit a workflow so many times, in one call
 """

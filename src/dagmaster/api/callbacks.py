@@ -56,9 +56,13 @@ class Receipt(BaseModel):
 )
 async def report_task_result(here: Here, report: TaskReport) -> Receipt:
     """Handled exactly once: reported again, it is answered as before."""
+    told = _as_told(report)
+    # A stranger's report is not even kept: it would stand in the way of the one that the holder is going to make.
+    if not await here.reads.may_report(report.worker_id, told.job_id, told.node_id, told.attempt):
+        return Receipt(accepted=False)
     async with here.ledgers.one() as ledger:
         answer = await ledger.exchange(
-            report.worker_id, [_as_told(report)], _NOTHING_MORE, lease_seconds=here.settings.task_lease_sec
+            report.worker_id, [told], _NOTHING_MORE, lease_seconds=here.settings.task_lease_sec
         )
     here.bell.ring(RESULTS)
     return Receipt(accepted=not answer.late)

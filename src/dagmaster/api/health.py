@@ -120,5 +120,10 @@ def _loop(found: Liveness, within_seconds: float) -> Check:
 
 def _unwell(check: Check) -> Health:
     return Health(
-        is_ready=False, checks=[check], version=__version__, database_seconds=None, live_orchestrators=None, live_workers=None
+        is_ready=False,
+        checks=[check],
+        version=__version__,
+        database_seconds=None,
+        live_orchestrators=None,
+        live_workers=None,
     )

@@ -143,6 +143,7 @@ async def submit_job(
 
 @router.get("", operation_id="list_jobs", summary="List jobs, newest first", responses=responses())
 async def list_jobs(
+    *,
     here: Here,
     status: Annotated[JobStatus | None, Query(description="Only jobs in this state")] = None,
     workflow_id: Annotated[str | None, Query(max_length=64)] = None,
@@ -181,6 +182,7 @@ async def get_job(here: Here, job_id: JobId) -> JobDetail:
 
 @router.get("/{job_id}/nodes", operation_id="list_nodes", summary="List a job's nodes", responses=responses(404))
 async def list_nodes(
+    *,
     here: Here,
     job_id: JobId,
     parent: Annotated[str | None, Query(max_length=LONGEST_NAME, description="The children of this fan_out")] = None,

@@ -7,6 +7,7 @@ for its children; they can be asked for one by one.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from typing import Annotated, Literal
 from uuid import UUID
 
@@ -74,9 +75,7 @@ class Known:
     next_retries: Mapping[str, datetime] = field(default_factory=dict)
 
 
-@router.get(
-    "/{job_id}/waiting", operation_id="get_waiting", summary="Why is it waiting?", responses=responses(404)
-)
+@router.get("/{job_id}/waiting", operation_id="get_waiting", summary="Why is it waiting?", responses=responses(404))
 async def get_waiting(
     here: Here,
     job_id: JobId,
@@ -92,7 +91,7 @@ async def get_waiting(
     graph = await here.reads.graph(brief.definition_hash)
     if parent is not None:
         require_fan_out(graph, parent)
-        return await _children(here, job_id, brief, parent, after or "", limit)
+        return await _children(here, job_id, brief, parent, after=after or "", limit=limit)
     if brief.status in JOB_TERMINAL:
         return Waiting(status=brief.status, nodes=[])
     return await _nodes(here, job_id, brief, graph)
@@ -105,7 +104,7 @@ async def _nodes(here: Parts, job_id: UUID, brief: JobBrief, graph: Graph) -> Wa
     queued = await here.reads.queued_children(job_id, open_fan_outs) if open_fan_outs else {}
     retries = await here.reads.next_retries(job_id) if open_fan_outs else {}
     asked = [node.node_id for node in snapshot.nodes if node.status in NODE_LIVE]
-    known = await _known(here, job_id, brief, [*asked, *queued.values()], queued, retries)
+    known = await _known(here, job_id, brief, [*asked, *queued.values()], queued=queued, retries=retries)
     found = [
         WaitingNode(node.node_id, node.status, node.label, reasons(graph, node, nodes, known))
         for node in snapshot.nodes
@@ -114,12 +113,10 @@ async def _nodes(here: Parts, job_id: UUID, brief: JobBrief, graph: Graph) -> Wa
     return Waiting(status=snapshot.status, nodes=found)
 
 
-async def _children(
-    here: Parts, job_id: UUID, brief: JobBrief, parent: str, after: str, limit: int
-) -> Waiting:
+async def _children(here: Parts, job_id: UUID, brief: JobBrief, parent: str, *, after: str, limit: int) -> Waiting:
     lines = await here.reads.unfinished_children(job_id, parent, limit=limit + 1, after=after)
     page = lines[:limit]
-    known = await _known(here, job_id, brief, [line.node_id for line in page], {}, {})
+    known = await _known(here, job_id, brief, [line.node_id for line in page])
     found = [WaitingNode(line.node_id, line.status, line.label, own_reasons(line, known)) for line in page]
     return Waiting(status=brief.status, nodes=found, next=page[-1].node_id if len(lines) > limit else None)
 
@@ -129,8 +126,9 @@ async def _known(
     job_id: UUID,
     brief: JobBrief,
     node_ids: list[str],
-    queued: Mapping[str, str],
-    retries: Mapping[str, datetime],
+    *,
+    queued: Mapping[str, str] | None = None,
+    retries: Mapping[str, datetime] | None = None,
 ) -> Known:
     tasks = await here.reads.live_tasks(job_id, node_ids, here.alive_within)
     queues = await here.reads.queue_settings()
@@ -138,7 +136,7 @@ async def _known(
     running = await here.reads.running_in(limited) if limited else {}
     liveness = None if brief.owner_id else await here.reads.liveness(None, here.alive_within)
     has_orchestrator = liveness is None or liveness.live_orchestrators > 0
-    return Known(brief.now, tasks, queues, running, has_orchestrator, queued, retries)
+    return Known(brief.now, tasks, queues, running, has_orchestrator, queued or {}, retries or {})
 
 
 def is_ended(node: NodeLine) -> bool:
@@ -206,31 +204,25 @@ def own_reasons(node: NodeLine, known: Known) -> list[Reason]:
 
 
 def _of_task(task: LiveTask, known: Known) -> list[Reason]:
-    of = {"queue": task.queue, "handler": task.handler}
+    told = partial(Reason, queue=task.queue, handler=task.handler)
     if task.status is TaskStatus.RUNNING:
         seconds = _until(known.now, task.started_at or known.now)
-        return [Reason("running", f"runs since {seconds:.1f} s", seconds=seconds, **of)]
+        return [told("running", f"runs since {seconds:.1f} s", seconds=seconds)]
     found: list[Reason] = []
     limits = known.queues.get(task.queue)
     if limits is not None and limits.is_paused:
-        found.append(Reason("queue_paused", f"queue {task.queue} is paused", **of))
+        found.append(told("queue_paused", f"queue {task.queue} is paused"))
     if not task.live_workers:
-        found.append(Reason("no_worker", f"no live worker offers {task.handler} on queue {task.queue}", **of))
+        found.append(told("no_worker", f"no live worker offers {task.handler} on queue {task.queue}"))
     if limits is not None and limits.max_running is not None:
         running = known.running.get(task.queue, 0)
         if running >= limits.max_running:
             text = f"queue {task.queue} runs {running} tasks, its limit is {limits.max_running}"
-            found.append(Reason("queue_limited", text, count=running, **of))
-    found.append(_queued(task, known.now, of))
+            found.append(told("queue_limited", text, count=running))
+    front, seconds = task.in_front or 0, _until(known.now, task.queued_at)
+    more = " or more" if front >= MOST_IN_FRONT else ""
+    found.append(told("queued", f"queued for {seconds:.1f} s, {front}{more} in front", seconds=seconds, count=front))
     return found
-
-
-def _queued(task: LiveTask, now: datetime, of: Mapping[str, str]) -> Reason:
-    front = task.in_front or 0
-    told = f"{front} or more" if front >= MOST_IN_FRONT else str(front)
-    seconds = _until(now, task.queued_at)
-    text = f"queued for {seconds:.1f} s, {told} in front"
-    return Reason("queued", text, seconds=seconds, count=front, queue=of["queue"], handler=of["handler"])
 
 
 def _due() -> Reason:

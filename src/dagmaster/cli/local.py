@@ -6,6 +6,7 @@ the next start goes on from there.
 
 import asyncio
 import os
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -54,6 +55,7 @@ class LocalPlatform:
     workers: int = 1
     log_level: str = "warning"
     children: list[Child] = field(default_factory=list)
+    api_url: str | None = None
     ready_seconds: float = 0.0
     _is_hurried: bool = False
     _database_checked_at: float = 0.0
@@ -99,9 +101,30 @@ class LocalPlatform:
     def _start_children(self) -> None:
         environment = self._environment()
         roles = [("orchestrator", n) for n in range(self.orchestrators)] + [("worker", n) for n in range(self.workers)]
-        self.children = [Child(role, number + 1, environment) for role, number in roles]
+        # One of them serves the API: several would fight for the port.
+        without_api = {**environment, "API_ENABLED": "false"}
+        port = self._api_port()
+        with_api = {**environment, "API_PORT": str(port)}
+        self.api_url = f"http://{self.settings.api_host}:{port}" if self.settings.api_enabled else None
+        self.children = [
+            Child(role, number + 1, with_api if (role, number) == ("orchestrator", 0) else without_api)
+            for role, number in roles
+        ]
         for child in self.children:
             child.start()
+
+    def _api_port(self) -> int:
+        """The port that was chosen; else the usual one, or another that is free where someone has it already."""
+        port = self.settings.api_port
+        if "api_port" in self.settings.model_fields_set and port:
+            return port
+        for wanted in (port, 0):
+            with socket.socket() as trial:
+                trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                with suppress(OSError):
+                    trial.bind((self.settings.api_host, wanted))
+                    return int(trial.getsockname()[1])
+        return port
 
     def _environment(self) -> Mapping[str, str]:
         """Ours, handed on as it is, with what this machine decides."""

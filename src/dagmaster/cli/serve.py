@@ -16,8 +16,10 @@ import click
 from dagmaster.cli.command import Command, State, pass_state
 
 if TYPE_CHECKING:
+    from dagmaster.api.server import ApiServer
     from dagmaster.handlers.registry import Registry
     from dagmaster.operations.catalog import Catalog
+    from dagmaster.orchestrator.loop import Orchestrator
     from dagmaster.settings import Settings
 
 DATABASE_PATIENCE_SECONDS = 60.0
@@ -30,10 +32,15 @@ class _Role(Protocol):
 
 
 @click.command(cls=Command)
+@click.option("--host", help="Where its API listens (or API_HOST); loopback, unless API_INSECURE")
+@click.option("--port", type=click.IntRange(0, 65535), help="Port of its API (or API_PORT); 0 takes a free one")
+@click.option("--no-api", is_flag=True, help="Serve no API (or API_ENABLED=false)")
 @pass_state
-def orchestrator(state: State) -> None:
-    """Run one orchestrator: it decides what jobs do next."""
+def orchestrator(state: State, host: str | None, port: int | None, no_api: bool) -> None:
+    """Run one orchestrator: it decides what jobs do next. Its process serves the API too."""
+    given = {"api_host": host, "api_port": port, "api_enabled": False if no_api else None}
     settings = _settings_of_role(state)
+    settings = settings.model_copy(update={name: value for name, value in given.items() if value is not None})
     asyncio.run(_serve(settings, state.dsn, "orchestrator", _orchestrator))
 
 
@@ -126,6 +133,8 @@ async def _orchestrator(settings: "Settings", dsn: str) -> AsyncIterator[_Role]:
     from dagmaster.orchestrator.routing import RegistryRouter
     from dagmaster.transports.postgres import PostgresTransport
 
+    # Before anything else: a port that is taken shall be told before this instance claims jobs.
+    bound = _bound(settings)
     registry = installed()
     catalog = _catalog(settings, registry)
     router = RegistryRouter(registry, settings.known_queues, settings.default_queue)
@@ -140,10 +149,54 @@ async def _orchestrator(settings: "Settings", dsn: str) -> AsyncIterator[_Role]:
     ledger, beats = PostgresLedger(dsn, "orchestrator"), PostgresLedger(dsn, "beat")
     async with _closing(ledger.close, beats.close, bell.close):
         bell.start()
-        yield Orchestrator(
+        role = Orchestrator(
             settings, ledger, beats, bell, PostgresTransport(bell), planner, catalog,
             host=socket.gethostname(), pid=os.getpid(), software_version=__version__,
         )  # fmt: skip
+        yield _WithApi(role, _api(settings, dsn, role, registry, bound)) if bound else role
+
+
+def _bound(settings: "Settings") -> "socket.socket | None":
+    from dagmaster.api.server import bind
+
+    if not settings.api_enabled:
+        return None
+    return bind(settings.api_host, settings.api_port, is_insecure=settings.api_insecure)
+
+
+def _api(
+    settings: "Settings", dsn: str, role: "Orchestrator", registry: "Registry", bound: socket.socket
+) -> "ApiServer":
+    from dagmaster.api.app import create_app
+    from dagmaster.api.server import ApiServer
+
+    return ApiServer(create_app(settings, dsn, role.catalog, registry, owner_id=role.owner_id), bound)
+
+
+class _WithApi:
+    """An orchestrator and the API in one process: stopped together. Jobs go on even where the API has ended."""
+
+    def __init__(self, role: _Role, server: "ApiServer") -> None:
+        self._role = role
+        self._server = server
+
+    async def run(self) -> None:
+        serving = asyncio.create_task(self._server.run(), name="api")
+        serving.add_done_callback(self._tell)
+        try:
+            await self._role.run()
+        finally:
+            await self._server.stop()
+            await asyncio.wait([serving])
+
+    def stop(self) -> None:
+        self._role.stop()
+
+    def _tell(self, serving: asyncio.Task[None]) -> None:
+        from dagmaster import log
+
+        if not serving.cancelled() and (error := serving.exception()) is not None:
+            log.get("orchestrator").error("the API has ended; jobs go on without it", exc_info=error)
 
 
 def _catalog(settings: "Settings", registry: "Registry") -> "Catalog":

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import cache
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -21,7 +20,7 @@ from dagmaster.database.connect import BY_KEY, Connection, conninfo, translate_e
 from dagmaster.database.reads import NodeLine, Reads, _translate_refusals
 from dagmaster.errors import NotFound
 from dagmaster.jobs.model import DeadLetter, Job, NodeState, Orchestrator, QueueSettings, Worker
-from dagmaster.jobs.states import JobStatus, TaskStatus
+from dagmaster.jobs.states import TASK_TERMINAL, JobStatus, TaskStatus
 from dagmaster.records import SCHEMA
 from dagmaster.workflows.graph import Graph, build
 from dagmaster.workflows.model import Workflow
@@ -309,6 +308,13 @@ class ApiReads(Reads):
             row["log"] = (row["metrics"] or {}).pop("log", [])
         return _adapter(Attempt).validate_python(rows)
 
+    async def may_report(self, worker_id: UUID, job_id: UUID, node_id: str, attempt: int) -> bool:
+        """Whether a report of this attempt is this worker's to make: it holds the task, or the task is over."""
+        values = {"job_id": job_id, "node_id": node_id, "attempt": attempt}
+        for row in await self._dicts("api_task_holder", values):
+            return row["worker_id"] == worker_id or TaskStatus(row["status"]) in TASK_TERMINAL
+        return False
+
     async def timeline(
         self, job_id: UUID, *, limit: int, after: tuple[str, int] = ("", 0), status: str | None = None
     ) -> list[Bar]:
@@ -407,9 +413,13 @@ async def _configure(connection: Connection) -> None:
     set_json_loads(orjson.loads, connection)
 
 
-@cache
 def _adapter(kind: type[T]) -> TypeAdapter[list[T]]:
-    return TypeAdapter(list[kind])  # type: ignore[valid-type]
+    if kind not in _adapters:
+        _adapters[kind] = TypeAdapter(list[kind])  # type: ignore[valid-type]
+    return _adapters[kind]
+
+
+_adapters: dict[type, TypeAdapter[Any]] = {}
 
 
 def _found(row: T | None, job_id: UUID) -> T:

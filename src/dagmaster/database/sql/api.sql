@@ -68,6 +68,12 @@ SELECT t.attempt, t.task_id, t.status, t.queue, t.handler, t.priority, t.params,
  ORDER BY t.attempt DESC
  LIMIT %(limit)s;
 
+-- name: api_task_holder
+-- Who holds a task, and whether it is over.
+SELECT status, worker_id
+  FROM dagapp.dag_tasks
+ WHERE job_id = %(job_id)s AND node_id = %(node_id)s AND attempt = %(attempt)s;
+
 -- name: api_timeline
 -- Attempts of a job in the order of their keys, which is how a page costs a page of a job with any number of children.
 SELECT b.node_id, b.attempt, b.task_id, n.parent_node_id, n.label, b.status, b.queue, b.handler, b.worker_id,

@@ -19,7 +19,6 @@ SELECT pg_terminate_backend(a.pid) AS ended
                       AND o.heartbeat_at > dagapp.clock() - make_interval(secs => %(orphan_after)s))
    AND a.datname = current_database()
    AND a.usename = current_user
-   AND a.application_name = 'dagmaster-orchestrator'
    AND a.xact_start < clock_timestamp() - make_interval(secs => %(orphan_after)s)
  GROUP BY a.pid;
 

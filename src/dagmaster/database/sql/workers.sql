@@ -188,6 +188,7 @@ SELECT t.job_id, t.node_id, %(name)s, t.attempt, %(data)s
  WHERE t.job_id = %(job_id)s AND t.node_id = %(node_id)s AND t.attempt = %(attempt)s AND t.status = 'running'
     ON CONFLICT (job_id, node_id, name) DO UPDATE
    SET attempt = excluded.attempt, data = excluded.data, saved_at = dagapp.clock()
+ WHERE c.attempt <= excluded.attempt
 RETURNING name;
 
 -- name: load_checkpoints

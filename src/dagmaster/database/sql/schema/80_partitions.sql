@@ -25,6 +25,11 @@ BEGIN
         month_start := (this_month AT TIME ZONE 'UTC' + make_interval(months => ahead)) AT TIME ZONE 'UTC';
         partition := 'dag_job_events_' || to_char(month_start AT TIME ZONE 'UTC', 'YYYY_MM');
         CONTINUE WHEN to_regclass('dagapp.' || partition) IS NOT NULL;
+        IF ahead = 0 THEN
+            -- Events of this month are being written, into the default partition. Writers wait here, before they choose one:
+            -- what they wrote meanwhile would be left behind, and who had chosen the default would be refused.
+            LOCK TABLE ONLY dagapp.dag_job_events IN SHARE ROW EXCLUSIVE MODE;
+        END IF;
         lower_id := dagapp.first_uuid_at(month_start);
         upper_id := dagapp.first_uuid_at((month_start AT TIME ZONE 'UTC' + interval '1 month') AT TIME ZONE 'UTC');
         -- Made apart and attached, because CREATE … PARTITION OF would stop all readers and writers of events.

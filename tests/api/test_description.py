@@ -1,0 +1,124 @@
+"""The description is complete: examples that fit, problems on each route, and nothing that is answered otherwise."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jsonschema_rs
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, settings
+from schemathesis import checks
+from schemathesis.config import SchemathesisConfig
+from schemathesis.specs.openapi import checks as openapi_checks
+
+from dagmaster import log
+from dagmaster.api.app import create_app
+from dagmaster.api.server import ApiServer, bind
+from dagmaster.handlers.registry import installed
+from dagmaster.operations.catalog import load_catalog
+from tests.engine.harness import engine, fast_settings, until
+
+EXAMPLES_PER_ROUTE = 12
+CHECKS = (
+    checks.not_a_server_error,
+    openapi_checks.status_code_conformance,
+    openapi_checks.content_type_conformance,
+    openapi_checks.response_headers_conformance,
+    openapi_checks.response_schema_conformance,
+)
+
+
+def _app(dsn: str) -> Any:
+    chosen, registry = fast_settings(), installed()
+    return create_app(chosen, dsn, load_catalog(chosen, registry, chosen.known_queues), registry)
+
+
+DESCRIPTION: dict[str, Any] = _app("postgresql://nowhere/nothing").openapi()
+OPERATIONS = [(path, method, op) for path, ops in DESCRIPTION["paths"].items() for method, op in ops.items()]
+
+
+def test_every_operation_is_named_tagged_and_tells_its_problems():
+    tags = {tag["name"] for tag in DESCRIPTION["tags"]}
+    names = [operation["operationId"] for _, _, operation in OPERATIONS]
+
+    assert len(names) == len(set(names))
+    for path, _, operation in OPERATIONS:
+        assert operation["summary"], path
+        assert set(operation["tags"]) <= tags, path
+        for status, answer in operation["responses"].items():
+            if int(status) >= 400 and path != "/readyz":
+                assert list(answer["content"]) == ["application/problem+json"], (path, status)
+
+
+@pytest.mark.parametrize("name", sorted(DESCRIPTION["components"]["schemas"]))
+def test_every_model_has_an_example_that_fits(name):
+    schema = DESCRIPTION["components"]["schemas"][name]
+    if "enum" in schema or name == "JsonValue":
+        return
+
+    validator = jsonschema_rs.validator_for(
+        {"$ref": f"#/components/schemas/{name}", "components": DESCRIPTION["components"]}, validate_formats=True
+    )
+
+    assert schema["examples"]
+    for example in schema["examples"]:
+        validator.validate(example)
+
+
+@dataclass(frozen=True)
+class Served:
+    url: str
+    known: dict[str, str]  # names of things that exist, by the path parameter that means them
+
+
+@pytest.fixture(scope="module")
+def served(shared_database: str) -> Iterator[Served]:
+    """The API on a port, in a thread of its own: what calls it here is not asynchronous."""
+    log.configure("error")
+    known = asyncio.run(_some_work(shared_database))
+    server = ApiServer(_app(shared_database), bind("127.0.0.1", 0))
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_until_complete, args=(server.run(),))
+    thread.start()
+    yield Served(server.url, known)
+    asyncio.run_coroutine_threadsafe(server.stop(), loop).result(10)
+    thread.join(20)
+    loop.close()
+
+
+async def _some_work(dsn: str) -> dict[str, str]:
+    """A job with children and retries that is over, and messages that nobody can use."""
+    async with engine(dsn) as running:
+        job = await running.run("demo", count=20)
+        for number in range(3):
+            await running.ledger.enqueue_message(f"m-{number}", "dag-jobs", {"workflow_id": "nothing"})
+        (letter, *_) = await until(lambda: running.rows("SELECT dead_letter_id FROM dagapp.dag_dead_letters"))
+    return {
+        "job_id": str(job["job_id"]), "node_id": "verify__3", "workflow_id": "demo", "queue": "container-tasks",
+        "dead_letter_id": str(letter["dead_letter_id"]),
+    }  # fmt: skip
+
+
+schema = schemathesis.openapi.from_dict(DESCRIPTION, config=SchemathesisConfig())
+
+
+@schema.parametrize()
+@settings(
+    max_examples=EXAMPLES_PER_ROUTE,
+    deadline=None,
+    database=None,
+    derandomize=True,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+def test_whatever_is_asked_is_answered_as_described(case: Any, served: Served) -> None:
+    """Of a path that names something, also with the name of something that exists."""
+    answer = case.call(base_url=served.url)
+    case.validate_response(answer, checks=CHECKS); print("ST", case.operation.label, answer.status_code)
+
+    if case.path_parameters:
+        case.path_parameters = {name: served.known[name] for name in case.path_parameters}
+        a2 = case.call(base_url=served.url); print("ST2", case.operation.label, a2.status_code); case.validate_response(a2, checks=CHECKS)

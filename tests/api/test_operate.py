@@ -1,0 +1,220 @@
+"""What operators look at and turn: instances, queues, dead letters, the schema, results from afar."""
+
+import asyncio
+from uuid import UUID, uuid4
+
+from dagmaster.database.ledger import Demand
+from tests.api.serving import V1, api, everything, ok
+from tests.engine.harness import engine, open_gate, until, workflow
+
+GATED = """
+    workflow_id: gated
+    nodes:
+      start: {type: start, next: door}
+      door: {handler: gate, next: end}
+      end: {type: end}
+"""
+
+
+async def test_o1_orchestrators_and_workers_show_what_they_do(database):
+    async with engine(database, orchestrators=2) as running, api(database, running) as client:
+        job_id = await running.submit(workflow(GATED))
+        await until(lambda: running.rows("SELECT 1 FROM dagapp.dag_tasks WHERE status = 'running'"))
+        orchestrators = await everything(client, f"{V1}/orchestrators", limit=1)
+        (workers,) = await everything(client, f"{V1}/workers")
+        open_gate(job_id)
+        await running.wait(job_id)
+        await running.rows("UPDATE dagapp.workers SET heartbeat_at = heartbeat_at - interval '1 hour'")
+        (silent,) = await everything(client, f"{V1}/workers")
+
+    assert [len(page) for page in orchestrators] == [1, 1]
+    assert all(page[0]["is_alive"] and page[0]["heartbeat_age_seconds"] < 2 for page in orchestrators)
+    assert sum(page[0]["job_count"] for page in orchestrators) == 1
+    (worker,) = workers
+    assert worker["is_alive"]
+    assert "gate" in worker["handlers"]
+    assert worker["running_count"] == 1
+    assert worker["running"][0]["task_id"] == f"{job_id}_door_1"
+    assert not silent[0]["is_alive"] or silent[0]["heartbeat_age_seconds"] < 1  # it beats on
+
+
+async def test_e19_queues_show_their_depth_and_are_paused_and_opened(database):
+    async with engine(database, workers=0) as running, api(database, running) as client:
+        paused = await ok(client.put(f"{V1}/queues/dag-worker-tasks", json={"is_paused": True}))
+        job_id = await running.submit("hello_world")
+        await running.ledger.enqueue_message("m-1", "elsewhere", {})
+        await until(lambda: running.rows("SELECT 1 FROM dagapp.dag_tasks WHERE status = 'queued'"))
+        await running.start_worker()
+        await asyncio.sleep(0.5)
+        (queues,) = await everything(client, f"{V1}/queues")
+        opened = await ok(client.put(f"{V1}/queues/dag-worker-tasks", json={"max_running": 3}))
+        job = await running.wait(job_id)
+
+    found = {queue["queue"]: queue for queue in queues}
+    assert paused["is_paused"]
+    assert set(found) == {"dag-jobs", "dag-worker-tasks", "functionapp-tasks", "container-tasks"}
+    assert found["dag-worker-tasks"]["depth"] == 1
+    assert found["dag-worker-tasks"]["oldest_age_seconds"] > 0.4
+    assert found["dag-worker-tasks"]["live_workers"] == 1
+    assert found["dag-jobs"]["kind"] == "submissions"
+    assert found["container-tasks"]["oldest_age_seconds"] is None
+    assert (opened["max_running"], opened["is_paused"]) == (3, False)
+    assert job["status"] == "completed"
+
+
+async def test_o1_stats_and_health_tell_how_things_are(database):
+    async with engine(database) as running, api(database, running) as client:
+        await running.run("hello_world")
+        stats = await ok(client.get(f"{V1}/stats"))
+        health = await ok(client.get(f"{V1}/health"))
+        ready = await ok(client.get("/readyz"))
+
+    assert (stats["jobs"]["completed"], stats["jobs"]["failed"]) == (1, 0)
+    assert stats["tasks"] == [{"queue": "dag-worker-tasks", "status": "succeeded", "count": 2}]
+    assert stats["recent"][0]["workflow_id"] == "hello_world"
+    assert stats["recent"][0]["p50_seconds"] > 0
+    assert (health["live_orchestrators"], health["live_workers"]) == (1, 1)
+    assert [check["name"] for check in ready["checks"]] == ["database", "schema", "loop"]
+    assert ready["is_ready"]
+
+
+async def test_m4_an_instance_whose_loop_is_stuck_is_not_ready(database):
+    async with engine(database, verify_history=False) as running, api(database, running) as client:
+        running.orchestrators[0].stop()
+        await until(lambda: _is_gone(running))
+        stopped = await ok(client.get("/readyz"), 503)
+
+    assert [check["name"] for check in stopped["checks"] if not check["is_ok"]] == ["loop"]
+
+
+async def _is_gone(running):
+    return not await running.rows("SELECT 1 FROM dagapp.orchestrators")
+
+
+async def test_q4_dead_letters_are_listed_looked_into_and_replayed(database):
+    async with engine(database) as running:
+        for number in range(5):
+            await running.ledger.enqueue_message(f"m-{number}", "dag-jobs", {"workflow_id": "late", "priority": number})
+        await running.ledger.enqueue_message("m-bad", "dag-jobs", {"workflow_id": "hello_world", "priority": 99})
+        await until(lambda: _letters(running, 6))
+        running.add(workflow(GATED.replace("gated", "late")))
+        async with api(database, running) as client:
+            pages = await everything(client, f"{V1}/dead-letters", limit=4)
+            malformed = await everything(client, f"{V1}/dead-letters", reason="Malformed")
+            letter = next(letter for page in pages for letter in page if letter["message_id"] == "m-3")
+            path = f"{V1}/dead-letters/{letter['dead_letter_id']}"
+            shown = await ok(client.get(path))
+            replayed = await ok(client.post(f"{path}/replay"), 202)
+            again = await client.post(f"{path}/replay")
+            (job,) = await until(lambda: running.rows("SELECT * FROM dagapp.dag_jobs WHERE message_id = 'm-3'"))
+            open_gate(job["job_id"])
+            await running.wait(job["job_id"])
+
+    assert [len(page) for page in pages] == [4, 2]
+    assert len({letter["dead_letter_id"] for page in pages for letter in page}) == 6
+    assert [letter["message_id"] for letter in malformed[0]] == ["m-bad"]
+    assert (shown["reason"], shown["body"]["priority"]) == ("WorkflowNotFound", 3)
+    assert replayed["message_id"] == "m-3"
+    assert (again.status_code, again.json()["code"]) == (404, "dead-letter.not-found")
+    assert job["priority"] == 3
+
+
+async def _letters(running, count):
+    return await running.value("SELECT count(*) = %s FROM dagapp.dag_dead_letters", count)
+
+
+async def test_d4_the_schema_is_looked_at_deployed_and_rebuilt(database):
+    async with api(database, allow_rebuild=True) as client:
+        submitted = await ok(client.post(f"{V1}/jobs", json={"workflow_id": "hello_world"}), 202)
+        status = await ok(client.get(f"{V1}/bootstrap/status"))
+        tables = await ok(client.get(f"{V1}/bootstrap/tables"))
+        ddl = await client.get(f"{V1}/bootstrap/ddl")
+        migrated = await ok(client.post(f"{V1}/bootstrap/migrate"))
+        unsure = await client.post(f"{V1}/bootstrap/rebuild", json={"confirm": "something"})
+        kept = await client.get(f"{V1}/jobs/{submitted['job_id']}")
+        name = database.partition("/test_")[2].partition("?")[0]
+        rebuilt = await ok(client.post(f"{V1}/bootstrap/rebuild", json={"confirm": f"test_{name}"}))
+        gone = await client.get(f"{V1}/jobs/{submitted['job_id']}")
+
+    assert (status["deployed"], status["is_current"], status["pending"]) == (True, True, [])
+    assert tables["tables"]["dag_jobs"] == 1
+    assert ddl.headers["content-type"].startswith("text/plain")
+    assert "CREATE TABLE dagapp.dag_jobs" in ddl.text
+    assert migrated == {"changes": [], "pending": [], "is_current": True}
+    assert (unsure.status_code, unsure.json()["code"]) == (403, "bootstrap.not-confirmed")
+    assert kept.status_code == 200
+    assert rebuilt["is_current"]
+    assert gone.status_code == 404
+
+
+async def test_e7_a_worker_without_database_reports_over_http_and_late_reports_are_told(database):
+    async with engine(database, workers=0) as running, api(database, running) as client:
+        job_id = await running.submit("hello_world")
+        worker_id = uuid4()
+        demand = Demand(("dag-worker-tasks",), ("hello_world", "echo"), 1)
+
+        async def claimed():
+            return (await running.ledger.exchange(worker_id, [], demand, lease_seconds=60)).claimed
+
+        (task,) = await until(claimed)
+        report = {
+            "task_id": task.task_id, "worker_id": str(worker_id), "status": "succeeded", "output": {"message": "from afar"},
+        }  # fmt: skip
+        foreign = await ok(client.post(f"{V1}/callbacks/task-result", json={**report, "worker_id": str(uuid4())}))
+        first = await ok(client.post(f"{V1}/callbacks/task-result", json=report))
+        again = await ok(client.post(f"{V1}/callbacks/task-result", json=report))
+        (task,) = await until(claimed)
+        failed = {"task_id": task.task_id, "worker_id": str(worker_id), "status": "failed"}
+        silent = await client.post(f"{V1}/callbacks/task-result", json=failed)
+        told = {"message": "the data is bad", "blame": "data"}
+        second = await ok(client.post(f"{V1}/callbacks/task-result", json={**failed, "error": told}))
+        job = await running.wait(job_id)
+        shown = await ok(client.get(f"{V1}/jobs/{job_id}/nodes/repeat"))
+        unknown = await ok(client.post(f"{V1}/callbacks/task-result", json={**report, "task_id": f"{uuid4()}_x_1"}))
+        odd = await client.post(f"{V1}/callbacks/task-result", json={**report, "task_id": "x"})
+
+    assert (foreign, first, again, second) == (
+        {"accepted": False}, {"accepted": True}, {"accepted": True}, {"accepted": True},
+    )  # fmt: skip
+    assert silent.json()["code"] == "task.no-error"
+    assert job["status"] == "failed"
+    assert shown["attempts"][0]["error"]["blame"] == "data"
+    assert shown["attempts"][0]["params"] == {"message": "from afar"}
+    assert unknown == {"accepted": False}
+    assert odd.json()["code"] == "task.bad-id"
+
+
+async def test_o1_workflows_are_listed_shown_drawn_and_checked(shared_database):
+    async with api(shared_database) as client:
+        pages = await everything(client, f"{V1}/workflows", limit=3)
+        shown = await ok(client.get(f"{V1}/workflows/hello_world"))
+        graph = await ok(client.get(f"{V1}/workflows/demo/graph"))
+        bad = "workflow_id: x\nnodes:\n  start: {type: start, next: a}\n  a: {handler: nothing, nxt: end}\n  end: {type: end}\n"
+        checked = await ok(client.post(f"{V1}/workflows/validate", content=bad))
+        fine = await ok(client.post(f"{V1}/workflows/validate", content=bad.replace("nothing, nxt", "echo, next")))
+
+    ids = [workflow["workflow_id"] for page in pages for workflow in page]
+    assert ids == sorted(ids)
+    assert {"demo", "hello_world"} <= set(ids)
+    assert shown["inputs_schema"]["properties"]["name"]["default"] == "world"
+    assert shown["definition"]["nodes"]["greet"]["handler"] == "hello_world"
+    assert {"source": "is_large", "target": "large_report", "kind": "all_of", "label": "true"} in graph["edges"]
+    assert {"source": "small_report", "target": "summary", "kind": "any_of", "label": None} in graph["edges"]
+    assert graph["mermaid"].startswith("flowchart TD")
+    assert not checked["is_valid"]
+    assert {(problem["line"], problem["node"]) for problem in checked["problems"]} == {(4, "a")}
+    assert fine == {"is_valid": True, "workflow_id": "x", "version": "1", "nodes": 3, "problems": []}
+
+
+async def test_e7_two_instances_serve_the_same_job(database):
+    """A request may arrive anywhere: what one accepted the other shows at once."""
+    async with (
+        engine(database, orchestrators=2) as running,
+        api(database, running) as one,
+        api(database, running) as other,
+    ):
+        submitted = await ok(one.post(f"{V1}/jobs", json={"workflow_id": "hello_world"}), 202)
+        shown = await ok(other.get(f"{V1}/jobs/{submitted['job_id']}"))
+        await running.wait(UUID(submitted["job_id"]))
+
+    assert shown["job"]["job_id"] == submitted["job_id"]

@@ -1,0 +1,163 @@
+"""Every error is an RFC 9457 problem with a stable code, and tells no secrets."""
+
+import asyncio
+
+import pytest
+from httpx2 import AsyncClient
+
+from dagmaster import errors
+from dagmaster.api.app import MAX_BODY_BYTES
+from dagmaster.api.problems import STATUSES, status_of
+from dagmaster.errors import Conflict, DagmasterError, InvalidRequest, Unavailable
+from dagmaster.jobs.model import new_job_id
+from tests.api.serving import V1, api, app_of, client_of, served
+
+FIELDS = {"type", "title", "status", "detail", "instance", "code", "hint", "facts", "errors", "request_id"}
+
+
+def check(answer, status, code):
+    problem = answer.json()
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert set(problem) == FIELDS
+    assert (problem["status"], problem["code"]) == (status, code)
+    assert problem["type"] == f"urn:dagmaster:problem:{code}"
+    assert problem["request_id"] == answer.headers["x-request-id"]
+    return problem
+
+
+JOB = str(new_job_id(1_700_000_000_000))
+
+
+@pytest.mark.parametrize(
+    ("request_", "options", "expected"),
+    [
+        (("GET", "/nowhere"), {}, (404, "route.not-found")),
+        (("DELETE", "/jobs"), {}, (405, "route.method-not-allowed")),
+        (("GET", f"/jobs/{JOB}"), {}, (404, "job.not-found")),
+        (("GET", "/jobs/not-an-id"), {}, (422, "request.invalid")),
+        (("GET", "/jobs"), {"params": {"limit": 201}}, (422, "request.invalid")),
+        (("GET", "/jobs"), {"params": {"created_after": "2026-01-01T00:00:00"}}, (422, "request.invalid")),
+        (("GET", "/jobs"), {"params": {"workflow_id": "a\0b"}}, (400, "request.not-storable")),
+        (("GET", "/dead-letters"), {"params": {"after": "x~y"}}, (400, "request.bad-cursor")),
+        (("POST", "/jobs"), {"json": {"workflow_id": "nothing"}}, (404, "workflow.not-found")),
+        (("POST", "/jobs"), {"json": {"workflow_id": "hello_world", "input_params": {"nam": 1}}}, (400, "inputs.invalid")),
+        (("POST", "/jobs"), {"json": {"workflow_id": "hello_world", "correlation_id": "\0"}}, (400, "request.not-storable")),
+        (("POST", "/jobs"), {"json": {"workflow_id": "hello_world", "surprise": 1}}, (422, "request.invalid")),
+        (("POST", "/jobs"), {"content": b"{", "headers": {"content-type": "application/json"}}, (422, "request.invalid")),
+        (("POST", "/jobs"), {"content": b'{"workflow_id": "hello_world"}'}, (422, "request.invalid")),
+        (("POST", "/jobs?resume=true"), {"json": {"workflow_id": "hello_world"}}, (409, "job.resume-unavailable")),
+        (("POST", "/jobs"), {"content": b"x" * (MAX_BODY_BYTES + 1)}, (413, "request.too-large")),
+        (("POST", "/bootstrap/rebuild"), {"json": {"confirm": "test"}}, (403, "bootstrap.rebuild-off")),
+        (("PUT", "/queues/nothing"), {"json": {"max_running": 1}}, (404, "queue.not-found")),
+        (("GET", "/livez"), {"headers": {"host": "evil.example"}}, (403, "request.foreign-host")),
+        (("POST", "/bootstrap/deploy"), {"headers": {"origin": "http://evil.example"}}, (403, "request.foreign-origin")),
+        (("POST", "/bootstrap/deploy"), {"headers": {"origin": "null"}}, (403, "request.foreign-origin")),
+    ],
+)  # fmt: skip
+async def test_o1_each_problem_has_its_status_and_code(shared_database, request_, options, expected):
+    method, path = request_
+
+    async with api(shared_database) as client:
+        answer = await client.request(method, V1 + path, **options)
+
+    check(answer, *expected)
+
+
+async def test_o1_invalid_requests_list_every_mistake_and_repeat_nothing(shared_database):
+    async with api(shared_database) as client:
+        answer = await client.post(
+            f"{V1}/jobs", json={"workflow_id": "", "priority": 11, "callback_url": "hunter2" * 100}
+        )
+
+    problem = check(answer, 422, "request.invalid")
+    assert {error["at"] for error in problem["errors"]} == {"body.workflow_id", "body.priority", "body.callback_url"}
+    assert "hunter2" not in answer.text
+
+
+async def test_x2_a_body_without_length_is_counted_as_it_comes(shared_database):
+    async def endless():
+        for _ in range(40):
+            yield b" " * 65536
+
+    async with served(app_of(shared_database)) as server, AsyncClient(base_url=server.url) as client:
+        answer = await client.post(f"{V1}/workflows/validate", content=endless())
+
+    check(answer, 413, "request.too-large")
+
+
+async def test_o1_the_id_of_a_request_is_echoed(shared_database):
+    async with api(shared_database) as client:
+        given = await client.get("/livez", headers={"X-Request-ID": "abc-1"})
+        odd = await client.get("/livez", headers={"X-Request-ID": "no spaces, please"})
+
+    assert given.headers["x-request-id"] == "abc-1"
+    assert len(odd.headers["x-request-id"]) == 16
+
+
+async def test_x3_an_error_of_ours_tells_nothing_of_itself(shared_database):
+    app = app_of(shared_database)
+
+    @app.get("/broken")
+    async def broken() -> None:
+        raise RuntimeError("password=hunter2 in a stack trace")
+
+    async with client_of(app) as client:
+        answer = await client.get("/broken")
+
+    check(answer, 500, "internal")
+    assert "hunter2" not in answer.text
+    assert "Traceback" not in answer.text
+
+
+async def test_x3_secrets_in_errors_are_redacted(shared_database):
+    app = app_of(shared_database)
+
+    @app.get("/refused")
+    async def refused() -> None:
+        raise Conflict("postgresql://me:hunter2@host/db", hint="sig=hunter2", url="https://x/?sig=hunter2", many=[b"x"])
+
+    async with client_of(app) as client:
+        answer = await client.get("/refused")
+
+    check(answer, 409, "conflict")
+    assert "hunter2" not in answer.text
+
+
+async def test_o1_a_database_that_is_away_is_unavailable_and_says_when_to_try_again():
+    async with api("postgresql://nobody@127.0.0.1:1/nothing") as client:
+        jobs, submitted, ready, alive, health = await asyncio.gather(
+            client.get(f"{V1}/jobs"),
+            client.post(f"{V1}/jobs", json={"workflow_id": "hello_world"}),
+            client.get("/readyz"),
+            client.get("/livez"),
+            client.get(f"{V1}/health"),
+        )
+
+    for answer in (jobs, submitted):
+        check(answer, 503, "database.unavailable")
+        assert answer.headers["retry-after"] == "2"
+    assert (ready.status_code, ready.json()["is_ready"]) == (503, False)
+    assert (alive.status_code, health.status_code) == (200, 200)
+
+
+async def test_d4_a_database_without_schema_says_what_to_do_and_is_deployed(empty_database):
+    async with api(empty_database) as client:
+        before = await client.get(f"{V1}/jobs")
+        ready = await client.get("/readyz")
+        deployed = await client.post(f"{V1}/bootstrap/deploy")
+        after = await client.get(f"{V1}/jobs")
+        ready_now = await client.get("/readyz")
+
+    assert check(before, 503, "database.not-deployed")["hint"] == "run `dagmaster db deploy`"
+    assert ready.status_code == 503
+    assert deployed.json()["is_current"] is True
+    assert (after.status_code, ready_now.status_code) == (200, 200)
+
+
+def test_every_error_of_ours_has_a_status():
+    families = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, DagmasterError)]
+
+    assert set(families) == set(STATUSES)
+    assert status_of(Unavailable("x")) == 503
+    assert status_of(InvalidRequest("x")) == 400

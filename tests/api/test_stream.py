@@ -1,0 +1,190 @@
+"""Events as they happen: without gaps or repeats, however often the connection is lost, for many watchers at once."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+from uuid import UUID
+
+from httpx2 import AsyncClient
+
+from tests.api.serving import V1, app_of, ok, served
+from tests.engine.harness import Engine, engine, open_gate, until, workflow
+
+STEPS = """
+    workflow_id: steps
+    nodes:
+      start: {type: start, next: one}
+      one: {handler: echo, next: door}
+      door: {handler: gate, next: two}
+      two: {handler: echo, next: end}
+      end: {type: end}
+"""
+
+
+async def frames(
+    client: AsyncClient, job_id: UUID, last: int | None = None, **params: Any
+) -> AsyncIterator[dict[str, Any]]:
+    """The events of a stream, as a browser would read them; comments as they are."""
+    headers = {} if last is None else {"Last-Event-ID": str(last)}
+    path = f"{V1}/jobs/{job_id}/events/stream"
+    async with client.stream("GET", path, headers=headers, params=params, timeout=30) as answer:
+        assert answer.status_code == 200, await answer.aread()
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        found: dict[str, Any] = {}
+        async for line in answer.aiter_lines():
+            name, _, value = line.partition(": ")
+            if line.startswith(":"):
+                yield {"comment": line}
+            elif line:
+                found[name] = value
+            elif "data" in found:
+                yield {"id": int(found["id"]), "type": found["event"], **json.loads(found["data"])}
+                found = {}
+
+
+async def all_of(client: AsyncClient, job_id: UUID, last: int | None = None) -> list[dict[str, Any]]:
+    return [event async for event in frames(client, job_id, last) if "id" in event]
+
+
+async def written(running: Engine, job_id: UUID) -> list[tuple[int, str]]:
+    return [(event["sequence"], event["event_type"]) for event in await running.events(job_id)]
+
+
+def seen(events: list[dict[str, Any]]) -> list[tuple[int, str]]:
+    assert all(event["id"] == event["sequence"] for event in events)
+    return [(event["sequence"], event["type"]) for event in events]
+
+
+async def test_m4_a_stream_tells_everything_and_ends_with_the_job(database):
+    async with engine(database) as running:
+        job_id = await running.submit(workflow(STEPS))
+        async with served(app_of(database, running)) as server, AsyncClient(base_url=server.url) as client:
+            watching = asyncio.create_task(all_of(client, job_id))
+            await asyncio.sleep(0.3)
+            open_gate(job_id)
+            events = await asyncio.wait_for(watching, 20)
+
+        assert seen(events) == await written(running, job_id)
+        assert events[-1]["type"] == "job_completed"
+
+
+async def test_m4_a_cut_stream_goes_on_with_exactly_what_is_missing(database):
+    async with engine(database) as running:
+        job_id = await running.submit(workflow(STEPS))
+        async with served(app_of(database, running)) as server:
+            first: list[dict[str, Any]] = []
+            async with AsyncClient(base_url=server.url) as client:
+                async for event in frames(client, job_id):
+                    first.append(event)
+                    if len(first) == 4:
+                        break
+            # Cut here, and everything else happens while nobody watches.
+            open_gate(job_id)
+            await running.wait(job_id)
+            async with AsyncClient(base_url=server.url) as client:
+                rest = await all_of(client, job_id, last=first[-1]["id"])
+                over = await client.get(
+                    f"{V1}/jobs/{job_id}/events/stream", headers={"Last-Event-ID": str(rest[-1]["id"])}
+                )
+                by_query = [event async for event in frames(client, job_id, after=rest[0]["id"])]
+
+        assert seen(first + rest) == await written(running, job_id)
+        assert over.status_code == 204
+        assert seen(by_query) == seen(rest[1:])
+
+
+async def test_m4_cut_again_and_again_nothing_is_missed_or_told_twice(database):
+    async with engine(database) as running:
+        job_id = await running.submit("demo", count=60)
+        got: list[dict[str, Any]] = []
+        async with served(app_of(database, running)) as server:
+            while not got or got[-1]["type"] not in {"job_completed", "job_failed"}:
+                async with AsyncClient(base_url=server.url) as client:
+                    cut_after = len(got) + 37
+                    async for event in frames(client, job_id, got[-1]["id"] if got else None):
+                        got.append(event)
+                        if len(got) == cut_after:
+                            break
+
+        assert seen(got) == await written(running, job_id)
+
+
+async def test_m4_a_hundred_watchers_share_a_few_connections(database):
+    async with engine(database) as running:
+        job_id = await running.submit(workflow(STEPS))
+        other_id = await running.submit("hello_world")
+        app = app_of(database, running)
+        async with served(app) as server, AsyncClient(base_url=server.url, limits=_many()) as client:
+            watching = [asyncio.create_task(all_of(client, job_id)) for _ in range(100)]
+            other = asyncio.create_task(all_of(client, other_id))
+
+            async def all_watch():
+                return (await ok(client.get(f"{V1}/stats")))["watchers"] >= 100
+
+            await until(all_watch, 20)
+            connections = await running.value(
+                "SELECT count(*)::int FROM pg_stat_activity WHERE datname = current_database() "
+                "AND application_name LIKE 'dagmaster-api%%'"
+            )
+            open_gate(job_id)
+            streams = await asyncio.wait_for(asyncio.gather(*watching), 30)
+            others = await other
+
+        expected = await written(running, job_id)
+        assert all(seen(events) == expected for events in streams)
+        assert seen(others) == await written(running, other_id)
+        assert 1 <= connections <= 6 + 3
+        assert app.state.parts.follower.watchers == 0
+
+
+def _many() -> Any:
+    from httpx2 import Limits
+
+    return Limits(max_connections=200, max_keepalive_connections=200)
+
+
+async def test_m4_a_silent_stream_shows_that_it_lives(database):
+    async with engine(database, workers=0) as running:
+        job_id = await running.submit(workflow(STEPS))
+        async with served(app_of(database, running, heartbeat_seconds=0.2)) as server:
+            comments = 0
+            async with AsyncClient(base_url=server.url) as client:
+                async for event in frames(client, job_id):
+                    comments += "comment" in event
+                    if comments == 2:
+                        break
+
+    assert comments == 2
+
+
+async def test_m4_a_stopping_server_ends_its_streams_at_once(database):
+    async with engine(database, workers=0) as running:
+        job_id = await running.submit(workflow(STEPS))
+        loop = asyncio.get_running_loop()
+        async with served(app_of(database, running)) as server, AsyncClient(base_url=server.url) as client:
+            watching = asyncio.create_task(all_of(client, job_id))
+            await asyncio.sleep(0.5)
+            begun = loop.time()
+            await server.stop()
+            events = await asyncio.wait_for(watching, 10)
+            seconds = loop.time() - begun
+
+    assert events
+    assert seconds < 3
+
+
+async def test_m4_an_event_arrives_soon_after_it_happens(database):
+    async with engine(database) as running:
+        job_id = await running.submit(workflow(STEPS))
+        loop = asyncio.get_running_loop()
+        async with served(app_of(database, running)) as server, AsyncClient(base_url=server.url) as client:
+            watching = asyncio.create_task(all_of(client, job_id))
+            await asyncio.sleep(0.5)
+            open_gate(job_id)
+            await running.wait(job_id)
+            ended = loop.time()
+            await watching
+            late = loop.time() - ended
+
+    assert late < 1.0
