@@ -8,7 +8,8 @@ from typing import Any
 from httpx2 import ASGITransport, AsyncClient
 
 from dagmaster.api.app import create_app
-from dagmaster.api.server import ApiServer, bind
+from dagmaster.api.listen import bind
+from dagmaster.api.server import ApiServer
 from dagmaster.handlers.registry import installed
 from dagmaster.operations.catalog import load_catalog
 from tests.engine.harness import Engine, fast_settings

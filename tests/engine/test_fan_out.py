@@ -6,8 +6,6 @@ import pytest
 
 from tests.engine.harness import engine, open_gate, until, workflow
 
-RETRY_NEVER = "retry: {max_attempts: 0}"
-
 
 def _fan_out(task, *, source="[10, 20, 30, 40, 50]", options="", fan_in="{type: fan_in, next: end}"):
     return workflow(f"""
@@ -478,11 +476,11 @@ async def test_e9_ten_thousand_children_cost_a_few_statements_each_thousand(data
     assert nodes["all"]["output_ref"] or nodes["all"]["output"]["count"] == children
     of_orchestrator = [s for s in statements if not _is_of_worker(s["query"])]
     calls = sum(s["calls"] for s in of_orchestrator)
-    read = sum(s["rows"] for s in of_orchestrator if s["query"].lstrip().startswith("SELECT"))
+    rows = sum(s["rows"] for s in of_orchestrator)
     seconds = (job["completed_at"] - job["created_at"]).total_seconds()
-    print(f"{children} children: {calls} statements, {read} rows read, {seconds:.1f} s")
+    print(f"{children} children: {calls} statements, {rows} rows, {seconds:.1f} s")
     assert calls < 0.3 * children
-    assert read < 5 * children  # nothing is read once more for each cycle
+    assert rows < 1.5 * children  # each result once: nothing is read again with each cycle
 
 
 def _is_of_worker(query):

@@ -5,6 +5,7 @@ settings, and whoever asks for it names the database it is about.
 """
 
 import asyncio
+from types import ModuleType
 from typing import Annotated
 
 from fastapi import APIRouter
@@ -14,11 +15,17 @@ from starlette.responses import PlainTextResponse
 from dagmaster import log
 from dagmaster.api.parts import Here
 from dagmaster.api.problems import responses
-from dagmaster.database import deploy
 from dagmaster.errors import InvalidRequest
 
 router = APIRouter(prefix="/bootstrap", tags=["bootstrap"])
 _log = log.get("api")
+
+
+def _deploy() -> ModuleType:
+    """Imported when first needed: it brings SQLAlchemy and Alembic along."""
+    from dagmaster.database import deploy
+
+    return deploy
 
 
 class SchemaStatus(BaseModel):
@@ -59,7 +66,7 @@ async def get_status(here: Here) -> SchemaStatus:
 
 
 async def _status(dsn: str) -> SchemaStatus:
-    found = await asyncio.to_thread(deploy.status, dsn)
+    found = await asyncio.to_thread(_deploy().status, dsn)
     return SchemaStatus(
         deployed=found.deployed, is_current=found.is_current, software=found.software, stored=found.stored,
         pending=found.pending, server_version=found.server_version, extensions=found.extensions,
@@ -68,7 +75,7 @@ async def _status(dsn: str) -> SchemaStatus:
 
 @router.get("/tables", operation_id="get_tables", summary="How many rows each table has", responses=responses())
 async def get_tables(here: Here) -> Tables:
-    return Tables(tables=(await asyncio.to_thread(deploy.status, here.dsn)).tables)
+    return Tables(tables=(await asyncio.to_thread(_deploy().status, here.dsn)).tables)
 
 
 @router.get(
@@ -82,7 +89,7 @@ async def get_tables(here: Here) -> Tables:
     },
 )
 async def get_ddl() -> PlainTextResponse:
-    return PlainTextResponse(await asyncio.to_thread(deploy.ddl))
+    return PlainTextResponse(await asyncio.to_thread(_deploy().ddl))
 
 
 @router.post(
@@ -92,7 +99,7 @@ async def get_ddl() -> PlainTextResponse:
     responses=responses(409),
 )
 async def deploy_schema(here: Here) -> SchemaStatus:
-    await asyncio.to_thread(deploy.deploy, here.dsn)
+    await asyncio.to_thread(_deploy().deploy, here.dsn)
     return await _status(here.dsn)
 
 
@@ -103,7 +110,7 @@ async def deploy_schema(here: Here) -> SchemaStatus:
     responses=responses(409),
 )
 async def migrate_schema(here: Here) -> Migrated:
-    changes = await asyncio.to_thread(deploy.migrate, here.dsn)
+    changes = await asyncio.to_thread(_deploy().migrate, here.dsn)
     status = await _status(here.dsn)
     return Migrated(changes=changes, pending=status.pending, is_current=status.is_current)
 
@@ -128,5 +135,5 @@ async def rebuild_schema(here: Here, rebuild: Rebuild) -> SchemaStatus:
         )  # fmt: skip
     _log.warning("everything is dropped and deployed anew", database=name)
     await here.reads.drop_everything()
-    await asyncio.to_thread(deploy.deploy, here.dsn)
+    await asyncio.to_thread(_deploy().deploy, here.dsn)
     return await _status(here.dsn)

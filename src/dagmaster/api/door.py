@@ -5,7 +5,6 @@ what remains are web pages of others in a browser on this machine. They are told
 `Host` (DNS rebinding) or a foreign `Origin` (forged requests) is refused.
 """
 
-import ipaddress
 import re
 import time
 from urllib.parse import urlsplit
@@ -17,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dagmaster import log
 from dagmaster.api import problems
+from dagmaster.api.listen import is_loopback
 from dagmaster.errors import InvalidRequest
 
 REQUEST_ID = "X-Request-ID"
@@ -67,7 +67,7 @@ class Door:
             )  # fmt: skip
         origin = headers.get("origin")
         is_reading = scope["method"] in {"GET", "HEAD", "OPTIONS"}
-        if origin is not None and not is_reading and urlsplit_netloc(origin) != host:
+        if origin is not None and not is_reading and _place_of(origin) != host:
             return InvalidRequest("requests of other web pages change nothing here", code="request.foreign-origin")
         return None
 
@@ -113,16 +113,7 @@ class _Visit:
         )  # fmt: skip
 
 
-def is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
-
-
-def urlsplit_netloc(url: str) -> str:
+def _place_of(url: str) -> str:
     try:
         return urlsplit(url).netloc
     except ValueError:

@@ -12,7 +12,6 @@ from starlette.responses import JSONResponse
 from dagmaster import __version__
 from dagmaster.api.parts import Here, Parts
 from dagmaster.api.problems import responses
-from dagmaster.database import deploy
 from dagmaster.database.api_reads import Liveness
 from dagmaster.errors import DagmasterError
 
@@ -100,6 +99,8 @@ async def _health(here: Parts) -> Health:
 
 @cache
 def _fingerprint() -> str:
+    from dagmaster.database import deploy
+
     return deploy.fingerprint()
 
 

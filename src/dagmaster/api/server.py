@@ -1,6 +1,6 @@
 """The app on a port, as a task beside the orchestrator's loop: started and stopped with it."""
 
-import errno
+import asyncio
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,45 +9,11 @@ import uvicorn
 from fastapi import FastAPI
 
 from dagmaster import log
-from dagmaster.api.door import is_loopback
 from dagmaster.api.parts import Parts
-from dagmaster.errors import Conflict, InvalidRequest
 
 _GRACE_SECONDS = 5
 _KEEP_ALIVE_SECONDS = 30
 _log = log.get("api")
-
-
-def bind(host: str, port: int, *, is_insecure: bool = False) -> socket.socket:
-    """Take the port before anything else starts: one that is taken already is told at once."""
-    if not is_loopback(host) and not is_insecure:
-        raise InvalidRequest(
-            f"the API would listen on {host}, for anyone who reaches this machine, and it asks nobody who they are",
-            code="api.not-loopback",
-            hint="set API_HOST=127.0.0.1, or API_INSECURE=true where something in front keeps others out",
-        )
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    except socket.gaierror as error:
-        raise InvalidRequest(f"API_HOST: {host}: {error.strerror}", code="api.bad-host") from None
-    bound = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
-        bound.listen(2048)
-    except OSError as error:
-        bound.close()
-        raise _refused(host, port, error) from None
-    return bound
-
-
-def _refused(host: str, port: int, error: OSError) -> Conflict | InvalidRequest:
-    if error.errno == errno.EADDRINUSE:
-        return Conflict(
-            f"port {port} of {host} is taken", code="api.port-taken",
-            hint="another orchestrator? choose a port with --port (0 takes a free one), or --no-api", port=port,
-        )  # fmt: skip
-    return InvalidRequest(f"the API can't listen on {host} port {port}: {error.strerror}", code="api.cannot-listen")
 
 
 class ApiServer:
@@ -76,9 +42,12 @@ class ApiServer:
         try:
             await self._server.serve(sockets=[self._bound])
         finally:
+            self._server.has_started.set()
             self._bound.close()
 
     async def stop(self) -> None:
+        """Told while it starts, it stops once it has started: what it opened by then is closed in order."""
+        await self._server.has_started.wait()
         parts: Parts = self._app.state.parts
         if self._server.started:
             await parts.follower.close()
@@ -86,6 +55,16 @@ class ApiServer:
 
 
 class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.has_started = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        try:
+            await super().startup(sockets)
+        finally:
+            self.has_started.set()
+
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Signals are the role's business, not the server's."""

@@ -24,6 +24,19 @@ router = APIRouter(prefix="/jobs", tags=["jobs"])
 
 RECONNECT_MILLISECONDS = 1000
 MEDIA_TYPE = "text/event-stream"
+_FRAME = {
+    "type": "object",
+    "required": ["id", "event", "data"],
+    "properties": {
+        "id": {"type": "string", "description": "The event's number; send it back as Last-Event-ID"},
+        "event": {"type": "string", "description": "The type of the event"},
+        "data": {
+            "type": "string",
+            "contentMediaType": "application/json",
+            "contentSchema": {"$ref": "#/components/schemas/EventLine"},
+        },
+    },
+}
 _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
@@ -35,7 +48,7 @@ _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     responses={
         200: {
             "description": "Server-sent events until the job is over; comments as signs of life",
-            "content": {MEDIA_TYPE: {"schema": {"type": "string"}, "example": examples.STREAM}},
+            "content": {MEDIA_TYPE: {"itemSchema": _FRAME, "example": examples.STREAM}},
         },
         204: {"description": "The job is over and there is nothing behind this number"},
         **responses(404),

@@ -153,11 +153,11 @@ async def _orchestrator(settings: "Settings", dsn: str) -> AsyncIterator[_Role]:
             settings, ledger, beats, bell, PostgresTransport(bell), planner, catalog,
             host=socket.gethostname(), pid=os.getpid(), software_version=__version__,
         )  # fmt: skip
-        yield _WithApi(role, _api(settings, dsn, role, registry, bound)) if bound else role
+        yield _WithApi(role, lambda: _api(settings, dsn, role, registry, bound)) if bound else role
 
 
 def _bound(settings: "Settings") -> "socket.socket | None":
-    from dagmaster.api.server import bind
+    from dagmaster.api.listen import bind
 
     if not settings.api_enabled:
         return None
@@ -176,26 +176,35 @@ def _api(
 class _WithApi:
     """An orchestrator and the API in one process: stopped together. Jobs go on even where the API has ended."""
 
-    def __init__(self, role: _Role, server: "ApiServer") -> None:
+    def __init__(self, role: _Role, make_server: "Callable[[], ApiServer]") -> None:
         self._role = role
-        self._server = server
+        self._make_server = make_server
+        self._has_ended = False
+        self._server: ApiServer | None = None
 
     async def run(self) -> None:
-        serving = asyncio.create_task(self._server.run(), name="api")
-        serving.add_done_callback(self._tell)
+        serving = asyncio.create_task(self._serve_api(), name="api")
         try:
             await self._role.run()
         finally:
-            await self._server.stop()
+            self._has_ended = True
+            if self._server is not None:
+                await self._server.stop()
             await asyncio.wait([serving])
 
     def stop(self) -> None:
         self._role.stop()
 
-    def _tell(self, serving: asyncio.Task[None]) -> None:
+    async def _serve_api(self) -> None:
         from dagmaster import log
 
-        if not serving.cancelled() and (error := serving.exception()) is not None:
+        try:
+            # In a thread, since it takes a while: jobs need not wait for it, and who connects before is served then.
+            server = await asyncio.to_thread(self._make_server)
+            if not self._has_ended:
+                self._server = server
+                await server.run()
+        except Exception as error:  # whatever it is, jobs need the orchestrator more than anyone needs the API
             log.get("orchestrator").error("the API has ended; jobs go on without it", exc_info=error)
 
 

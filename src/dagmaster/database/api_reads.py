@@ -31,8 +31,9 @@ MOST_IN_FRONT = 1000  # of more than these nobody wants to know exactly how many
 MOST_ATTEMPTS = 200
 _GRAPHS_KEPT = 256
 _COUNTABLE_BYTES = 64 * 1024 * 1024
-# Questions have optional filters: a plan for all of them at once would use none of the indexes.
-_PLANNING = {**BY_KEY, "plan_cache_mode": "force_custom_plan"}
+# Questions have optional filters: a plan for all of them at once would use none of the indexes. A page is the first rows
+# of an index; a bitmap would collect all the others too, to sort them.
+_PLANNING = {**BY_KEY, "enable_bitmapscan": "off", "plan_cache_mode": "force_custom_plan"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,6 +81,7 @@ class LoadedJob:
     outputs: dict[str, Any]  # the small ones, of completed nodes
     result_data: Any = None
     error_message: str | None = None
+    last_sequence: int = 0  # of its events: what was read is as old as that
 
 
 @dataclass(frozen=True, slots=True)

@@ -278,7 +278,7 @@ class MemoryLedger:
         return LoadedJob(
             job.job_id, job.status, job.definition_hash, workflow, copy.deepcopy(job.input_params), job.priority,
             job.correlation_id, job.submitted_by, nodes, outputs,
-            job.result_data, job.error_message,
+            job.result_data, job.error_message, job.last_sequence,
         )  # fmt: skip
 
     async def load_outputs(self, job_id: UUID, node_ids: Sequence[str], *, resolve: bool = True) -> dict[str, Any]:

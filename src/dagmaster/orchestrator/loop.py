@@ -37,12 +37,17 @@ OF_ONE_STATEMENT = frozenset({"57014", "55P03", "40P01", "40001"})
 _log = log.get("orchestrator")
 
 
+class StaleViewError(Exception):
+    """A commit whose answer was lost has landed after we read the job again: nothing is decided on what we hold."""
+
+
 @dataclass(slots=True)
 class Owned:
     """A job that this instance owns, as far as it knows."""
 
     claim: Claim
     view: JobView | None = None  # None: to be read again before anything is decided
+    sequence: int = 0  # the last event that the view knows of
     look_at_all: bool = True
     is_failing: bool = False
     failures: int = 0
@@ -155,7 +160,9 @@ class Orchestrator:
 
     async def _pause(self) -> frozenset[str]:
         """Wait for the bell, the next poll, the next wait that is over, or not at all while work is left."""
-        until = self._next_poll if self._next_due is None else min(self._next_poll, self._next_due)
+        until = self._next_poll
+        if self._next_due is not None:
+            until = min(until, max(self._next_due, self._next_sweep))
         if self._dirty:  # those that were set aside may wait
             until = min(until, *(self._owned[job_id].resting_until for job_id in self._dirty))
         timeout = max(0.0, until - self._now())
@@ -201,8 +208,8 @@ class Orchestrator:
 
     async def _keep_house(self) -> None:
         if self._now() >= self._next_chores:
-            self._next_chores = self._now() + CHORES_SECONDS
             await self.ledger.keep_house()
+            self._next_chores = self._now() + CHORES_SECONDS
 
     def _is_sweep_due(self) -> bool:
         now = self._now()
@@ -279,6 +286,8 @@ class Orchestrator:
         """Advance a set of jobs; if that fails, each by itself, so that one bad job doesn't hold up the others."""
         try:
             await self._advance(job_ids)
+        except StaleViewError:
+            self._distrust(job_ids)
         except Exception as error:
             if isinstance(error, Unavailable) and error.facts.get("sqlstate") not in OF_ONE_STATEMENT:
                 raise
@@ -316,6 +325,8 @@ class Orchestrator:
             for owned in batch:
                 job_id = owned.claim.job_id
                 if job_id in held.epochs and owned.view is not None:
+                    if held.sequences[job_id] != owned.sequence:
+                        raise StaleViewError
                     plans[job_id] = self.planner.decide(
                         owned.view,
                         held.news.get(job_id, ()),
@@ -357,6 +368,7 @@ class Orchestrator:
         for job_id, plan in plans.items():
             owned = self._owned[job_id]
             owned.view, owned.look_at_all, owned.failures = plan.view, plan.is_unfinished, 0
+            owned.sequence = plan.changes.sequence
             self._note_waits(plan.changes)
             if plan.view.status in JOB_TERMINAL:
                 del self._owned[job_id]
@@ -402,6 +414,7 @@ class Orchestrator:
                 continue
             owned = self._owned[claim.job_id]
             owned.view = self._view(loaded[claim.job_id])
+            owned.sequence = loaded[claim.job_id].last_sequence
             owned.look_at_all = True
             owned.is_failing = is_failing(owned.view)
 

@@ -92,8 +92,8 @@ SELECT b.node_id, b.attempt, b.task_id, n.parent_node_id, n.label, b.status, b.q
  ORDER BY b.node_id, b.attempt;
 
 -- name: api_live_tasks
--- The queued or running task of each of these nodes: how many are before it in its queue (counted up to a limit), and how
--- many live workers could run it.
+-- The queued or running task of each of these nodes: how many are before it in its queue (counted up to a limit, once for
+-- each queue), and how many live workers could run it.
 WITH live AS MATERIALIZED (
     SELECT t.*
       FROM unnest(%(node_ids)s::text[]) AS k (node_id)
@@ -102,6 +102,14 @@ WITH live AS MATERIALIZED (
                            FROM dagapp.dag_tasks a
                           WHERE a.job_id = %(job_id)s AND a.node_id = k.node_id AND a.status IN ('queued', 'running')
                          OFFSET 0) AS t
+), front AS MATERIALIZED (
+    SELECT f.position, row_number() OVER (PARTITION BY q.queue ORDER BY f.priority DESC, f.position)::int - 1 AS place
+      FROM (SELECT DISTINCT l.queue FROM live l WHERE l.status = 'queued') AS q
+     CROSS JOIN LATERAL (SELECT t.priority, t.position
+                           FROM dagapp.dag_tasks t
+                          WHERE t.status = 'queued' AND t.queue = q.queue
+                          ORDER BY t.priority DESC, t.position
+                          LIMIT %(most)s) AS f
 )
 SELECT l.node_id, l.status, l.queue, l.handler, l.priority, l.available_at AS queued_at, l.started_at, l.worker_id,
        (SELECT count(*)::int
@@ -109,36 +117,33 @@ SELECT l.node_id, l.status, l.queue, l.handler, l.priority, l.available_at AS qu
          WHERE w.heartbeat_at > dagapp.clock() - make_interval(secs => %(within)s)
            AND l.queue = ANY (w.queues) AND l.handler = ANY (w.handlers)) AS live_workers,
        CASE WHEN l.status = 'queued'
-            THEN (SELECT count(*)::int
-                    FROM (SELECT 1
-                            FROM dagapp.dag_tasks f
-                           WHERE f.status = 'queued' AND f.queue = l.queue AND f.priority > l.priority
-                           UNION ALL
-                          SELECT 1
-                            FROM dagapp.dag_tasks f
-                           WHERE f.status = 'queued' AND f.queue = l.queue AND f.priority = l.priority
-                             AND f.position < l.position
-                           LIMIT %(most)s) AS front) END AS in_front
+            THEN coalesce((SELECT f.place FROM front f WHERE f.position = l.position), %(most)s::int) END AS in_front
   FROM live l;
 
 -- name: api_unfinished_children
 -- Children of a fan_out that have not ended, in the order of their keys: those with a live task, and those that wait for
 -- their next attempt. Both are found by indexes that hold nothing else.
-WITH unfinished AS MATERIALIZED (
-    (SELECT t.node_id
-       FROM dagapp.dag_tasks t
-      WHERE t.job_id = %(job_id)s AND t.status IN ('queued', 'running') AND t.node_id > %(after)s::text
-        AND (SELECT c.parent_node_id
-               FROM dagapp.dag_node_states c
-              WHERE c.job_id = t.job_id AND c.node_id = t.node_id) = %(parent)s::text
-      ORDER BY t.node_id
-      LIMIT %(limit)s)
+WITH live AS MATERIALIZED (
+    SELECT t.node_id
+      FROM dagapp.dag_tasks t
+     WHERE t.job_id = %(job_id)s AND t.status IN ('queued', 'running') AND t.node_id > %(after)s::text
+       AND (SELECT c.parent_node_id
+              FROM dagapp.dag_node_states c
+             WHERE c.job_id = t.job_id AND c.node_id = t.node_id) = %(parent)s::text
+     ORDER BY t.node_id
+     LIMIT %(limit)s
+), waiting AS MATERIALIZED (
+    SELECT n.node_id, n.parent_node_id
+      FROM dagapp.dag_node_states n
+     WHERE n.job_id = %(job_id)s AND n.not_before IS NOT NULL
+), unfinished AS MATERIALIZED (
+    SELECT l.node_id
+      FROM live l
      UNION
-    (SELECT n.node_id
-       FROM dagapp.dag_node_states n
-      WHERE n.job_id = %(job_id)s AND n.not_before IS NOT NULL AND n.node_id > %(after)s::text
-        AND n.parent_node_id = %(parent)s::text
-      ORDER BY n.node_id
+    (SELECT w.node_id
+       FROM waiting w
+      WHERE w.parent_node_id = %(parent)s::text AND w.node_id > %(after)s::text
+      ORDER BY w.node_id
       LIMIT %(limit)s)
 )
 SELECT n.node_id, n.status, n.parent_node_id, n.fan_out_index, n.label, n.error_message, n.reason, n.attempt, n.retry_count,

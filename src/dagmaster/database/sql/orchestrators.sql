@@ -63,7 +63,7 @@ RETURNING j.job_id, j.claim_token AS token, j.epoch;
 -- name: load_jobs
 -- Claimed jobs with their definitions.
 SELECT j.job_id, j.status, j.definition_hash, j.input_params, j.priority, j.correlation_id, j.submitted_by, j.result_data,
-       j.error_message, d.body
+       j.error_message, j.last_sequence, d.body
   FROM dagapp.dag_jobs j
   JOIN dagapp.dag_workflow_definitions d USING (definition_hash)
  WHERE j.job_id = ANY (%(job_ids)s::uuid[]);

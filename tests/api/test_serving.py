@@ -1,0 +1,124 @@
+"""The API in an orchestrator's process: on loopback, stopped with it, and clear about a port that is taken."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg
+import pytest
+from httpx2 import Client, ConnectError
+
+from dagmaster.api.listen import bind
+from dagmaster.errors import Conflict, InvalidRequest
+from tests.api.serving import V1, app_of, served
+from tests.engine.harness import until
+
+
+def test_x1_only_loopback_is_listened_on_unless_configured():
+    with pytest.raises(InvalidRequest) as refused:
+        bind("0.0.0.0", 0)
+    with bind("0.0.0.0", 0, is_insecure=True) as anywhere, bind("localhost", 0) as here:
+        ports = [bound.getsockname()[1] for bound in (anywhere, here)]
+
+    assert refused.value.code == "api.not-loopback"
+    assert "API_INSECURE" in (refused.value.hint or "")
+    assert all(ports)
+
+
+def test_a_taken_port_is_a_clear_conflict():
+    with bind("127.0.0.1", 0) as first, pytest.raises(Conflict) as refused:
+        bind("127.0.0.1", first.getsockname()[1])
+
+    assert refused.value.code == "api.port-taken"
+    assert "--port" in (refused.value.hint or "")
+
+
+async def test_a_stopped_server_gives_its_port_back(shared_database):
+    async with served(app_of(shared_database)) as server:
+        port = int(server.url.rpartition(":")[2])
+
+    with bind("127.0.0.1", port):
+        pass
+
+
+@contextmanager
+def orchestrator(dsn: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    environment = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dagmaster", "orchestrator", *arguments],
+        env={**environment, "DATABASE_URL": dsn, "LOG_FORMAT": "json", "ORCHESTRATOR_POLL_INTERVAL": "0.2"},
+        stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate(timeout=20)
+
+
+def url_of(process: subprocess.Popen[str]) -> str:
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("{") and json.loads(line)["event"] == "the API listens":
+            return str(json.loads(line)["url"])
+    raise AssertionError("it ended without listening")
+
+
+async def test_an_orchestrator_serves_the_api_until_it_stops(database):
+    with orchestrator(database, "--port", "0") as process:
+        url = await asyncio.to_thread(url_of, process)
+        with Client(base_url=url, timeout=10) as client:
+            ready = await asyncio.to_thread(_ready, client)
+            submitted = client.post(f"{V1}/jobs", json={"workflow_id": "hello_world"})
+            path = f"{V1}/jobs/{submitted.json()['job_id']}"
+            deadline = time.monotonic() + 10
+            while client.get(path).json()["job"]["owner_id"] is None and time.monotonic() < deadline:
+                await asyncio.sleep(0.05)
+            claimed = client.get(path).json()
+            instances = client.get(f"{V1}/orchestrators").json()["items"]
+        with orchestrator(database, "--port", url.rpartition(":")[2]) as second:
+            _, complaint = await asyncio.to_thread(second.communicate, timeout=20)
+        process.send_signal(signal.SIGTERM)
+        code = await asyncio.to_thread(process.wait, 20)
+
+    assert ready
+    assert claimed["job"]["owner_id"] == instances[0]["owner_id"]
+    assert second.returncode == 4
+    assert "is taken" in complaint
+    assert code == 0
+    with pytest.raises(ConnectError), Client(base_url=url) as client:
+        client.get("/livez")
+
+
+def _ready(client: Client) -> bool:
+    deadline = time.monotonic() + 15
+    while time.monotonic() < deadline:
+        if client.get("/readyz").status_code == 200:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+async def test_an_orchestrator_may_serve_no_api(database):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with orchestrator(database, "--no-api", "--port", str(taken.getsockname()[1])) as process:
+            async with await psycopg.AsyncConnection.connect(database, autocommit=True) as connection:
+
+                async def has_begun():
+                    return await (await connection.execute("SELECT 1 FROM dagapp.orchestrators")).fetchall()
+
+                await until(has_begun, 20)
+            process.send_signal(signal.SIGTERM)
+            code = await asyncio.to_thread(process.wait, 20)
+
+    assert code == 0
