@@ -98,7 +98,8 @@ async def test_m4_cut_again_and_again_nothing_is_missed_or_told_twice(database):
     async with engine(database) as running:
         job_id = await running.submit("demo", count=60)
         got: list[dict[str, Any]] = []
-        async with served(app_of(database, running)) as server:
+        app = app_of(database, running)
+        async with served(app) as server:
             while not got or got[-1]["type"] not in {"job_completed", "job_failed"}:
                 async with AsyncClient(base_url=server.url) as client:
                     cut_after = len(got) + 37
@@ -106,6 +107,7 @@ async def test_m4_cut_again_and_again_nothing_is_missed_or_told_twice(database):
                         got.append(event)
                         if len(got) == cut_after:
                             break
+            await until(lambda: asyncio.sleep(0, app.state.parts.follower.watchers == 0))
 
         assert seen(got) == await written(running, job_id)
 

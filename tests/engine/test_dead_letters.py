@@ -31,7 +31,9 @@ async def test_q4_a_refused_submission_is_replayed_once_its_workflow_exists(data
         running.bell.ring(JOBS)
         while not (letters := await running.rows("SELECT * FROM dagapp.dag_dead_letters")):
             pass
-        running.add(workflow(POISON.replace("poison", "later").replace("crash", "noop").replace(", params: {code: 3}", "")))
+        running.add(
+            workflow(POISON.replace("poison", "later").replace("crash", "noop").replace(", params: {code: 3}", ""))
+        )
 
         replayed = await running.ledger.replay_dead_letter(letters[0]["dead_letter_id"], "dag-jobs")
         again = await running.ledger.replay_dead_letter(letters[0]["dead_letter_id"], "dag-jobs")

@@ -56,7 +56,8 @@ async def replay_dead_letter(here: Here, dead_letter_id: LetterId) -> Replayed:
     if letter.queue != here.settings.job_queue_name:
         raise Conflict(
             f"a message of queue {letter.queue} can't be put back", code="dead-letter.not-replayable",
-            hint=f"those of {here.settings.job_queue_name} can", queue=letter.queue,
+            hint=f"only submissions (queue {here.settings.job_queue_name}) are; submit the job of this task again",
+            queue=letter.queue,
         )  # fmt: skip
     async with here.ledgers.one() as ledger:
         is_back = await ledger.replay_dead_letter(dead_letter_id, letter.queue)

@@ -158,7 +158,7 @@ class LocalPlatform:
 
     def _publish(self) -> None:
         started_at = datetime.now(UTC).isoformat(timespec="seconds")
-        platform.publish(self.folder, platform.Platform(self.dsn, os.getpid(), started_at))
+        platform.publish(self.folder, platform.Platform(self.dsn, os.getpid(), started_at, self.api_url))
 
     def _stop(self) -> None:
         with suppress(OSError):

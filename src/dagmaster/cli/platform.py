@@ -27,6 +27,7 @@ class Platform:
     database_url: str
     pid: int
     started_at: str
+    api_url: str | None = None
 
 
 def data_folder(settings: Settings) -> Path:

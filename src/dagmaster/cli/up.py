@@ -108,7 +108,8 @@ def _rows(local: "LocalPlatform") -> list[tuple[str, str, str]]:
     rows = [("PostgreSQL", server, where)]
     if local.cluster:
         rows.append(("", "", f"data in {local.cluster.folder}"))
-    rows += [(child.name, str(child.pid), "") for child in local.children]
+    served = {"orchestrator 1": f"API at {local.api_url}/docs"} if local.api_url else {}
+    rows += [(child.name, str(child.pid), served.get(child.name, "")) for child in local.children]
     return [*rows, ("platform", str(os.getpid()), f"data folder {local.folder}")]
 
 
@@ -121,6 +122,7 @@ def _facts(local: "LocalPlatform") -> dict[str, Any]:
         "pid": os.getpid(),
         "data_folder": str(local.folder),
         "database_url": redact(local.dsn),
+        "api_url": local.api_url,
         "postgres_pid": local.cluster.server_pid() if local.cluster else None,
         "children": [{"role": c.role, "number": c.number, "pid": c.pid} for c in local.children],
     }

@@ -196,7 +196,8 @@ class MemoryLedger:
         if found is None:
             return False
         letters.remove(found)
-        return await self.enqueue_message(found.message_id or str(dead_letter_id), queue, found.body)
+        await self.enqueue_message(found.message_id or str(dead_letter_id), queue, found.body)
+        return True
 
     async def set_queue(self, queue: str, *, max_running: int | None, is_paused: bool) -> None:
         self.db.queues[queue] = QueueSettings(
@@ -668,7 +669,8 @@ class MemoryLedger:
         known = db.results.get(key)
         if known is not None and known.accepted and known.worker_id == worker_id:
             return True  # handed in before, and the answer was lost
-        if task is not None and key not in db.results:
+        is_live = task is not None and db.tasks[key].status in (TaskStatus.QUEUED, TaskStatus.RUNNING)
+        if task is not None and not is_live and key not in db.results:
             db.results[key] = TaskResult(
                 job_id=report.job_id, node_id=report.node_id, attempt=report.attempt, task_id=task.task_id,
                 status=report.status, output=_json_copy(report.output), error=_json_copy(report.error),

@@ -104,5 +104,6 @@ WITH letter AS (
 INSERT INTO dagapp.dag_job_messages (message_id, queue, body)
 SELECT coalesce(message_id, dead_letter_id::text), queue, body
   FROM letter
-    ON CONFLICT DO NOTHING
+    ON CONFLICT (message_id) DO UPDATE
+   SET body = excluded.body
 RETURNING message_id;

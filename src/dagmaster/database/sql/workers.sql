@@ -134,6 +134,7 @@ WITH report AS MATERIALIZED (
       FROM late l
       JOIN dagapp.dag_tasks t
         ON t.job_id = l.job_id AND t.node_id = l.node_id AND t.attempt = l.attempt
+       AND t.status NOT IN ('queued', 'running')  -- someone else may still report that one
      ORDER BY l.job_id, l.node_id, l.attempt
         ON CONFLICT DO NOTHING
 )
