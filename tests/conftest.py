@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,12 @@ from dagmaster.database.embedded import Cluster
 
 TEMPLATE = "dagmaster_template"
 _numbers = itertools.count(1)
+
+
+def pytest_configure() -> None:
+    """A shell starts background jobs with SIGINT ignored, and what they start inherits that: Ctrl-C could not be tested."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
