@@ -7,6 +7,7 @@ import asyncio
 import os
 import signal
 import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any, Protocol
@@ -144,6 +145,7 @@ async def _orchestrator(settings: "Settings", dsn: str) -> AsyncIterator[_Role]:
         max_losses=settings.max_losses,
         max_fan_out=settings.max_fan_out,
         max_params_bytes=settings.max_params_bytes,
+        clock=time.monotonic,
     )
     bell = PostgresBell(dsn, [JOBS, RESULTS])
     ledger, beats = PostgresLedger(dsn, "orchestrator"), PostgresLedger(dsn, "beat")

@@ -10,7 +10,7 @@ they are written. It reads no clock and touches no database; the orchestrator gi
 What a template needs but isn't at hand is named in `Plan.wanted`; the caller loads it and asks again.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, Protocol, assert_never
@@ -37,9 +37,11 @@ from dagmaster.workflows.model import (
     Work,
     work_of,
 )
+from dagmaster.workflows.storable import encode
 
 JOB_FAILED = "job_failed"
 CHILDREN_FAILED = "fan-in.children-failed"
+_OF_A_CHILD = frozenset({"item", "index", "items"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,8 @@ class Planner:
     max_fan_out: int = 100_000
     max_params_bytes: int = 262_144
     chunk: int = 2000
+    clock: Callable[[], float] | None = None  # given where an expansion must not hold up other jobs for long
+    expansion_seconds: float = 0.5
 
     def decide(
         self, view: JobView, news: Sequence[News], *, epoch: int, sequence: int, look_at_all: bool = False
@@ -90,6 +94,7 @@ class _Pass:
         self.wanted: set[str] = set()
         self.is_unfinished = False
         self.failing = is_failing(draft.view)
+        self._shared_params: dict[str, dict[str, Any]] = {}
 
     def run(self, news: Sequence[News], *, look_at_all: bool) -> Plan:
         for item in news:
@@ -311,12 +316,14 @@ class _Pass:
         self.draft.dispatch(node_id, task, retry.max_attempts)
 
     def _refuse_large(self, params: dict[str, Any], what: str) -> None:
+        """Refuse what a task row can't hold: too much, or what JSON has no place for."""
         if not fits(params, self.planner.max_params_bytes):
             raise InvalidRequest(
                 f"{what} are larger than the limit of {self.planner.max_params_bytes} bytes",
                 code="params.too-large",
                 hint="pass large data by reference, e.g. with results_of",
             )
+        encode(params, what)
 
     def _branch(self, node_id: str) -> None:
         context = self._context()
@@ -334,6 +341,7 @@ class _Pass:
             value = self.graph.fields[node_id].render(context)
             branch, chosen = self._matching_branch(node_id, value)
             output = {"result": value, "branch": branch, "next": list(chosen)}
+        encode(output, "its value")
         self.draft.complete_inside(node_id, output, chosen=tuple(chosen))
 
     def _matching_branch(self, node_id: str, value: Any) -> tuple[int, tuple[str, ...]]:
@@ -406,8 +414,13 @@ class _Pass:
     def _add_children(self, node_id: str, node: FanOutNode, items: Sequence[Any] | None, indexes: range) -> None:
         route = self.planner.router.route(node.task)
         context = self._context()
-        children, tasks = [], []
+        children: list[NewChild] = []
+        tasks: list[NewTask] = []
+        stop_at = self._stop_at()
         for index in indexes:
+            if children and stop_at is not None and self.planner.clock and self.planner.clock() > stop_at:
+                self.is_unfinished = True
+                break
             params, label = self._child_params(node_id, node, items, index, context)
             name = child_id(node_id, index)
             children.append(NewChild(name, index, label, node.task.retry.max_attempts))
@@ -425,6 +438,19 @@ class _Pass:
             )
         self.draft.add_children(node_id, children, tasks)
 
+    def _stop_at(self) -> float | None:
+        """Templates may be slow. The rest of a chunk then waits for the next transaction, and other jobs get their turn."""
+        return None if self.planner.clock is None else self.planner.clock() + self.planner.expansion_seconds
+
+    def _rendered_params(self, node_id: str, context: Context) -> dict[str, Any]:
+        """A child's params; rendered once for all where they don't depend on the child."""
+        compiled = self.graph.params[node_id]
+        if compiled.names & _OF_A_CHILD:
+            return compiled.render(context)  # type: ignore[no-any-return]
+        if node_id not in self._shared_params:
+            self._shared_params[node_id] = compiled.render(context)
+        return self._shared_params[node_id]
+
     def _child_params(
         self, node_id: str, node: FanOutNode, items: Sequence[Any] | None, index: int, shared: Context
     ) -> tuple[dict[str, Any], str | None]:
@@ -441,8 +467,9 @@ class _Pass:
             names["item"] = items[index]
         try:
             context = shared.having(**names)
-            params = {**extra, **self.graph.params[node_id].render(context)}
+            params = {**extra, **self._rendered_params(node_id, context)}
             label = self.graph.labels[node_id].render(context) if node_id in self.graph.labels else None
+            encode(label, "its label")
             self._refuse_large(params, "the params")
         except DagmasterError as error:
             raise InvalidRequest(f"child {index}: {error.message}", code=error.code, hint=error.hint) from error
@@ -520,7 +547,9 @@ class _Pass:
         if self.graph.outputs is not None:
             self._refuse_unloadable(self.graph.needs.get("", ()))
             context = self._context()
-            return {name: compiled.render(context) for name, compiled in self.graph.outputs.items()}
+            result = {name: compiled.render(context) for name, compiled in self.graph.outputs.items()}
+            encode(result, "they")
+            return result
         return {node_id: self.draft.view.outputs.get(node_id) for node_id in self._result_nodes()}
 
     def _without_spent_outputs(self, view: JobView) -> JobView:

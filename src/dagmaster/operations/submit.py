@@ -23,6 +23,7 @@ from dagmaster.jobs.view import node_view
 from dagmaster.operations.catalog import Catalog
 from dagmaster.workflows.graph import build
 from dagmaster.workflows.inputs import check_inputs
+from dagmaster.workflows.storable import encode
 
 
 class Answer(BaseModel):
@@ -53,7 +54,7 @@ def prepare(
     """The job that a submission asks for, or an error that names what is wrong with it."""
     workflow = catalog.get(submission.workflow_id)
     inputs = check_inputs(workflow, submission.input_params)
-    size = _size_bytes(inputs)
+    size = len(encode(inputs, "the inputs"))
     limit = catalog.max_params_bytes
     if size > limit:
         raise InvalidRequest(f"the inputs have {size} bytes; the limit is {limit}", code="inputs.too-large")
@@ -68,16 +69,6 @@ def prepare(
         idempotency_key=submission.idempotency_key,
         message_id=submission.message_id,
     )
-
-
-def _size_bytes(inputs: object) -> int:
-    try:
-        text = orjson.dumps(inputs)
-    except TypeError as error:
-        raise InvalidRequest(f"the inputs are not JSON: {error}", code="inputs.not-json") from error
-    if b"\\u0000" in text:
-        raise InvalidRequest("the inputs contain a NUL character, which can't be stored", code="inputs.nul")
-    return len(text)
 
 
 async def submit(ledger: Ledger, catalog: Catalog, submissions: Sequence[Submission]) -> list[UUID]:

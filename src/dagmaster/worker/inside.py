@@ -27,6 +27,7 @@ from dagmaster.worker.frames import BrokenChannel, Channel, Frame
 from dagmaster.worker.outcome import describe
 
 _MB = 1024 * 1024
+OWN_THREADS = 2  # the main one, and the reader of the channel
 _REFUSALS: dict[str, type[DagmasterError]] = {kind.__name__: kind for kind in (Fenced, InvalidRequest, NotFound)}
 
 
@@ -39,8 +40,15 @@ def serve(descriptor: int, guard: int) -> None:
     threading.Thread(target=inbox.read, name="channel", daemon=True).start()
     channel.send({"kind": "ready", "guard": guard})
     plans: dict[str, calling.Plan] = {}
+    me = os.getpid()
     while True:
-        channel.send(_answer_to(inbox.next_task(), inbox, plans))
+        task = inbox.next_task()
+        answer = _answer_to(task, inbox, plans)
+        if os.getpid() != me:
+            os._exit(0)  # a copy that the handler forked: the answer is not its to give
+        # A thread that the handler left behind would go on beside the next task.
+        is_reusable = threading.active_count() <= OWN_THREADS
+        channel.send({**answer, "task": task["task_id"], "is_reusable": is_reusable})
 
 
 class Inbox:
@@ -57,11 +65,11 @@ class Inbox:
     def next_task(self) -> Frame:
         return self._tasks.get()
 
-    def ask(self, verb: str, **details: Any) -> Any:
+    def ask(self, task_id: str, verb: str, **details: Any) -> Any:
         """Let the worker do something for the handler, and wait for its answer."""
         number = next(self._numbers)
         answer = self._answers[number] = queue.SimpleQueue()
-        self.channel.send({"kind": "ask", "id": number, "verb": verb, **details})
+        self.channel.send({"kind": "ask", "id": number, "task": task_id, "verb": verb, **details})
         frame = answer.get()
         if error := frame.get("error"):
             raise _REFUSALS.get(frame["type"], Unavailable)(error, code=frame["code"])
@@ -115,28 +123,32 @@ class ChildContext:
         return GiveBack("stopped early, as it was told")
 
     def progress(self, fraction: float | None = None, message: str | None = None, **counts: int) -> None:
-        self._inbox.channel.send({"kind": "progress", "fraction": fraction, "message": message, "counts": counts})
+        self._tell({"kind": "progress", "fraction": fraction, "message": message, "counts": counts})
 
     def save_checkpoint(self, name: str, data: Any = None) -> None:
-        self._inbox.ask("save_checkpoint", name=name, data=calling.to_json(data, "checkpoint"))
+        self._inbox.ask(self.task_id, "save_checkpoint", name=name, data=calling.to_json(data, "checkpoint"))
 
     def load_checkpoint(self, is_valid: IsValid | None = None) -> tuple[str, Any] | None:
-        saved = self._inbox.ask("load_checkpoints")
+        saved = self._inbox.ask(self.task_id, "load_checkpoints")
         return next(((name, data) for name, data in reversed(saved) if is_valid is None or is_valid(name, data)), None)
 
     def results(self, page: int = 500) -> Iterator[ChildResult]:
         offset = 0
-        while rows := self._inbox.ask("results", skip=offset, page=page):
+        while rows := self._inbox.ask(self.task_id, "results", skip=offset, page=page):
             yield from (ChildResult(**row) for row in rows)
             offset += len(rows)
 
     def connect(self) -> Any:
         import psycopg  # only handlers that ask for it pay for it
 
-        return psycopg.connect(self._inbox.ask("database"))
+        return psycopg.connect(self._inbox.ask(self.task_id, "database"))
 
     def _log(self, level: str, event: str, facts: dict[str, Any]) -> None:
-        self._inbox.channel.send({"kind": "log", "level": level, "event": event, "facts": facts})
+        self._tell({"kind": "log", "level": level, "event": event, "facts": facts})
+
+    def _tell(self, frame: Frame) -> None:
+        """Every frame names its task: what comes after the end of one is not taken for the next one's."""
+        self._inbox.channel.send({**frame, "task": self.task_id})
 
 
 def _answer_to(task: Frame, inbox: Inbox, plans: dict[str, calling.Plan]) -> Frame:

@@ -242,6 +242,7 @@ class Visit:
 
     def __init__(self, child: Child, context: TaskContext, timeout_seconds: float, grace_seconds: float) -> None:
         self.is_clean = False
+        self._is_haunted = False
         self._child = child
         self._context = context
         self._timeout_seconds = timeout_seconds
@@ -287,6 +288,9 @@ class Visit:
     async def _converse(self) -> Outcome:
         while True:
             frame, size = await self._child.receive()
+            if frame.get("task") != self._context.task_id:
+                await self._refuse(frame)
+                continue
             match frame["kind"]:
                 case "progress":
                     self._context.progress(frame["fraction"], frame["message"], **frame["counts"])
@@ -298,6 +302,13 @@ class Visit:
                     return self._outcome(frame, size)
                 case unknown:
                     raise BrokenChannel(f"unknown frame {unknown!r}")
+
+    async def _refuse(self, frame: Frame) -> None:
+        """Something of an earlier task is still at work in this child: it gets no answer but no, and no other task after this."""
+        self._is_haunted = True
+        if frame["kind"] == "ask":
+            refusal = {"error": "this task is over", "code": "worker.task-over", "type": "Fenced"}
+            await self._child.send({"kind": "answer", "id": frame["id"], **refusal})
 
     async def _answer(self, frame: Frame) -> Frame:
         try:
@@ -319,7 +330,7 @@ class Visit:
                 raise Unavailable(f"the worker can't {unknown!r}", code="worker.unknown-verb")
 
     def _outcome(self, frame: Frame, size: int) -> Outcome:
-        self.is_clean = True
+        self.is_clean = frame["is_reusable"] and not self._is_haunted
         self._child.tasks_run += 1
         metrics = frame["metrics"]
         self._child.resident_mb = metrics.pop("resident_mb", None) or 0.0

@@ -15,9 +15,7 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     Field,
-    NonNegativeFloat,
     NonNegativeInt,
-    PositiveFloat,
     PositiveInt,
     Tag,
 )
@@ -43,6 +41,10 @@ def _as_share(value: Any) -> Any:
 
 
 Names = Annotated[tuple[NodeId, ...], BeforeValidator(_as_tuple)]
+
+# Ten years: beyond that a date might not fit, and nobody would be there to see it.
+Seconds = Annotated[float, Field(gt=0, le=315_360_000)]
+Delay = Annotated[float, Field(ge=0, le=315_360_000)]
 
 
 class Importance(StrEnum):
@@ -86,10 +88,10 @@ class Input(_Part):
 class Retry(_Part):
     """`max_attempts` is the number of retries allowed after the first attempt."""
 
-    max_attempts: NonNegativeInt = 3
+    max_attempts: Annotated[int, Field(ge=0, le=1000)] = 3
     backoff: Literal["fixed", "exponential"] = "exponential"
-    initial_delay_seconds: NonNegativeFloat = 2.0
-    max_delay_seconds: NonNegativeFloat = 300.0
+    initial_delay_seconds: Delay = 2.0
+    max_delay_seconds: Delay = 300.0
     jitter: bool = True
 
 
@@ -104,8 +106,8 @@ class Work(_Part):
     handler: str
     queue: str | None = None
     params: dict[str, Any] = {}
-    timeout_seconds: PositiveFloat | None = None
-    queue_timeout_seconds: PositiveFloat | None = None
+    timeout_seconds: Seconds | None = None
+    queue_timeout_seconds: Seconds | None = None
     retry: Retry = Retry()
 
 
@@ -168,8 +170,8 @@ class FanInNode(_Node):
     handler: str | None = None
     queue: str | None = None
     params: dict[str, Any] = {}
-    timeout_seconds: PositiveFloat | None = None
-    queue_timeout_seconds: PositiveFloat | None = None
+    timeout_seconds: Seconds | None = None
+    queue_timeout_seconds: Seconds | None = None
     retry: Retry = Retry()
 
 
@@ -199,7 +201,7 @@ class Workflow(_Part):
     name: str = ""
     version: str = "1"
     description: str = ""
-    timeout_seconds: PositiveFloat = 7200
+    timeout_seconds: Seconds = 7200
     idempotent: bool = False
     fail_fast: bool = False
     inputs: dict[str, Input] = {}
