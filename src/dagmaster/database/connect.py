@@ -89,7 +89,7 @@ def translate_errors() -> Iterator[None]:
         raise Unavailable(
             f"the database is not available: {redact(_first_line(error))}",
             code="database.unavailable",
-            hint="it is tried again; see `dagmaster doctor` if this stays",
+            hint="check that the server runs and that DATABASE_URL names it",
             sqlstate=error.sqlstate,
         ) from error
 
