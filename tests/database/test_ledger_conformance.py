@@ -497,6 +497,39 @@ async def test_e6_one_stale_claim_does_not_hold_up_the_others(bench):
     assert (dict(held[0].epochs), dict(held[0].sequences)) == ({mine.job_id: 1}, {mine.job_id: 2})
 
 
+async def test_e9_jobs_without_reports_are_left_alone_where_only_reports_count(bench):
+    driver = await owned(bench, a_job(1))
+    (task,) = await take(bench)
+    await bench.ledger.create_jobs([a_job(2)])
+    await hand_in(bench, report_of(task, output=1))
+    (silent,) = await claim_all(bench, driver.owner_id)
+    held: list[Held] = []
+
+    advanced = await bench.ledger.advance(
+        driver.owner_id, [driver.claim, silent], Look(reported_only=True), lambda given: held.append(given) or []
+    )
+
+    assert set(held[0].epochs) == {driver.claim.job_id}
+    assert [type(item).__name__ for item in held[0].news[driver.claim.job_id]] == ["Succeeded"]
+    assert not advanced.fenced  # who has nothing to say may be ours or not
+
+
+async def test_e6_a_report_does_not_open_a_stale_fence(bench):
+    driver = await owned(bench, a_job(1))
+    (task,) = await take(bench)
+    await hand_in(bench, report_of(task, output=1))
+    stale_claim = replace(driver.claim, token=uuid4())
+    held: list[Held] = []
+
+    await bench.ledger.advance(
+        driver.owner_id, [stale_claim], Look(reported_only=True), lambda given: held.append(given) or []
+    )
+
+    assert not held[0].epochs
+    assert not held[0].news
+    assert not (await only(bench, "dag_task_results"))["processed"]
+
+
 async def test_e27_when_deciding_fails_nothing_has_happened(bench):
     driver = await owned(bench, a_job(1))
     (task,) = await take(bench)

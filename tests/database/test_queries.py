@@ -68,8 +68,7 @@ def large_job(cluster, template_database):
 
 
 HOT = (
-    "fence",
-    "take_results",
+    "open_jobs",
     "promote_nodes",
     "apply_changes",
     "exchange",
@@ -82,6 +81,7 @@ HOT = (
 def values_for(name, job_id):
     common = {
         "job_ids": [job_id], "tokens": [job_id], "owner_id": job_id, "worker_id": job_id, "per_job": 2000, "small": 100,
+        "reported_only": False,
         "node_ids": ["split__1"], "changes": "[]", "counts": [0] * 5, "reports": "[]", "held": "[]", "queues": ["q"],
         "light_handlers": ["noop"],
         "light": 100, "heavy_handlers": [], "heavy": 0, "lease": 60, "holds_budgets": False,

@@ -11,13 +11,13 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from random import Random
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import psycopg
 from psycopg.rows import dict_row
 
 from dagmaster import log
-from dagmaster.database.bell import JOBS, RESULTS, tasks_topic
+from dagmaster.database.bell import JOBS, RESULTS
 from dagmaster.database.bell_postgres import PostgresBell
 from dagmaster.database.history import verify
 from dagmaster.database.postgres import PostgresLedger
@@ -30,7 +30,7 @@ from dagmaster.operations.submit import submit
 from dagmaster.orchestrator.loop import Orchestrator
 from dagmaster.orchestrator.routing import RegistryRouter
 from dagmaster.settings import Settings, load
-from dagmaster.transports.postgres import PostgresTransport
+from dagmaster.transports.postgres import PostgresTransport, topics_of
 from dagmaster.worker.loop import Worker
 from dagmaster.workflows.load import Limits, read
 from dagmaster.workflows.model import Workflow
@@ -137,13 +137,14 @@ class Engine:
         settings = self.settings.model_copy(update=overrides)
         served = tuple(queues or settings.worker_queue)
         settings = settings.model_copy(update={"worker_queue": served})
-        bell = PostgresBell(self.dsn, [tasks_topic(queue) for queue in served])
+        worker_id = uuid4()
+        bell = PostgresBell(self.dsn, topics_of(served, str(worker_id)))
         if self.has_bells:
             bell.start()
         ledgers = [PostgresLedger(self.dsn, role) for role in ("worker", "lease", "handler")]
         worker = Worker(
-            settings, ledgers[0], PostgresTransport(bell, served), bell, self.registry,
-            lease_ledger=ledgers[1], handler_ledger=ledgers[2],
+            settings, ledgers[0], PostgresTransport(bell, served, str(worker_id)), bell, self.registry,
+            lease_ledger=ledgers[1], handler_ledger=ledgers[2], worker_id=worker_id,
         )  # fmt: skip
         self._closing += [bell, *ledgers]
         self.workers.append(worker)

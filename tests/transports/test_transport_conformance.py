@@ -14,7 +14,7 @@ import pytest
 from dagmaster.database.bell import MemoryExchange, tasks_topic
 from dagmaster.database.bell_postgres import PostgresBell
 from dagmaster.transports.memory import Broker, MemoryTransport
-from dagmaster.transports.postgres import PostgresTransport
+from dagmaster.transports.postgres import PostgresTransport, topics_of
 from dagmaster.transports.transport import Ticket, Transport
 
 End = Callable[..., Transport]
@@ -172,3 +172,29 @@ async def test_q3_the_memory_transport_delivers_each_ticket_once_and_again_if_it
     assert [delivery.task_id for delivery in first] == ["job_node_0", "job_node_1", "job_node_2"]
     assert [delivery.task_id for delivery in second] == ["job_node_3", "job_node_4"]
     assert [delivery.task_id for delivery in await two.receive(0)] == ["job_node_1", "job_node_2"]
+
+
+async def test_the_worker_near_a_single_task_hears_of_it_before_the_others() -> None:
+    exchange = MemoryExchange()
+
+    def an_end(worker_id: str | None, *queues: str) -> PostgresTransport:
+        return PostgresTransport(exchange.bell(*topics_of(queues, worker_id)), queues, worker_id)
+
+    near, far, orchestrator = an_end("near", "light"), an_end("far", "light"), an_end(None)
+    receiving = asyncio.create_task(far.receive(SOON))
+    await asyncio.sleep(0)
+
+    await orchestrator.publish([Ticket("light", near="near")])
+
+    assert [delivery.queue for delivery in await near.receive(SOON)] == ["light"]
+    assert not receiving.done()
+    assert [delivery.queue for delivery in await receiving] == ["light"]  # in case the other one could not take it
+
+
+async def test_a_task_near_a_worker_that_is_gone_reaches_the_others() -> None:
+    exchange = MemoryExchange()
+    far = PostgresTransport(exchange.bell(*topics_of(["light"], "far")), ["light"], "far")
+
+    await PostgresTransport(exchange.bell()).publish([Ticket("light", near="gone")])
+
+    assert [delivery.queue for delivery in await far.receive(SOON)] == ["light"]

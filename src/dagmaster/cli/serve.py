@@ -4,6 +4,7 @@ The first SIGTERM or SIGINT lets it finish cleanly; a second one ends it at once
 """
 
 import asyncio
+import gc
 import os
 import signal
 import socket
@@ -75,6 +76,7 @@ async def _serve(settings: "Settings", dsn: str, name: str, wire: Callable[..., 
     _arm(faults.arm, settings.crash_point)
     async with wire(settings, dsn) as role:
         _stop_on_signals(role)
+        gc.freeze()  # what was loaded until here stays: looking through it again and again would hold the loop up
         await role.run()
 
 
@@ -226,25 +228,26 @@ def _catalog(settings: "Settings", registry: "Registry") -> "Catalog":
 
 @asynccontextmanager
 async def _worker(settings: "Settings", dsn: str) -> AsyncIterator[_Role]:
-    from dagmaster.database.bell import tasks_topic
+    from uuid import uuid4
+
     from dagmaster.database.bell_postgres import PostgresBell
     from dagmaster.database.connect import pool
     from dagmaster.database.postgres import PostgresLedger
     from dagmaster.handlers.registry import installed
-    from dagmaster.transports.postgres import PostgresTransport
+    from dagmaster.transports.postgres import PostgresTransport, topics_of
     from dagmaster.worker.loop import Worker
     from dagmaster.worker.watchdog import Watchdog
 
-    queues = settings.worker_queue
-    bell = PostgresBell(dsn, [tasks_topic(queue) for queue in queues])
+    queues, worker_id = settings.worker_queue, uuid4()
+    bell = PostgresBell(dsn, topics_of(queues, str(worker_id)))
     ledger, leases, handlers = (PostgresLedger(dsn, role) for role in ("worker", "lease", "handler"))
     database = pool(dsn, "handlers", 0, max(4, settings.worker_processes))
     async with _closing(ledger.close, leases.close, handlers.close, bell.close, database.close):
         bell.start()
         await database.open()
         worker = Worker(
-            settings, ledger, PostgresTransport(bell, queues), bell, installed(),
-            lease_ledger=leases, handler_ledger=handlers, database=database,
+            settings, ledger, PostgresTransport(bell, queues, str(worker_id)), bell, installed(),
+            lease_ledger=leases, handler_ledger=handlers, database=database, worker_id=worker_id,
         )  # fmt: skip
         with Watchdog(settings.task_lease_sec):
             yield worker

@@ -15,8 +15,9 @@ JOBS = "jobs"  # a job was created or given back
 RESULTS = "results"  # a worker reported, or a task has run for a while
 
 
-def tasks_topic(queue: str) -> str:
-    return f"tasks:{queue}"
+def tasks_topic(queue: str, worker_id: str | None = None) -> str:
+    """A queue has tasks; or it has one that this worker should take."""
+    return f"tasks:{queue}" if worker_id is None else f"tasks:{queue}@{worker_id}"
 
 
 class Bell(Protocol):

@@ -20,7 +20,13 @@ Connection = psycopg.AsyncConnection[Any]
 
 # The engine reads by key, from tables that fill up before they are analysed. Left to its estimates the planner takes a batch
 # of ten for ten thousand and reads a whole table to hash it.
-BY_KEY = {"enable_hashjoin": "off", "enable_mergejoin": "off", "enable_seqscan": "off"}
+BY_KEY = {
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "enable_seqscan": "off",
+    # With one way to read, planning a statement anew for each set of values can only cost.
+    "plan_cache_mode": "force_generic_plan",
+}
 
 # A dead peer is noticed within some 25 seconds, well before leases run out.
 _KEEPALIVE: dict[str, Any] = {

@@ -103,6 +103,7 @@ class Look:
     started: frozenset[UUID] = frozenset()
     withdraw: frozenset[UUID] = frozenset()  # take back queued tasks: the job is failing
     withdraw_running: frozenset[UUID] = frozenset()  # … and running ones too (fail_fast)
+    reported_only: bool = False  # leave jobs without reports alone; whether they are still ours is then not told
     limit: int = 2000
 
 

@@ -345,7 +345,8 @@ class MemoryLedger:
         ]
 
     async def advance(self, owner_id: UUID, claims: Sequence[Claim], look: Look, decide: Decide) -> Advanced:
-        held = sorted((claim for claim in claims if self._holds(owner_id, claim)), key=lambda claim: claim.job_id)
+        asked = [claim for claim in claims if not look.reported_only or self._has_reports(claim.job_id)]
+        held = sorted((claim for claim in asked if self._holds(owner_id, claim)), key=lambda claim: claim.job_id)
         saved = self._snapshot(claim.job_id for claim in held)
         try:
             news, has_more = self._take_news([claim.job_id for claim in held], look)
@@ -356,7 +357,10 @@ class MemoryLedger:
             self._restore(saved)
             raise
         fenced = frozenset(claim.job_id for claim in claims) - {claim.job_id for claim in held}
-        return Advanced(fenced, has_more, frozenset(queues))
+        return Advanced(frozenset() if look.reported_only else fenced, has_more, frozenset(queues))
+
+    def _has_reports(self, job_id: UUID) -> bool:
+        return any(result.job_id == job_id and not result.processed for result in self.db.results.values())
 
     def _holds(self, owner_id: UUID, claim: Claim) -> bool:
         job = self.db.jobs.get(claim.job_id)

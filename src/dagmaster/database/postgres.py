@@ -229,7 +229,8 @@ class PostgresLedger:
             faults.reach("orchestrator.before-commit")
             queues = await _commit(connection, [change for change in changes if not change.is_empty])
             faults.reach("orchestrator.after-commit")
-        return Advanced(frozenset(mine["job_ids"]).difference(held), has_more, queues)
+        fenced = frozenset() if look.reported_only else frozenset(mine["job_ids"]).difference(held)
+        return Advanced(fenced, has_more, queues)
 
     async def release(self, owner_id: UUID, claims: Sequence[Claim]) -> int:
         values = {
@@ -418,17 +419,18 @@ async def _open(
 ) -> tuple[list[tuple[Any, ...]], dict[UUID, list[News]], frozenset[UUID]]:
     """Begin the transaction with the fence and take the news. What need not wait for an answer is sent together."""
     per_job = max(50, look.limit // len(mine["job_ids"]))
+    values = {**mine, "per_job": per_job, "small": SMALL_BYTES, "reported_only": look.reported_only}
     async with connection.pipeline():
         await connection.execute("BEGIN")
-        fenced = await connection.execute(query("fence"), mine, prepare=True)
-        results = await connection.execute(
-            query("take_results"), {**mine, "per_job": per_job, "small": SMALL_BYTES}, prepare=True
-        )
+        opened = await connection.execute(query("open_jobs"), values, prepare=True)
     # Read after the block, whose end sends all of it at once: inside, reading would be a round trip of its own.
-    rows, reported = await fenced.fetchall(), await results.fetchall()
+    rows: list[tuple[Any, ...]] = []
     news: dict[UUID, list[News]] = defaultdict(list)
-    for row in reported:
-        news[row[0]].append(_reported(row))
+    for row in await opened.fetchall():
+        if row[1] is None:
+            rows.append((row[0], row[3], row[4]))
+        else:
+            news[row[0]].append(_reported(row))
     has_more = {job_id for job_id, items in news.items() if len(items) >= per_job}
     for name, asked in _other_looks([row[0] for row in rows], look):
         cursor = connection.cursor(row_factory=dict_row)
@@ -458,8 +460,8 @@ def _other_looks(held: list[UUID], look: Look) -> list[tuple[str, dict[str, Any]
 
 
 def _reported(row: tuple[Any, ...]) -> News:
-    (_, node_id, attempt, parent, index, was, retries, losses, _current, status, started, finished, worker, error,
-     has_output, output) = row  # fmt: skip
+    (_, node_id, parent, attempt, index, was, retries, losses, status, started, finished, worker, error, has_output,
+     output) = row  # fmt: skip
     of_node = (node_id, attempt, parent, index, NodeStatus(was), retries, losses)
     match TaskStatus(status):
         case TaskStatus.SUCCEEDED:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from uuid import UUID, uuid4
 
 from dagmaster import faults, log
-from dagmaster.database.bell import JOBS, Bell
+from dagmaster.database.bell import JOBS, RESULTS, Bell
 from dagmaster.database.ledger import Claim, Held, Ledger, LoadedJob, Look, OrchestratorInfo
 from dagmaster.errors import DagmasterError, Unavailable
 from dagmaster.jobs.changes import Changes
@@ -31,6 +31,7 @@ from dagmaster.workflows.graph import Graph, build
 
 SWEEP_SECONDS = 0.2  # at most this often, however much it rings
 CHORES_SECONDS = 3600.0
+FEW_JOBS = 16  # so few are opened without asking first which of them stir
 GRAPHS_KEPT = 256
 # Cancelled by a timeout, waited too long for a lock, deadlock: one job's statement failed, not the server.
 OF_ONE_STATEMENT = frozenset({"57014", "55P03", "40P01", "40001"})
@@ -52,6 +53,7 @@ class Owned:
     is_failing: bool = False
     failures: int = 0
     resting_until: float = 0.0
+    queue: str | None = None  # where its last task went, if it was a single one
 
 
 @dataclass(slots=True)
@@ -201,8 +203,12 @@ class Orchestrator:
         if is_poll or JOBS in heard:
             await self._take_messages()
             await self._claim(orphans=self._is_scan_due())
-        await self._look(sweep=self._is_sweep_due())
-        await self._advance_all()
+        sweep = self._is_sweep_due()
+        if heard == {RESULTS} and not is_poll and not sweep and not self._dirty and len(self._owned) <= FEW_JOBS:
+            await self._advance_safely(sorted(self._owned), reported_only=True)
+        else:
+            await self._look(sweep=sweep)
+            await self._advance_all()
         await self._keep_house()
         self._overdue = self._started = frozenset()
 
@@ -282,10 +288,10 @@ class Orchestrator:
             await self._advance_safely(ready[first : first + size])
             self._progressed_at = self._now()
 
-    async def _advance_safely(self, job_ids: Sequence[UUID]) -> None:
+    async def _advance_safely(self, job_ids: Sequence[UUID], *, reported_only: bool = False) -> None:
         """Advance a set of jobs; if that fails, each by itself, so that one bad job doesn't hold up the others."""
         try:
-            await self._advance(job_ids)
+            await self._advance(job_ids, reported_only=reported_only)
         except StaleViewError:
             self._distrust(job_ids)
         except Exception as error:
@@ -316,12 +322,17 @@ class Orchestrator:
                 owned.view = None
                 self._dirty.add(job_id)
 
-    async def _advance(self, job_ids: Sequence[UUID]) -> None:
+    async def _advance(self, job_ids: Sequence[UUID], *, reported_only: bool = False) -> None:
         await self._read_views(job_ids)
         batch = [self._owned[job_id] for job_id in job_ids if job_id in self._owned]
+        if not batch:
+            return
         plans: dict[UUID, Plan] = {}
+        worker_id: str | None = None
 
         def decide(held: Held) -> list[Changes]:
+            nonlocal worker_id
+            worker_id = _last_worker(held)
             for owned in batch:
                 job_id = owned.claim.job_id
                 if job_id in held.epochs and owned.view is not None:
@@ -336,25 +347,37 @@ class Orchestrator:
                     )
             return [plan.changes for plan in plans.values()]
 
-        advanced = await self.ledger.advance(self.owner_id, [o.claim for o in batch], self._looking(batch), decide)
+        look = self._looking(batch, reported_only=reported_only)
+        advanced = await self.ledger.advance(self.owner_id, [o.claim for o in batch], look, decide)
         self._dirty.difference_update(job_ids)
         for job_id in advanced.fenced:
             self._drop_fenced(job_id)
+        near = worker_id if self._is_next_step(plans) else None
+        if advanced.queues:
+            await self.transport.publish([Ticket(queue, near=near) for queue in sorted(advanced.queues)])
+            faults.reach("orchestrator.after-publish")
         await self._keep(plans)
         self._dirty.update(job_id for job_id in advanced.has_more if job_id in self._owned)
-        if advanced.queues:
-            await self.transport.publish([Ticket(queue) for queue in sorted(advanced.queues)])
-            faults.reach("orchestrator.after-publish")
         self.counters.advanced += len(plans)
 
-    def _looking(self, batch: Sequence[Owned]) -> Look:
+    def _is_next_step(self, plans: dict[UUID, Plan]) -> bool:
+        """Whether all that is to be done is one task, in the queue of the one before: who did that can do this."""
+        is_next = False
+        for job_id, plan in plans.items():
+            owned, tasks = self._owned[job_id], plan.changes.tasks
+            queue = tasks[0].queue if len(tasks) == 1 else None
+            is_next = len(plans) == 1 and queue is not None and queue == owned.queue
+            owned.queue = queue
+        return is_next
+
+    def _looking(self, batch: Sequence[Owned], *, reported_only: bool) -> Look:
         failing = {owned.claim.job_id for owned in batch if owned.is_failing}
         fast = {
             owned.claim.job_id
             for owned in batch
             if owned.is_failing and owned.view and owned.view.graph.workflow.fail_fast
         }
-        return Look(self._overdue, self._started, frozenset(failing), frozenset(fast))
+        return Look(self._overdue, self._started, frozenset(failing), frozenset(fast), reported_only)
 
     def _drop_fenced(self, job_id: UUID) -> None:
         """Someone else owns this job, or it is over: forget it."""
@@ -440,3 +463,9 @@ class Orchestrator:
                 self._graphs.pop(next(iter(self._graphs)))
             graph = self._graphs[job.definition_hash] = build(job.workflow)
         return graph
+
+
+def _last_worker(held: Held) -> str | None:
+    """Who reported last, among those that have something to report."""
+    workers = (getattr(item, "worker_id", None) for news in held.news.values() for item in news)
+    return next((worker for worker in workers if worker), None)

@@ -14,6 +14,7 @@ from typing import Protocol
 class Ticket:
     queue: str
     task_id: str | None = None  # None: the queue as a whole
+    near: str | None = None  # the worker that would best take it; the others hear of it a little later
 
 
 @dataclass(frozen=True, slots=True)

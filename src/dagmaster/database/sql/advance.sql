@@ -1,39 +1,49 @@
--- name: fence
--- First statement of every orchestrator transaction: lock the jobs that are still ours, in id order. A job that is missing
--- from the answer belongs to someone else now.
-SELECT j.job_id, j.epoch, j.last_sequence
-  FROM unnest(%(job_ids)s::uuid[], %(tokens)s::uuid[]) AS k (job_id, token)
-  JOIN dagapp.dag_jobs j
-    ON j.job_id = k.job_id
- WHERE j.owner_id = %(owner_id)s AND j.claim_token = k.token AND j.status IN ('pending', 'running')
- ORDER BY j.job_id
-   FOR NO KEY UPDATE OF j;
-
--- name: take_results
--- Mark reported results as handled and hand them over with the counters of their nodes, at most so many a job. Sent together
--- with the fence, so it asks for ownership itself; the fence's locks keep the answer true.
-WITH reported AS MATERIALIZED (
-    SELECT r.job_id, r.node_id, r.attempt
+-- name: open_jobs
+-- First statement of every orchestrator transaction: lock the jobs that are still ours, in id order, mark their reported results
+-- as handled and hand those over with the counters of their nodes, at most so many a job. The first rows, without a node, are
+-- the jobs (epoch and last sequence in the places of attempt and index); one that is missing belongs to someone else now, or
+-- has nothing reported where only such jobs were asked for. Where the lock had to be waited for, whoever held it has changed
+-- the token or the sequence: nothing is decided on what this statement saw before.
+WITH held AS MATERIALIZED (
+    SELECT j.job_id, j.epoch, j.last_sequence
       FROM unnest(%(job_ids)s::uuid[], %(tokens)s::uuid[]) AS k (job_id, token)
       JOIN dagapp.dag_jobs j
-        ON j.job_id = k.job_id AND j.owner_id = %(owner_id)s AND j.claim_token = k.token AND j.status IN ('pending', 'running')
+        ON j.job_id = k.job_id
+     WHERE j.owner_id = %(owner_id)s AND j.claim_token = k.token AND j.status IN ('pending', 'running')
+       AND (NOT %(reported_only)s
+            OR EXISTS (SELECT 1 FROM dagapp.dag_task_results x WHERE x.job_id = k.job_id AND NOT x.processed))
+     ORDER BY j.job_id
+       FOR NO KEY UPDATE OF j
+), reported AS MATERIALIZED (
+    SELECT r.job_id, r.node_id, r.attempt
+      FROM held
      CROSS JOIN LATERAL (
            SELECT x.job_id, x.node_id, x.attempt
              FROM dagapp.dag_task_results x
-            WHERE x.job_id = k.job_id AND NOT x.processed
+            WHERE x.job_id = held.job_id AND NOT x.processed
             LIMIT %(per_job)s) AS r
+), taken AS (
+    UPDATE dagapp.dag_task_results r
+       SET processed = true
+      FROM reported k
+      JOIN dagapp.dag_node_states n
+        ON n.job_id = k.job_id AND n.node_id = k.node_id
+     WHERE r.job_id = k.job_id AND r.node_id = k.node_id AND r.attempt = k.attempt AND NOT r.processed
+    RETURNING r.job_id, r.node_id, r.attempt, n.parent_node_id AS parent, n.fan_out_index AS index, n.status AS was,
+              n.retry_count, n.loss_count, r.status, r.started_at, r.reported_at AS finished_at,
+              r.worker_id::text AS worker_id, r.error,
+              n.parent_node_id IS NULL AND coalesce(pg_column_size(r.output), 0) <= %(small)s AS has_output,
+              CASE WHEN n.parent_node_id IS NULL AND pg_column_size(r.output) <= %(small)s THEN r.output END AS output
 )
-UPDATE dagapp.dag_task_results r
-   SET processed = true
-  FROM reported k
-  JOIN dagapp.dag_node_states n
-    ON n.job_id = k.job_id AND n.node_id = k.node_id
- WHERE r.job_id = k.job_id AND r.node_id = k.node_id AND r.attempt = k.attempt
-RETURNING r.job_id, r.node_id, r.attempt, n.parent_node_id AS parent, n.fan_out_index AS index, n.status AS was,
-          n.retry_count, n.loss_count, n.attempt AS current_attempt, r.status, r.started_at, r.reported_at AS finished_at,
-          r.worker_id::text AS worker_id, r.error,
-          n.parent_node_id IS NULL AND coalesce(pg_column_size(r.output), 0) <= %(small)s AS has_output,
-          CASE WHEN n.parent_node_id IS NULL AND pg_column_size(r.output) <= %(small)s THEN r.output END AS output;
+SELECT job_id, NULL::text AS node_id, NULL::text AS parent, epoch AS attempt, last_sequence AS index, NULL::text AS was,
+       NULL::bigint AS retry_count, NULL::bigint AS loss_count, NULL::text AS status, NULL::timestamptz AS started_at,
+       NULL::timestamptz AS finished_at, NULL::text AS worker_id, NULL::jsonb AS error, NULL::boolean AS has_output,
+       NULL::jsonb AS output
+  FROM held
+ UNION ALL
+SELECT job_id, node_id, parent, attempt, index, was, retry_count, loss_count, status, started_at, finished_at, worker_id,
+       error, has_output, output
+  FROM taken;
 
 -- name: take_overdue
 -- Tasks whose lease lapsed are lost, those past their time failed, those that waited too long in their queue cancelled.
