@@ -63,7 +63,7 @@ async def test_h1_a_plain_handler_runs_in_a_process_of_its_own_that_is_reused(ha
 
     assert first.status is TaskStatus.SUCCEEDED
     assert first.output["pid"] == first.output["group"] != os.getpid()
-    assert first.output["parent"] == os.getpid()
+    assert first.output["parent"] != os.getpid(), "its keeper stands between"
     assert second.output == first.output
     assert first.metrics is not None
     assert first.metrics["cpu_seconds"] >= 0
@@ -103,6 +103,43 @@ async def test_e10_programs_that_a_handler_started_die_with_it(harness: Harness,
     assert outcome.error["code"] == "handler.timed-out"
     assert not is_alive(child)
     assert not is_alive(grandchild)
+
+
+@pytest.mark.parametrize("end", ["timeout", "crash", "cancel", "shutdown"])
+async def test_e10_programs_that_left_their_group_die_too_and_no_others(
+    harness: Harness, end: str, tmp_path: Path
+) -> None:
+    """Those of the task, wherever they put themselves, and none of its siblings."""
+    sibling = asyncio.create_task(harness.run(a_task("daemonize", "sibling", note=str(tmp_path / "sibling"))))
+    others = await note(tmp_path / "sibling")
+    task = a_task("daemonize", timeout=2 if end == "timeout" else 60, note=str(tmp_path / "note"), then=end)
+    context = harness.context(task)
+    running = asyncio.create_task(harness.run(task, context))
+    pids = await note(tmp_path / "note")
+
+    if end == "cancel":
+        context.cancel()
+    elif end == "shutdown":
+        running.cancel()
+    await asyncio.wait([running])
+
+    assert len(pids) == 4
+    assert not any(map(is_alive, pids))
+    assert all(map(is_alive, others))
+    sibling.cancel()
+    await asyncio.wait([sibling])
+    assert not any(map(is_alive, others))
+
+
+async def test_e10_programs_that_a_finished_task_left_behind_go_with_its_process(tmp_path: Path) -> None:
+    harness = Harness()
+    outcome = await harness.run(a_task("daemonize", note=str(tmp_path / "note"), then="return"))
+    pids = await note(tmp_path / "note")
+
+    await harness.pool.close()
+
+    assert outcome.error is None
+    assert not any(map(is_alive, pids))
 
 
 async def test_h1_a_crash_is_the_environments_fault_and_tells_the_exit_code(harness: Harness) -> None:
@@ -146,6 +183,16 @@ async def test_h1_a_child_that_died_while_idle_is_replaced(harness: Harness) -> 
     assert (await harness.run(a_task("pid"))).status is TaskStatus.SUCCEEDED
 
 
+async def test_h1_children_end_when_they_are_let_go(harness: Harness, tmp_path: Path) -> None:
+    running = asyncio.create_task(harness.run(a_task("spawn", note=str(tmp_path / "note"))))
+    pids = await note(tmp_path / "note")
+
+    harness.pool.let_go()
+
+    assert (await running).status is TaskStatus.FAILED
+    assert not any(map(is_alive, pids))
+
+
 async def test_h1_the_memory_limit_holds(harness: Harness) -> None:
     fits = await harness.run(a_task("allocate", megabytes=100), memory_mb=400)
     too_much = await harness.run(a_task("allocate", megabytes=1000), memory_mb=400)
@@ -158,6 +205,7 @@ async def test_h1_the_memory_limit_holds(harness: Harness) -> None:
     for outcome in (too_much, hog):
         assert outcome.error is not None
         assert (outcome.error["code"], outcome.error["blame"]) == ("handler.out-of-memory", "handler")
+        assert "its limit of 400 MB" in outcome.error["message"]
     assert other_limit.output == {"megabytes": 600}
 
 
@@ -201,7 +249,16 @@ async def test_h1_sys_exit_in_a_handler_is_a_failure_and_the_child_lives_on(harn
     outcome = await harness.run(a_task("exit_politely"))
 
     assert outcome.error is not None
-    assert outcome.error["type"] == "SystemExit"
+    assert (outcome.error["type"], outcome.error["message"]) == ("SystemExit", "the handler called sys.exit(3)")
+    assert len(harness.pool.idle_pids) == 1
+
+
+async def test_e12_an_error_without_words_is_the_handlers_failure_and_the_child_lives_on(harness: Harness) -> None:
+    outcome = await harness.run(a_task("fails_without_words"))
+
+    assert outcome.error is not None
+    assert (outcome.error["type"], outcome.error["blame"]) == ("Unspeakable", "handler")
+    assert "Unspeakable" in outcome.error["message"]
     assert len(harness.pool.idle_pids) == 1
 
 
@@ -225,6 +282,29 @@ async def test_e18_large_outputs_pass_and_larger_ones_fail_clearly(harness: Harn
     assert fine.size_bytes > 60 * 1024 * 1024
     assert too_large.error is not None
     assert too_large.error["code"] == "handler.output-too-large"
+
+
+async def test_e18_outputs_are_not_held_against_the_handlers_memory(harness: Harness) -> None:
+    """orjson takes more than the output itself, and crashes where it gets no memory."""
+    fine = await harness.run(a_task("big", megabytes=90), memory_mb=256)
+    too_large = await harness.run(a_task("big", megabytes=120), memory_mb=512)
+
+    assert fine.error is None
+    assert len(fine.output) == 90 * 1024 * 1024
+    assert too_large.error is not None
+    assert (too_large.error["code"], too_large.error["blame"]) == ("handler.output-too-large", "handler")
+    assert "at least 125,829,122 bytes, more than the 104,857,600 allowed" in too_large.error["message"]
+
+
+async def test_h1_a_crash_that_may_be_for_want_of_memory_tells_the_limit(harness: Harness) -> None:
+    outcome = await harness.run(a_task("segfault"), memory_mb=512)
+    other = await harness.run(a_task("crash", exit_code=13), memory_mb=512)
+
+    assert outcome.error is not None
+    assert re.search(r"killed by sig\S* 11", outcome.error["message"])
+    assert "its limit is 512 MB" in outcome.error["hint"]
+    assert other.error is not None
+    assert "hint" not in other.error
 
 
 async def test_e22_checkpoints_let_a_later_attempt_go_on(harness: Harness) -> None:
@@ -310,12 +390,82 @@ async def test_h1_cancelling_the_call_kills_the_child_before_it_returns(harness:
     assert not any(map(is_alive, pids))
 
 
+class Told(TaskContext):
+    """Counts what reaches the worker."""
+
+    __slots__ = ("count",)
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.count = 0
+
+    def progress(self, *args: Any, **counts: Any) -> None:
+        self.count += 1
+        super().progress(*args, **counts)
+
+    def log(self, *args: Any) -> None:
+        self.count += 1
+        super().log(*args)
+
+
+def told(harness: Harness, task: TaskMessage) -> Told:
+    return Told(task, harness.ledger)
+
+
+async def test_e23_of_much_progress_the_latest_is_told_some_times_a_second(harness: Harness) -> None:
+    task = a_task("reports_much", timeout=20)
+    context = told(harness, task)
+    started = time.monotonic()
+
+    outcome = await harness.run(task, context)
+
+    assert outcome.error is None
+    assert context.count <= 3 + 11 * (time.monotonic() - started)
+    assert context.running().progress == {"fraction": 0.999995, "done": 200_000}
+
+
+async def test_e23_progress_that_was_held_back_is_told_while_the_handler_goes_on(harness: Harness) -> None:
+    task = a_task("reports_twice_and_waits")
+    context = told(harness, task)
+    running = asyncio.create_task(harness.run(task, context))
+
+    await until(lambda: context.running().progress == {"fraction": 0.2}, 5)
+
+    context.cancel()
+    assert (await running).status is TaskStatus.RETURNED
+
+
+async def test_h1_of_too_many_log_lines_the_last_are_told_and_how_many_are_missing(harness: Harness) -> None:
+    task = a_task("logs_much", timeout=20)
+    context = told(harness, task)
+    started = time.monotonic()
+
+    outcome = await harness.run(task, context)
+
+    lines = context.log_lines()
+    assert outcome.error is None
+    assert lines is not None
+    assert context.count <= 300 + 310 * (time.monotonic() - started)
+    assert lines[-1] == "info: line number=19999"
+    assert lines[-100] == "info: line number=19900"
+
+
+async def test_h1_a_line_that_cannot_be_written_is_logged_as_well_as_it_goes(harness: Harness) -> None:
+    task = a_task("logs_oddly")
+    context = told(harness, task)
+
+    outcome = await harness.run(task, context)
+
+    assert outcome.error is None
+    assert "not Unicode" in str(context.log_lines())
+
+
 WORKER_THAT_HANGS = """
 import asyncio, sys
 sys.path.insert(0, {folder!r})
 from test_isolate import Harness
 from worker_fakes import a_task
-asyncio.run(Harness().run(a_task("spawn", note={note!r})))
+asyncio.run(Harness().run(a_task("daemonize", note={note!r})))
 """
 
 

@@ -2,11 +2,12 @@
 
 import pytest
 from worker_fakes import a_registry, a_task, run_one, working
+from worker_handlers import Unspeakable
 
-from dagmaster.errors import InvalidRequest, TimedOut, Unavailable, UnfitData
+from dagmaster.errors import HandlerFailed, InvalidRequest, TimedOut, Unavailable, UnfitData
 from dagmaster.handlers.registry import Registration
 from dagmaster.jobs.states import Blame, TaskStatus
-from dagmaster.worker.outcome import MAX_TRACEBACK, blame_of, bounded
+from dagmaster.worker.outcome import MAX_TRACEBACK, blame_of, bounded, describe
 
 
 @pytest.mark.parametrize(
@@ -54,6 +55,10 @@ async def test_e12_a_failed_report_names_blame_code_type_and_traceback(blame: st
         ("own_timeout", "environment", "environment.failed"),
         ("disk_full", "environment", "environment.failed"),
         ("sys_exit", "handler", "handler.failed"),
+        ("interrupts", "handler", "handler.failed"),
+        ("raises_base_exception", "handler", "handler.failed"),
+        ("exits_generator", "handler", "handler.failed"),
+        ("fails_without_words_async", "handler", "handler.failed"),
         ("give_back_unasked", "handler", "handler.gave-back"),
         ("cancels_itself", "handler", "handler.cancelled"),
         ("size_check", "data", "params.invalid"),
@@ -64,6 +69,24 @@ async def test_e12_whatever_a_handler_does_is_an_answer(handler: str, blame: str
 
     assert report.error is not None
     assert (report.error["blame"], report.error["code"]) == (blame, code)
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (SystemExit(3), "the handler called sys.exit(3)"),
+        (SystemExit("no input"), "the handler called sys.exit('no input')"),
+        (SystemExit(), "the handler called sys.exit()"),
+        (KeyboardInterrupt(), "KeyboardInterrupt"),
+        (Unspeakable(), "Unspeakable (its text can't be had: RuntimeError)"),
+        (HandlerFailed(Unspeakable()), "Unspeakable (its text can't be had: RuntimeError)"),  # type: ignore[arg-type]
+        (HandlerFailed(404), "404"),  # type: ignore[arg-type]
+    ],
+)
+def test_e12_an_error_is_told_in_words_whatever_it_is(error: BaseException, message: str) -> None:
+    told = describe(error)
+
+    assert (told["message"], told["blame"], told["type"]) == (message, "handler", type(error).__qualname__)
 
 
 async def test_e10_an_async_handler_is_stopped_after_its_timeout() -> None:

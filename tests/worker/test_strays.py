@@ -1,8 +1,12 @@
 """What a handler leaves behind in its process is never taken for another task's [H1]."""
 
+import io
 import os
+import signal
+import sys
 import threading
 import time
+from pathlib import Path
 
 from worker_fakes import FakeLedger
 
@@ -25,6 +29,46 @@ def leave_a_thread(ctx):
 
     threading.Thread(target=haunt, daemon=True).start()
     return {"made_by": "thread"}
+
+
+def disturb(ctx):
+    before = look(ctx)
+    os.chdir("/")
+    os.umask(0o777)
+    os.environ["STRAY"] = "here"
+    os.environ.pop("HOME", None)
+    sys.stdout = io.StringIO()
+    sys.stderr.flush()
+    sys.stderr = None
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGALRM, lambda *_: os._exit(9))
+    signal.setitimer(signal.ITIMER_REAL, 0.4)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+    return before
+
+
+def look(ctx):
+    mask = os.umask(0)
+    os.umask(mask)
+    return {
+        "pid": os.getpid(),
+        "folder": str(Path.cwd()),
+        "umask": mask,
+        "environment": dict(os.environ),
+        "streams": [sys.stdout is sys.__stdout__, sys.stderr is sys.__stderr__],
+        "signals": [str(signal.getsignal(number)) for number in (signal.SIGTERM, signal.SIGALRM)],
+        "blocked": len(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
+    }
+
+
+def look_later(ctx):
+    time.sleep(0.6)
+    return look(ctx)
+
+
+def close_stdout(ctx):
+    sys.stdout.close()
+    return {"pid": os.getpid()}
 
 
 def pid(ctx):
@@ -74,3 +118,42 @@ async def test_h1_a_thread_left_behind_reaches_no_other_task():
     assert first == {"made_by": "thread"}
     assert "pid" in second
     assert not getattr(ledger, "checkpoints", None)
+
+
+async def test_h1_a_handler_that_disturbs_its_process_disturbs_no_other_task():
+    pool, ledger = Pool(memory_mb=2048), FakeLedger()
+    try:
+        before = await run(pool, ledger, disturb)
+        after = await run(pool, ledger, look_later)
+    finally:
+        await pool.close()
+
+    assert before == after
+
+
+async def test_h1_a_process_without_standard_output_serves_no_other_task():
+    pool, ledger = Pool(memory_mb=2048), FakeLedger()
+    try:
+        before = await run(pool, ledger, close_stdout)
+        after = await run(pool, ledger, look)
+    finally:
+        await pool.close()
+
+    assert before["pid"] != after["pid"]
+    assert after["streams"] == [True, True]
+
+
+async def test_h1_what_a_module_sets_up_when_it_is_imported_stays(tmp_path, monkeypatch):
+    (tmp_path / "sets_up.py").write_text(
+        "import os\nos.environ['SET_UP'] = 'yes'\ndef handler(ctx):\n    return os.environ.get('SET_UP')\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    pool, ledger = Pool(memory_mb=2048), FakeLedger()
+    registration = Registration("sets_up", "sets_up:handler", is_async=False)
+    task = a_task("sets_up")
+    try:
+        outputs = [(await pool.run(registration, task, 20, TaskContext(task, ledger))).output for _ in range(2)]
+    finally:
+        await pool.close()
+
+    assert outputs == ["yes", "yes"]

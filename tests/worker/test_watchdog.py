@@ -1,15 +1,26 @@
-"""A worker whose loop hangs ends itself; one that was merely stopped does not [E10]."""
+"""An async handler that blocks the worker's loop pays alone; a worker that was merely stopped is left alone [E10, E11]."""
 
+import asyncio
+import json
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
+from test_isolate import is_alive
+from worker_fakes import FakeLedger, a_task
+
+from dagmaster.worker.context import HANDLING, TaskContext
+from dagmaster.worker.watchdog import Blocked, Watchdog
 
 SCRIPT = """
-import asyncio, sys
+import asyncio, json, sys
+from functools import partial
 sys.path.insert(0, {folder!r})
 from worker_fakes import Bench, a_task
 from dagmaster import log
@@ -19,7 +30,17 @@ log.configure()
 
 async def main():
     bench = Bench({tasks})
-    with Watchdog(patience_seconds={patience}):
+    hand_in = bench.ledger.exchange
+
+    async def exchange(worker_id, reports, *args, **more):
+        answer = await hand_in(worker_id, reports, *args, **more)
+        for report in reports:
+            print(json.dumps([report.node_id, report.status.value, report.error or report.output]), flush=True)
+        return answer
+
+    bench.ledger.exchange = exchange
+    rescue = partial(bench.worker.give_up, lambda: bench.ledger)
+    with Watchdog({patience}, rescue if {has_rescue} else None):
         print("ready", flush=True)
         await bench.worker.run()
 
@@ -27,32 +48,104 @@ asyncio.run(main())
 """
 
 
-def a_worker(tasks: str, patience: float) -> subprocess.Popen[str]:
-    script = SCRIPT.format(folder=str(Path(__file__).parent), tasks=tasks, patience=patience)
-    process = subprocess.Popen(
+@contextmanager
+def a_worker(tasks: str, patience: float, has_rescue: bool = False) -> Iterator[subprocess.Popen[str]]:
+    folder = str(Path(__file__).parent)
+    script = SCRIPT.format(folder=folder, tasks=tasks, patience=patience, has_rescue=has_rescue)
+    with subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def reports_of(worker: subprocess.Popen[str], count: int) -> dict[str, tuple[str, Any]]:
+    """Those that come next, by node."""
+    assert worker.stdout is not None
+    lines = [json.loads(worker.stdout.readline() or "null") for _ in range(count)]
+    assert None not in lines, "the worker has ended"
+    return {node: (status, told) for node, status, told in lines}
+
+
+@pytest.mark.parametrize(
+    "handler", ["block_loop", "spin", "block_in_subtask", "swallow_and_block", "backtrack", "wait_for_lock"]
+)
+def test_e10_an_async_handler_that_blocks_the_loop_fails_and_the_others_go_on(handler: str) -> None:
+    tasks = f'[a_task("{handler}", "culprit"), a_task("sleep", "other", seconds=1), a_task("pid", "plain")]'
+    with a_worker(tasks, 0.8) as worker:
+        reports = reports_of(worker, 3)
+
+        assert worker.poll() is None
+    status, error = reports["culprit"]
+    assert (status, error["code"], error["blame"]) == ("failed", "handler.blocked-loop", "handler")
+    assert error["message"].startswith(f"handler '{handler}' blocked the worker's event loop for 0.")
+    assert "plain `def`" in error["hint"]
+    assert handler in error["traceback"]
+    assert reports["other"][0] == reports["plain"][0] == "succeeded"
+
+
+@pytest.mark.parametrize(("silent_seconds", "is_raised"), [(31, True), (29, False)])
+async def test_e10_a_step_that_lets_no_sample_be_taken_is_the_one_at_fault(
+    silent_seconds: float, is_raised: bool
+) -> None:
+    watchdog = Watchdog(60)
+    watchdog._sampled_at = time.monotonic() - silent_seconds
+
+    async def handler() -> None:
+        HANDLING.set(TaskContext(a_task("greedy"), FakeLedger()))  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        watchdog._interrupt(signal.SIGVTALRM, sys._getframe())
+
+    with pytest.raises(Blocked, match=r"'greedy' blocked .* for 31 s") if is_raised else nullcontext():
+        await asyncio.create_task(handler())
+
+
+async def test_e10_only_the_handlers_own_steps_are_interrupted() -> None:
+    watchdog = Watchdog(60)
+    watchdog._sampled_at = time.monotonic() - 100
+    context = TaskContext(a_task("over"), FakeLedger())  # type: ignore[arg-type]
+    context.is_over = True
+
+    watchdog._interrupt(signal.SIGVTALRM, sys._getframe())
+    HANDLING.set(context)
+    await asyncio.sleep(0)
+    watchdog._interrupt(signal.SIGVTALRM, sys._getframe())
+
+
+def test_e10_what_hears_no_signal_fails_and_the_others_are_given_back(tmp_path: Path) -> None:
+    note = tmp_path / "note"
+    tasks = (
+        '[a_task("sleep", "light", seconds=60), '
+        f'a_task("spawn", "heavy", note={str(note)!r}), a_task("deadlock", "culprit", note={str(note)!r})]'
     )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    return process
-
-
-def test_e10_an_async_handler_that_blocks_the_loop_ends_the_worker() -> None:
-    started = time.monotonic()
-    worker = a_worker('[a_task("block_loop")]', 0.6)
-
-    _, errors = worker.communicate(timeout=15)
+    with a_worker(tasks, 4.0, has_rescue=True) as worker:
+        reports = reports_of(worker, 3)
+        _, errors = worker.communicate(timeout=15)
 
     assert worker.returncode == 70
-    assert time.monotonic() - started < 10
+    assert reports["light"] == reports["heavy"] == ("returned", None)
+    status, error = reports["culprit"]
+    assert (status, error["code"]) == ("failed", "handler.blocked-loop")
+    assert "'deadlock' blocked" in error["message"]
+    assert "in deadlock" in errors, "the traceback names the line"
+    assert not any(is_alive(int(pid)) for pid in note.read_text().split())
+
+
+def test_e10_a_loop_that_hangs_for_good_ends_the_worker_though_nothing_can_be_given_back() -> None:
+    with a_worker('[a_task("deadlock")]', 0.8) as worker:
+        _, errors = worker.communicate(timeout=15)
+
+    assert worker.returncode == 70
     assert "hangs" in errors
-    assert "block_loop" in errors, "the traceback names the culprit"
 
 
 def test_e10_a_handler_that_keeps_the_interpreters_lock_ends_the_worker_too() -> None:
-    worker = a_worker('[a_task("burn_with_lock")]', 0.6)
-
-    _, errors = worker.communicate(timeout=30)
+    with a_worker('[a_task("burn_with_lock")]', 0.6) as worker:
+        _, errors = worker.communicate(timeout=30)
 
     assert worker.returncode == -signal.SIGPROF
     assert "burn_with_lock" in errors
@@ -60,14 +153,12 @@ def test_e10_a_handler_that_keeps_the_interpreters_lock_ends_the_worker_too() ->
 
 @pytest.mark.parametrize("busy", ["[]", '[a_task("sleep", seconds=60)]'])
 def test_e11_a_worker_that_was_stopped_and_continued_lives_on(busy: str) -> None:
-    worker = a_worker(busy, 0.5)
-    time.sleep(0.3)
+    with a_worker(busy, 0.5) as worker:
+        time.sleep(0.3)
 
-    worker.send_signal(signal.SIGSTOP)
-    time.sleep(1.5)
-    worker.send_signal(signal.SIGCONT)
-    time.sleep(1.0)
+        worker.send_signal(signal.SIGSTOP)
+        time.sleep(1.5)
+        worker.send_signal(signal.SIGCONT)
+        time.sleep(1.0)
 
-    assert worker.poll() is None
-    worker.kill()
-    worker.communicate()
+        assert worker.poll() is None

@@ -42,6 +42,7 @@ class FakeLedger:
         self.reports: dict[str, Report] = {}
         self.late: list[Report] = []
         self.renewals: list[list[Running]] = []
+        self.to_stop: set[str] = set()
         self.demands: list[Demand] = []
         self.workers: dict[UUID, WorkerInfo] = {}
         self.checkpoints: list[Checkpoint] = []
@@ -108,6 +109,11 @@ class FakeLedger:
         self.renewals.append(list(held))
         return frozenset(id_of(row) for row in held if id_of(row) not in self.running)
 
+    async def take_stops(self, _worker_id: UUID) -> frozenset[str]:
+        self._check()
+        asked, self.to_stop = frozenset(self.to_stop), set()
+        return asked
+
     async def beat_worker(self, worker: WorkerInfo) -> None:
         self._check()
         self.workers[worker.worker_id] = worker
@@ -157,6 +163,11 @@ def a_registry(*more: Registration) -> Registry:
             "sys_exit": True, "block_loop": True, "burn_with_lock": True, "own_timeout": True, "disk_full": True,
             "logs": True, "secretive": True, "saves": True, "give_back_unasked": True, "cancels_itself": True,
             "progresses": True, "daemonic": False, "saves_plain": False,
+            "spin": True, "block_in_subtask": True, "swallow_and_block": True, "backtrack": True, "wait_for_lock": True,
+            "deadlock": True, "fails_without_words": False, "segfault": False, "daemonize": False, "reports_much": False,
+            "logs_much": False, "logs_oddly": False, "reports_twice_and_waits": False, "interrupts": True,
+            "raises_base_exception": True, "exits_generator": True, "fails_without_words_async": True, "prints": True,
+            "exits_in_subtask": True,
         }.items()
     ]  # fmt: skip
     return Registry([*REGISTRATIONS, *here, *more])

@@ -1,12 +1,16 @@
 """Handlers that misbehave in various ways."""
 
 import asyncio
+import collections
 import ctypes
 import errno
+import itertools
 import os
 import re
+import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -51,8 +55,59 @@ def leak(ctx: Any) -> None:
     raise ValueError("can't open https://account.blob.core/x.tif?sig=abc123&x=1 \x00")
 
 
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def fails_without_words(ctx: Any) -> None:
+    raise Unspeakable
+
+
 def exit_politely(ctx: Any) -> None:
     sys.exit(3)
+
+
+def segfault(ctx: Any) -> None:
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def daemonize(ctx: Any) -> None:
+    """Start programs that leave their group, one of them an orphan, write down who runs, and hang."""
+    sleeps = [subprocess.Popen(["sleep", "1000"], start_new_session=True) for _ in range(2)]
+    orphan = subprocess.run(
+        ["sh", "-c", "setsid sleep 1000 >/dev/null 2>&1 & echo $!"], capture_output=True, text=True, check=True
+    ).stdout
+    note = Path(ctx.params["note"])
+    draft = note.with_suffix(".draft")
+    draft.write_text(f"{os.getpid()} {sleeps[0].pid} {sleeps[1].pid} {orphan}")
+    draft.rename(note)
+    if ctx.params.get("then") == "crash":
+        os.abort()
+    if ctx.params.get("then") != "return":
+        time.sleep(1000)
+
+
+def reports_much(ctx: Any) -> None:
+    for number in range(200_000):
+        ctx.progress(number / 200_000, done=number + 1)
+
+
+def logs_much(ctx: Any) -> None:
+    for number in range(20_000):
+        ctx.logger.info("line", number=number)
+
+
+def logs_oddly(ctx: Any) -> None:
+    ctx.logger.info("not Unicode: \udcff", thing=Unspeakable())
+
+
+def reports_twice_and_waits(ctx: Any) -> None:
+    ctx.progress(0.1)
+    ctx.progress(0.2)
+    while not ctx.cancelled:
+        time.sleep(0.01)
+    raise ctx.give_back()
 
 
 def poll_flags(ctx: Any) -> dict[str, bool]:
@@ -104,14 +159,84 @@ async def sys_exit(ctx: Any) -> None:
     sys.exit(3)
 
 
+async def exits_in_subtask(ctx: Any) -> None:
+    async def sub() -> None:
+        await asyncio.sleep(0.01)
+        sys.exit(4)
+
+    async with asyncio.timeout(10):
+        await asyncio.create_task(sub())
+
+
+async def interrupts(ctx: Any) -> None:
+    raise KeyboardInterrupt
+
+
+async def raises_base_exception(ctx: Any) -> None:
+    raise BaseException("base")
+
+
+async def exits_generator(ctx: Any) -> None:
+    raise GeneratorExit
+
+
+async def fails_without_words_async(ctx: Any) -> None:
+    raise Unspeakable
+
+
+async def prints(ctx: Any) -> None:
+    print("printed by a handler")
+    os.write(1, b"written by a handler\n")
+    await (await asyncio.create_subprocess_exec("echo", "said by a program")).wait()
+
+
 async def block_loop(ctx: Any) -> None:
     time.sleep(1000)
 
 
-async def burn_with_lock(ctx: Any) -> None:
+async def spin(ctx: Any) -> None:
+    while True:
+        pass
+
+
+async def block_in_subtask(ctx: Any) -> None:
+    async def sub() -> None:
+        time.sleep(1000)
+
+    await asyncio.gather(asyncio.sleep(0.01), sub())
+
+
+async def swallow_and_block(ctx: Any) -> None:
+    while True:
+        try:
+            time.sleep(1000)
+        except Exception:
+            continue
+
+
+async def backtrack(ctx: Any) -> None:
     """Catastrophic backtracking: busy in C, with the interpreter's lock held."""
     re.match(r"(a+)+$", "a" * 64 + "b")
-    ctypes.PyDLL(None).pause()
+
+
+async def wait_for_lock(ctx: Any) -> None:
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+
+
+async def deadlock(ctx: Any) -> None:
+    """Waits in C, without the interpreter's lock, and hears no signal."""
+    while "note" in ctx.params and not Path(ctx.params["note"]).exists():
+        await asyncio.sleep(0.01)
+    mutex = ctypes.create_string_buffer(64)
+    ctypes.CDLL(None).pthread_mutex_lock(mutex)
+    ctypes.CDLL(None).pthread_mutex_lock(mutex)
+
+
+async def burn_with_lock(ctx: Any) -> None:
+    """Busy in C for ever, with the interpreter's lock held, and looks for no signal."""
+    collections.deque(itertools.repeat(None), maxlen=0)
 
 
 async def own_timeout(ctx: Any) -> None:

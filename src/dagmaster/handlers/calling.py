@@ -93,22 +93,52 @@ def accept(returned: Any) -> Returned:
     """Check what a handler returned; raises HandlerFailed for what can't be stored or says it failed."""
     if returned is None:
         return _NOTHING
+    output, metrics = check(returned)
+    return Returned(output, metrics, encode(output))
+
+
+def check(returned: Any) -> tuple[Any, dict[str, Any] | None]:
+    """The first half of `accept`: output and metrics as plain JSON types."""
     metrics = None
     if isinstance(returned, HandlerResult):
         if not returned.success:
             raise HandlerFailed(returned.error_message or "the handler reported a failure without saying why")
         returned, metrics = returned.output, to_json(returned.metrics, "metrics")
     output = to_json(returned, "output")
+    # Before it is written: what is far too large may not fit into memory a second time.
+    if (at_least := _least_bytes(output)) > MAX_OUTPUT_BYTES:
+        raise _too_large(at_least, "at least ")
+    return output, metrics
+
+
+def encode(output: Any) -> bytes:
+    """The second half: the output as JSON."""
     encoded = orjson.dumps(output)
     if len(encoded) > MAX_OUTPUT_BYTES:
-        raise HandlerFailed(
-            f"the output has {len(encoded):,} bytes, more than the {MAX_OUTPUT_BYTES:,} allowed",
-            code="handler.output-too-large",
-            size_bytes=len(encoded),
-            limit_bytes=MAX_OUTPUT_BYTES,
-            hint="write it to storage and return where it is",
-        )
-    return Returned(output, metrics, encoded)
+        raise _too_large(len(encoded))
+    return encoded
+
+
+def _least_bytes(value: Any) -> int:
+    """What plain JSON types take when written, or less."""
+    kind = type(value)
+    if kind is str:
+        return len(value) + 2
+    if kind is dict:
+        return 2 + sum(len(key) + 4 + _least_bytes(item) for key, item in value.items())
+    if kind is list:
+        return 2 + sum(1 + _least_bytes(item) for item in value)
+    return 1
+
+
+def _too_large(size_bytes: int, about: str = "") -> HandlerFailed:
+    return HandlerFailed(
+        f"the output has {about}{size_bytes:,} bytes, more than the {MAX_OUTPUT_BYTES:,} allowed",
+        code="handler.output-too-large",
+        size_bytes=size_bytes,
+        limit_bytes=MAX_OUTPUT_BYTES,
+        hint="write it to storage and return where it is",
+    )
 
 
 def to_json(value: Any, path: str, depth: int = 0) -> Any:

@@ -8,15 +8,18 @@ import importlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint
 from typing import Any, TypeVar
 
+from dagmaster import log
 from dagmaster.errors import InvalidRequest, NotFound
+from dagmaster.operations import packages
 
 DEFAULT_TIMEOUT_SECONDS = 3600.0
-ENTRY_POINT_GROUP = "dagmaster.handlers"
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+_log = log.get("handlers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +43,10 @@ class Registration:
 
 
 class Registry(Mapping[str, Registration]):
-    def __init__(self, registrations: Iterable[Registration] = ()) -> None:
+    """`refused` says what other packages meant to add and could not, and why."""
+
+    def __init__(self, registrations: Iterable[Registration] = (), *, refused: Iterable[str] = ()) -> None:
+        self.refused = list(refused)
         self._by_name: dict[str, Registration] = {}
         for registration in registrations:
             self.add(registration)
@@ -90,7 +96,10 @@ def handlers_in(module: Any) -> list[Registration]:
     """The handlers marked in a module, and those it lists in REGISTRATIONS to spare others its heavy imports."""
     marks = (getattr(value, "__dagmaster_handler__", None) for value in vars(module).values())
     here = [mark for mark in marks if mark is not None and mark.target.startswith(f"{module.__name__}:")]
-    return [*getattr(module, "REGISTRATIONS", ()), *here]
+    listed = list(getattr(module, "REGISTRATIONS", ()))
+    if not all(isinstance(registration, Registration) for registration in listed):
+        raise TypeError(f"{module.__name__}.REGISTRATIONS holds something that is no Registration")
+    return [*listed, *here]
 
 
 def installed() -> Registry:
@@ -98,7 +107,25 @@ def installed() -> Registry:
     from dagmaster.handlers import shipped
 
     registry = Registry(shipped.REGISTRATIONS)
-    for point in entry_points(group=ENTRY_POINT_GROUP):
-        for registration in handlers_in(point.load()):
-            registry.add(registration)
+    for point in packages.added(packages.HANDLERS):
+        _add_all(registry, point)
     return registry
+
+
+def _add_all(registry: Registry, point: EntryPoint) -> None:
+    """What can be added of one entry point; what can't is logged and remembered."""
+    try:
+        found = handlers_in(point.load())
+    except (Exception, SystemExit) as error:  # whatever a package does on its import, the others go on
+        _refuse(registry, point, packages.problem_of(error))
+        return
+    for registration in found:
+        try:
+            registry.add(registration)
+        except InvalidRequest as error:
+            _refuse(registry, point, error.message)
+
+
+def _refuse(registry: Registry, point: EntryPoint, problem: str) -> None:
+    _log.warning("handlers of a package are refused", entry_point=packages.named(point), problem=problem)
+    registry.refused.append(f"{packages.named(point)}: {problem}")

@@ -1,30 +1,52 @@
-"""Start of a child process: `python -m dagmaster.worker.child CHANNEL LIFELINE PARENT`.
+"""Start of a child: `python -m dagmaster.worker.child CHANNEL LIFELINE`.
 
-Arranges first that nothing outlives the worker, then imports what is heavy and serves. Two arrangements, since neither
-suffices alone: the kernel kills this process when its parent dies (even while a C call holds the interpreter's lock),
-and a guard, forked while the process is still small, kills the whole group when the worker's end of the lifeline
-closes: that takes along whatever programs a handler has started.
+Two processes, forked while they are small. The keeper, which is the one that the worker started, takes in every process
+whose parent dies, and ends them all when the runner has ended, or when the worker's end of the lifeline is closed, be it on
+purpose or by the worker's death. So nothing that a handler starts outlives it, whatever session it has put itself in. The
+runner imports what is heavy and serves.
+
+    worker ── keeper ── runner ── programs of the handler
+                 ╰── … and those whose parent has ended
 """
 
+import contextlib
 import ctypes
 import os
 import resource
+import select
 import signal
 import sys
+import time
+from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 
 
-def main(channel: int, lifeline: int, parent: int) -> None:
-    _die_with(parent)
+def main(channel: int, lifeline: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    guard = _start_guard(channel, lifeline)
-    os.close(lifeline)
+    _adopt_orphans()
+    keeper = os.getpid()
+    runner = os.fork()
+    if runner:
+        os.close(channel)
+        _keep(runner, lifeline)
+    else:
+        os.close(lifeline)
+        _run(channel, keeper)
+
+
+# The runner
+
+
+def _run(channel: int, keeper: int) -> None:
+    os.setsid()  # a handler that signals its group shall not reach the keeper
+    _die_with(keeper)
     # Programs that a handler starts must not hold the channel open.
     os.set_inheritable(channel, False)
     from dagmaster.worker import inside
 
-    inside.serve(channel, guard)
+    inside.serve(channel)
 
 
 def _die_with(parent: int) -> None:
@@ -34,17 +56,85 @@ def _die_with(parent: int) -> None:
         os._exit(1)
 
 
-def _start_guard(channel: int, lifeline: int) -> int:
-    pid = os.fork()
-    if pid:
-        return pid
-    os.close(channel)
+# The keeper
+
+
+def _adopt_orphans() -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _keep(runner: int, lifeline: int) -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    os.read(lifeline, 1)  # returns when the worker is gone
-    os.killpg(0, signal.SIGKILL)
-    os._exit(0)
+    wake = _wake_on_deaths()
+    status = _bury()[1].get(runner)
+    while status is None:
+        ready, _, _ = select.select([lifeline, wake], [], [])
+        if lifeline in ready:  # the worker is gone, or wants this to end
+            break
+        os.read(wake, 4096)
+        status = _bury()[1].get(runner)
+    _end_like(_end_all(runner, status))
+
+
+def _wake_on_deaths() -> int:
+    """A descriptor that becomes readable when a child process ends."""
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    return read
+
+
+def _bury() -> tuple[bool, dict[int, int]]:
+    """Take leave of the dead. Whether others live, and how these ended."""
+    statuses: dict[int, int] = {}
+    try:
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                return True, statuses
+            statuses[pid] = status
+    except ChildProcessError:
+        return False, statuses
+
+
+def _end_all(runner: int, status: int | None) -> int | None:
+    """Kill until nobody is left; the wait status of the runner.
+
+    Only our own children are killed: who dies leaves its own to us, and no number that we have not taken leave of can mean
+    someone else.
+    """
+    pause_seconds = 0.001
+    while True:
+        for pid in _children(runner if status is None else None):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        some_live, dead = _bury()
+        status = dead.get(runner, status)
+        if not some_live:
+            return status
+        time.sleep(pause_seconds)
+        pause_seconds = min(2 * pause_seconds, 0.05) if not dead else 0.001
+
+
+def _children(runner: int | None) -> list[int]:
+    try:
+        return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+    except OSError:  # not on every system
+        return [runner] if runner else []
+
+
+def _end_like(status: int | None) -> None:
+    """The worker shall see how the runner ended."""
+    if status is not None and os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        with contextlib.suppress(OSError):  # SIGKILL can't be set
+            signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+    os._exit(os.WEXITSTATUS(status) if status is not None else 0)
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:4]))
+    main(*map(int, sys.argv[1:3]))

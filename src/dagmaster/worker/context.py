@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import AsyncIterator, Callable
+from contextvars import ContextVar
 from typing import Any
 from uuid import UUID
 
@@ -25,7 +26,7 @@ class TaskContext:
 
     __slots__ = (
         "_cancelled", "_database", "_ledger", "_lines", "_logger", "_progress", "_shutting_down", "_signal", "attempt", "has_news",
-        "job_id", "node_id", "params", "retry_count", "task", "task_id",
+        "is_over", "job_id", "node_id", "params", "retry_count", "task", "task_id",
     )  # fmt: skip
 
     def __init__(self, task: TaskMessage, ledger: Ledger, database: Database | None = None) -> None:
@@ -37,6 +38,7 @@ class TaskContext:
         self.retry_count: int = task.retry_count
         self.params: Any = task.params
         self.has_news = False
+        self.is_over = False
         self._ledger = ledger
         self._database = database
         self._cancelled = False
@@ -149,6 +151,10 @@ class TaskContext:
     def _tell(self, what: str) -> None:
         if self._signal is not None:
             self._signal(what)
+
+
+# Whose handler runs: known to every step of it, and to what it has started in the loop, even after its end.
+HANDLING: ContextVar[TaskContext] = ContextVar("handling")
 
 
 def _reference(task: TaskMessage) -> tuple[str, int, int | None]:

@@ -1,6 +1,6 @@
 """The words that pass between a worker and its child processes: length-prefixed JSON over a socket pair.
 
-worker → child    start, run, answer, cancel, shutdown
+worker → child    start, run, answer, flush, cancel, shutdown
 child → worker    ready, progress, log, ask (save_checkpoint | load_checkpoints | results), done, failed, returned
 """
 
@@ -62,7 +62,9 @@ class Channel:
         self._sending = threading.Lock()
 
     def send(self, frame: Frame) -> None:
-        packed = pack(frame)
+        self.send_packed(pack(frame))
+
+    def send_packed(self, packed: bytes) -> None:
         with self._sending:
             self._connection.sendall(packed)
 

@@ -6,13 +6,14 @@ a late report counts is decided by the database, and the outage may be over befo
 
 import asyncio
 import random
+import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from dagmaster import log
 from dagmaster.database.ledger import Ledger, Running, WorkerInfo
 
-PROGRESS_SECONDS = 1.0  # people see progress about as soon
+PROGRESS_SECONDS = 0.5  # people see progress, and handlers hear that they are to stop, about as soon
 
 _log = log.get("worker")
 
@@ -25,6 +26,7 @@ class Held:
     with_news: Callable[[], Collection[Running]]  # those that have progress to tell
     info: Callable[[], WorkerInfo]
     lost: Callable[[Iterable[str]], None]  # these are someone else's now: stop them
+    to_stop: Callable[[Iterable[str]], None]  # these are ours, and shall end
 
 
 class LeaseKeeper:
@@ -37,14 +39,17 @@ class LeaseKeeper:
         *,
         lease_seconds: float,
         renew_seconds: float,
+        progress_seconds: float = PROGRESS_SECONDS,
         rng: random.Random | None = None,
     ) -> None:
         self._ledger = ledger
         self._held = held
         self._lease_seconds = lease_seconds
         self._renew_seconds = renew_seconds
+        self._progress_seconds = progress_seconds
         self._rng = rng or random.Random()  # noqa: S311 - jitter
         self._is_failing = False
+        self.renewed_at: float | None = None  # on the monotonic clock
 
     async def run(self) -> None:
         """Beat at once, then go on until cancelled."""
@@ -58,7 +63,7 @@ class LeaseKeeper:
             await asyncio.sleep(self._nap_seconds(due_at - loop.time()))
 
     def _nap_seconds(self, until_due: float) -> float:
-        nap = min(self._renew_seconds, PROGRESS_SECONDS)
+        nap = min(self._renew_seconds, self._progress_seconds)
         if self._is_failing:
             # An outage ends for all workers at once: they shall not come back in step.
             return nap * self._rng.uniform(0.5, 1.0)
@@ -84,5 +89,8 @@ class LeaseKeeper:
             gone = await self._ledger.renew(info.worker_id, list(running), lease_seconds=self._lease_seconds)
             if gone:
                 self._held.lost(gone)
+        if self._held.everything() and (asked := await self._ledger.take_stops(info.worker_id)):
+            self._held.to_stop(asked)
         if is_due:
             await self._ledger.beat_worker(info)
+            self.renewed_at = time.monotonic()

@@ -7,7 +7,6 @@ import itertools
 import os
 import queue
 import resource
-import signal
 import socket
 import sys
 import threading
@@ -25,30 +24,35 @@ from dagmaster.handlers.context import GiveBack, IsValid, TaskLogger
 from dagmaster.handlers.registry import Registration
 from dagmaster.worker.frames import BrokenChannel, Channel, Frame
 from dagmaster.worker.outcome import describe
+from dagmaster.worker.surroundings import Surroundings
+from dagmaster.worker.telling import Teller
 
 _MB = 1024 * 1024
 OWN_THREADS = 2  # the main one, and the reader of the channel
 _REFUSALS: dict[str, type[DagmasterError]] = {kind.__name__: kind for kind in (Fenced, InvalidRequest, NotFound)}
 
 
-def serve(descriptor: int, guard: int) -> None:
+def serve(descriptor: int) -> None:
     """Run tasks until the worker closes the channel."""
     channel = Channel(socket.socket(fileno=descriptor))
     inbox = Inbox(channel)
     start = channel.receive()
     sys.path[:] = start["path"]  # handlers are found where the worker finds them
     threading.Thread(target=inbox.read, name="channel", daemon=True).start()
-    channel.send({"kind": "ready", "guard": guard})
-    plans: dict[str, calling.Plan] = {}
+    surroundings = Surroundings()
+    plans = Plans(surroundings)
     me = os.getpid()
+    channel.send({"kind": "ready", "pid": me})
     while True:
         task = inbox.next_task()
         answer = _answer_to(task, inbox, plans)
         if os.getpid() != me:
             os._exit(0)  # a copy that the handler forked: the answer is not its to give
+        inbox.tell_the_rest()
         # A thread that the handler left behind would go on beside the next task.
-        is_reusable = threading.active_count() <= OWN_THREADS
+        is_reusable = threading.active_count() <= OWN_THREADS and surroundings.are_whole
         channel.send({**answer, "task": task["task_id"], "is_reusable": is_reusable})
+        surroundings.restore()
 
 
 class Inbox:
@@ -58,6 +62,7 @@ class Inbox:
         self.channel = channel
         self.cancelled = False
         self.shutting_down = False
+        self.teller: Teller | None = None  # of the task that runs now
         self._tasks: queue.SimpleQueue[Frame] = queue.SimpleQueue()
         self._answers: dict[int, queue.SimpleQueue[Frame]] = {}
         self._numbers = itertools.count(1)
@@ -75,14 +80,19 @@ class Inbox:
             raise _REFUSALS.get(frame["type"], Unavailable)(error, code=frame["code"])
         return frame["value"]
 
+    def tell_the_rest(self) -> None:
+        """Before the answer: what the task has told and was held back."""
+        teller, self.teller = self.teller, None
+        if teller is not None:
+            teller.flush()
+
     def read(self) -> None:
-        """Reader thread. When the worker is gone, so is everything we have started."""
+        """Reader thread. When the worker is gone so are we, and with us all we have started."""
         while True:
             try:
                 frame = self.channel.receive()
             except (BrokenChannel, OSError):
-                os.killpg(0, signal.SIGKILL)
-                return
+                os._exit(1)
             self._take(frame)
 
     def _take(self, frame: Frame) -> None:
@@ -96,6 +106,8 @@ class Inbox:
                 self.cancelled = True
             case "shutdown":
                 self.shutting_down = True
+            case "flush" if (teller := self.teller) is not None:
+                teller.flush()
 
 
 class ChildContext:
@@ -103,13 +115,15 @@ class ChildContext:
 
     def __init__(self, inbox: Inbox, task: Frame) -> None:
         self._inbox = inbox
+        self._teller = Teller(inbox.channel, task["task_id"])
         self.task_id: str = task["task_id"]
         self.job_id = UUID(task["job_id"])
         self.node_id: str = task["node_id"]
         self.attempt: int = task["attempt"]
         self.retry_count: int = task["retry_count"]
         self.params: Any = task["params"]
-        self.logger = TaskLogger(self._log)
+        self.logger = TaskLogger(self._teller.log)
+        inbox.teller = self._teller
 
     @property
     def cancelled(self) -> bool:
@@ -123,7 +137,7 @@ class ChildContext:
         return GiveBack("stopped early, as it was told")
 
     def progress(self, fraction: float | None = None, message: str | None = None, **counts: int) -> None:
-        self._tell({"kind": "progress", "fraction": fraction, "message": message, "counts": counts})
+        self._teller.progress(fraction, message, counts)
 
     def save_checkpoint(self, name: str, data: Any = None) -> None:
         self._inbox.ask(self.task_id, "save_checkpoint", name=name, data=calling.to_json(data, "checkpoint"))
@@ -143,39 +157,53 @@ class ChildContext:
 
         return psycopg.connect(self._inbox.ask(self.task_id, "database"))
 
-    def _log(self, level: str, event: str, facts: dict[str, Any]) -> None:
-        self._tell({"kind": "log", "level": level, "event": event, "facts": facts})
 
-    def _tell(self, frame: Frame) -> None:
-        """Every frame names its task: what comes after the end of one is not taken for the next one's."""
-        self._inbox.channel.send({**frame, "task": self.task_id})
-
-
-def _answer_to(task: Frame, inbox: Inbox, plans: dict[str, calling.Plan]) -> Frame:
-    """Run one task. The catch-all here is the far half of the one in worker/run."""
+def _answer_to(task: Frame, inbox: Inbox, plans: "Plans") -> Frame:
+    """Run one task and measure what it takes."""
     usage = Usage()
     _limit_memory(task["memory_mb"])
+    answer = _call(ChildContext(inbox, task), task, plans)
+    return {**answer, "metrics": usage.metrics() | answer.get("metrics", {})}
+
+
+def _call(context: ChildContext, task: Frame, plans: "Plans") -> Frame:
+    """The catch-all here is the far half of the one in worker/run."""
     try:
-        context = ChildContext(inbox, task)
-        plan = _plan_of(task, plans)
+        plan = plans.of(task)
         context.params = params = plan.parse(task["params"])
-        returned = calling.accept(plan.call(context, params))
+        output, metrics = calling.check(plan.call(context, params))
+        _limit_memory(None)  # orjson crashes where it gets none; what it needs now is bounded by the size of an output
+        encoded = calling.encode(output)
     except GiveBack:
-        return {"kind": "returned", "metrics": usage.metrics()}
+        return {"kind": "returned"}
     except BaseException as error:  # whatever a handler raises is an answer, sys.exit() included
         _limit_memory(None)  # else telling that memory ran out may run out of memory
-        return {"kind": "failed", "error": describe(error), "metrics": usage.metrics()}
-    finally:
-        sys.stdout.flush()
-    metrics = usage.metrics() | (returned.metrics or {})
-    return {"kind": "done", "output": orjson.Fragment(returned.encoded), "metrics": metrics}
+        return {"kind": "failed", "error": _told(error, task["memory_mb"])}
+    return {"kind": "done", "output": orjson.Fragment(encoded), "metrics": metrics or {}}
 
 
-def _plan_of(task: Frame, plans: dict[str, calling.Plan]) -> calling.Plan:
-    target = task["target"]
-    if target not in plans:
-        plans[target] = calling.plan(Registration(task["handler"], target, is_async=False))
-    return plans[target]
+def _told(error: BaseException, memory_mb: int) -> dict[str, Any]:
+    told = describe(error)
+    if isinstance(error, MemoryError):
+        details = "" if told["message"] == told["type"] else f": {told['message']}"
+        told["message"] = f"the handler needs more memory than its limit of {memory_mb} MB{details}"
+        told["hint"] = "raise `memory_mb` where the handler is registered, or WORKER_MEMORY_MB"
+    return told
+
+
+class Plans:
+    """Handlers that were loaded in this process."""
+
+    def __init__(self, surroundings: Surroundings) -> None:
+        self._surroundings = surroundings
+        self._plans: dict[str, calling.Plan] = {}
+
+    def of(self, task: Frame) -> calling.Plan:
+        target = task["target"]
+        if target not in self._plans:
+            self._plans[target] = calling.plan(Registration(task["handler"], target, is_async=False))
+            self._surroundings.note()  # what its modules have set up is for all of its tasks
+        return self._plans[target]
 
 
 def _limit_memory(megabytes: int | None) -> None:

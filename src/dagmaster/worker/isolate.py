@@ -1,7 +1,7 @@
 """Plain handlers run here: in warm, reused child processes that can be killed.
 
-A child leads a process group of its own. Its death, by whatever cause, ends the group; a timeout ends it by SIGKILL at
-once, since a hung C call hears nothing gentler. See `child` for what happens when the worker itself dies.
+A child is a runner of handlers and its keeper, which ends everything the handler has started once the runner has ended, by
+whatever cause; a timeout ends it by SIGKILL at once, since a hung C call hears nothing gentler. See `child`.
 
     start ─▶ idle ─▶ busy ─▶ idle …      after `recycle_after` tasks, or grown too large: killed, a fresh one follows
                        └──▶ killed       timed out, told to stop and didn't, died, spoke nonsense
@@ -41,15 +41,13 @@ class Child:
     """One child process and the channel to it."""
 
     def __init__(self, process: asyncio.subprocess.Process, streams: "_Streams", lifeline: int) -> None:
-        self.process = process
-        self.pid = process.pid
+        self.process = process  # the keeper
+        self.pid = process.pid  # the runner's, once it has told
         self.tasks_run = 0
         self.resident_mb = 0.0
         self.peak_mb: float | None = None
-        self._guard: int | None = None
         self._streams = streams
         self._lifeline = lifeline
-        self._watch = asyncio.create_task(self._end_group_with_leader())
 
     @classmethod
     async def start(cls) -> "Child":
@@ -80,11 +78,11 @@ class Child:
                 ready, _ = await self.receive()
         except (TimeoutError, BrokenChannel) as error:
             raise Unavailable("a child process did not start", code="worker.child-not-started") from error
-        self._guard = ready["guard"]
+        self.pid = ready["pid"]
 
     @property
     def is_alive(self) -> bool:
-        return self.process.returncode is None
+        return self.process.returncode is None and not self._streams.reader.at_eof()
 
     def say(self, frame: Frame) -> None:
         """Write without waiting; a child that is gone is noticed elsewhere."""
@@ -99,37 +97,21 @@ class Child:
         return await frames.read(self._streams.reader)
 
     async def kill(self) -> None:
-        """End the whole group and wait until it is dead."""
-        _kill_group(self.pid)
+        """End it and all it has started, and wait until they are dead."""
+        self.let_go()
         try:
             async with asyncio.timeout(DEATH_SECONDS):
                 await self.process.wait()
-                await self._watch
-                await self._bury()
         except TimeoutError:
             _log.error("a killed child process does not die; it hangs in the kernel", pid=self.pid)
         finally:
             self._streams.writer.close()
-            self._close_lifeline()
 
-    async def _end_group_with_leader(self) -> None:
-        # The guard still belongs to the group, so its id can't have been given to anyone else yet. Killing the rest
-        # also closes every copy of the channel: the reader sees the end, after all that was written before.
-        await self.process.wait()
-        _kill_group(self.pid)
-
-    async def _bury(self) -> None:
-        while _group_is_alive(self.pid):  # noqa: ASYNC110 - the kernel sets no event
-            await asyncio.sleep(0.005)
-        if self._guard is not None:
-            # Only where the worker is init itself (a container) do orphans become its children.
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(self._guard, os.WNOHANG)  # noqa: ASYNC222 - doesn't wait
-
-    def _close_lifeline(self) -> None:
-        if self._lifeline >= 0:
-            os.close(self._lifeline)
-            self._lifeline = -1
+    def let_go(self) -> None:
+        """Have its keeper end it, without waiting. Safe from another thread."""
+        lifeline, self._lifeline = self._lifeline, -1
+        if lifeline >= 0:
+            os.close(lifeline)
 
     def sample_peak(self) -> None:
         """Remember the most memory seen, for the case that the process is killed for it."""
@@ -146,33 +128,11 @@ class _Streams:
 
 async def _spawn(channel: int, lifeline: int) -> asyncio.subprocess.Process:
     # -P: the child's import path comes from the worker, not from whatever folder it happens to stand in.
-    arguments = ("-u", "-P", "-m", "dagmaster.worker.child", str(channel), str(lifeline), str(os.getpid()))
+    arguments = ("-u", "-P", "-m", "dagmaster.worker.child", str(channel), str(lifeline))
     return await asyncio.create_subprocess_exec(
         sys.executable, *arguments, pass_fds=(channel, lifeline), start_new_session=True,
         stdin=asyncio.subprocess.DEVNULL, stdout=2,  # what a handler prints belongs to the log
     )  # fmt: skip
-
-
-def _kill_group(group: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(group, signal.SIGKILL)
-
-
-def _group_is_alive(group: int) -> bool:
-    """Whether any process of the group still runs; the dead that init has not buried yet don't count."""
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return any(_runs_in(group, path) for path in Path("/proc").glob("[0-9]*/stat"))
-
-
-def _runs_in(group: int, stat: Path) -> bool:
-    try:
-        fields = stat.read_text().rpartition(")")[2].split()
-    except OSError:
-        return False
-    return int(fields[2]) == group and fields[0] not in "ZX"
 
 
 class Pool:
@@ -183,7 +143,17 @@ class Pool:
         self._recycle_after = recycle_after
         self._grace_seconds = cancel_grace_seconds
         self._idle: list[Child] = []
+        self._busy: dict[Child, str] = {}
         self._is_closed = False
+
+    @property
+    def children(self) -> list[dict[str, Any]]:
+        """Every child and the task it runs, if any. Also for other threads: each copy is a single step."""
+        busy, idle = tuple(self._busy.items()), tuple(self._idle)
+        return [
+            {"pid": child.pid, "task_id": task_id, "tasks_run": child.tasks_run}
+            for child, task_id in [*busy, *((child, None) for child in idle)]
+        ]
 
     @property
     def idle_pids(self) -> list[int]:
@@ -198,12 +168,14 @@ class Pool:
             child = await self._take()
         except (DagmasterError, OSError) as error:
             return failed(Unavailable(f"no process for the handler: {error}", code="worker.child-not-started"))
-        visit = Visit(child, context, timeout_seconds, self._grace_seconds)
+        visit = Visit(child, context, timeout_seconds, self._grace_seconds, memory_mb)
         is_reusable = False
+        self._busy[child] = task.task_id
         try:
             outcome = await visit.run(_run_frame(registration, task, memory_mb))
             is_reusable = visit.is_clean and self._may_serve_again(child, memory_mb)
         finally:
+            del self._busy[child]
             if is_reusable:
                 self._idle.append(child)
             else:
@@ -214,6 +186,11 @@ class Pool:
         self._is_closed = True
         children, self._idle = self._idle, []
         await asyncio.gather(*(child.kill() for child in children))
+
+    def let_go(self) -> None:
+        """End every child without waiting. Safe from another thread."""
+        for child in (*self._busy, *self._idle):
+            child.let_go()
 
     async def _take(self) -> Child:
         while self._idle:
@@ -240,20 +217,23 @@ def _run_frame(registration: Registration, task: TaskMessage, memory_mb: int) ->
 class Visit:
     """One task in one child: from the run frame to its end. `is_clean` when the child is ready for another."""
 
-    def __init__(self, child: Child, context: TaskContext, timeout_seconds: float, grace_seconds: float) -> None:
+    def __init__(
+        self, child: Child, context: TaskContext, timeout_seconds: float, grace_seconds: float, memory_mb: int
+    ) -> None:
         self.is_clean = False
         self._is_haunted = False
         self._child = child
         self._context = context
         self._timeout_seconds = timeout_seconds
         self._grace_seconds = grace_seconds
+        self._memory_mb = memory_mb
 
     async def run(self, frame: Frame) -> Outcome:
         deadline = asyncio.timeout(self._timeout_seconds)
         try:
             async with deadline:
                 self._child.say(frame)
-                with self._watching_memory(), self._passing_signals_on(deadline):
+                with self._looking_after(), self._passing_signals_on(deadline):
                     return await self._converse()
         except TimeoutError:
             if not deadline.expired():
@@ -286,10 +266,11 @@ class Visit:
         return failed(TimedOut(f"killed after {self._timeout_seconds:g} s", timeout_seconds=self._timeout_seconds))
 
     async def _converse(self) -> Outcome:
+        # Never waits for the child to read: it may be waiting for us to.
         while True:
             frame, size = await self._child.receive()
             if frame.get("task") != self._context.task_id:
-                await self._refuse(frame)
+                self._refuse(frame)
                 continue
             match frame["kind"]:
                 case "progress":
@@ -297,18 +278,18 @@ class Visit:
                 case "log":
                     self._context.log(frame["level"], frame["event"], frame["facts"])
                 case "ask":
-                    await self._child.send({"kind": "answer", "id": frame["id"], **await self._answer(frame)})
+                    self._child.say({"kind": "answer", "id": frame["id"], **await self._answer(frame)})
                 case "done" | "failed" | "returned":
                     return self._outcome(frame, size)
                 case unknown:
                     raise BrokenChannel(f"unknown frame {unknown!r}")
 
-    async def _refuse(self, frame: Frame) -> None:
+    def _refuse(self, frame: Frame) -> None:
         """Something of an earlier task is still at work in this child: it gets no answer but no, and no other task after this."""
         self._is_haunted = True
         if frame["kind"] == "ask":
             refusal = {"error": "this task is over", "code": "worker.task-over", "type": "Fenced"}
-            await self._child.send({"kind": "answer", "id": frame["id"], **refusal})
+            self._child.say({"kind": "answer", "id": frame["id"], **refusal})
 
     async def _answer(self, frame: Frame) -> Frame:
         try:
@@ -342,17 +323,23 @@ class Visit:
         peak = self._child.peak_mb
         how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
         memory = f" (it had used up to {peak:g} MB)" if peak else ""
-        error = Unavailable(f"the handler's process {how}{memory}", code="worker.child-died", exit_code=code)
+        error = Unavailable(
+            f"the handler's process {how}{memory}",
+            code="worker.child-died",
+            hint=f"perhaps for want of memory: its limit is {self._memory_mb} MB" if _is_often_memory(code) else None,
+            exit_code=code,
+        )
         return failed(error, metrics={"peak_mb": peak} if peak else None)
 
     @contextlib.contextmanager
-    def _watching_memory(self) -> Iterator[None]:
+    def _looking_after(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
         timer: asyncio.TimerHandle
 
         def sample() -> None:
             nonlocal timer
             self._child.sample_peak()
+            self._child.say({"kind": "flush"})
             timer = loop.call_later(SAMPLE_SECONDS, sample)
 
         self._child.peak_mb = None
@@ -361,3 +348,8 @@ class Visit:
             yield
         finally:
             timer.cancel()
+
+
+def _is_often_memory(exit_code: int | None) -> bool:
+    """The system's killer, and C code that takes no refusal of memory into account."""
+    return exit_code is not None and -exit_code in {signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS}

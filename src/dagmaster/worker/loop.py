@@ -13,7 +13,8 @@ import asyncio
 import os
 import random
 import socket
-from collections.abc import Collection, Iterable, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -23,7 +24,7 @@ from dagmaster import __version__, faults, log
 from dagmaster.database.bell import RESULTS, Bell
 from dagmaster.database.connect import Database
 from dagmaster.database.ledger import Demand, Exchange, Ledger, Report, Running, WorkerInfo
-from dagmaster.errors import Unavailable
+from dagmaster.errors import HandlerFailed, Unavailable
 from dagmaster.handlers.calling import UNLOADABLE
 from dagmaster.handlers.registry import Registry
 from dagmaster.jobs.model import TaskMessage
@@ -47,6 +48,8 @@ BACKOFF_SECONDS = (0.05, 5.0)
 LAST_REPORTS_SECONDS = 5.0
 STOPPING_SECONDS = 12.0  # for handlers that were cancelled to end; a kill takes milliseconds
 
+CANCEL_GRACE_SECONDS = 5.0  # between telling a handler to stop and ending it
+
 _OUTAGES = (Unavailable, OSError)  # TimeoutError is one
 
 _log = log.get("worker")
@@ -68,13 +71,14 @@ class Counters:
 class HeldTask:
     """A task this worker runs."""
 
-    __slots__ = ("context", "is_light", "is_lost", "job", "task_id")
+    __slots__ = ("context", "is_light", "is_lost", "job", "since", "task_id")
 
     def __init__(self, context: TaskContext, is_light: bool) -> None:
         self.context = context
         self.task_id = context.task_id
         self.is_light = is_light
         self.is_lost = False
+        self.since = time.time()
         self.job: asyncio.Task[tuple[Report, int]]
 
 
@@ -106,24 +110,28 @@ class Worker:
         name: str | None = None,
         worker_id: UUID | None = None,
         pool: Pool | None = None,
+        runner: Runner | None = None,
+        progress_seconds: float = heartbeat.PROGRESS_SECONDS,
         rng: random.Random | None = None,
     ) -> None:
         self.worker_id = worker_id or uuid4()  # fresh per start: nobody is mistaken for its predecessor
         self.name = name or socket.gethostname()
         self.counters = Counters()
+        self.exchanged_at: float | None = None  # on the monotonic clock
+        self.health_url: str | None = None
         self._settings = settings
         self._ledger = ledger
         self._handler_ledger = handler_ledger or ledger
         self._database = database
         self._transport = transport
         self._bell = bell
-        self._pool = pool or Pool(memory_mb=settings.worker_memory_mb)
-        self._runner = Runner(registry, self._pool)
+        self._pool = pool or Pool(memory_mb=settings.worker_memory_mb, cancel_grace_seconds=CANCEL_GRACE_SECONDS)
+        self._runner = runner or Runner(registry, self._pool)
         self._rng = rng or random.Random()  # noqa: S311 - jitter
         self._heavy_names = frozenset(name for name in registry if not registry[name].is_async)
         self._heavy_handlers = tuple(sorted(self._heavy_names))
         self._light_handlers = tuple(sorted(set(registry) - self._heavy_names))
-        self._keeper = self._lease_keeper(lease_ledger or ledger)
+        self._keeper = self._lease_keeper(lease_ledger or ledger, progress_seconds)
 
         self._held: dict[str, HeldTask] = {}
         self._light_running = 0
@@ -138,12 +146,13 @@ class Worker:
         self._claimed_at = 0.0
         self._failures = 0
 
-    def _lease_keeper(self, ledger: Ledger) -> heartbeat.LeaseKeeper:
+    def _lease_keeper(self, ledger: Ledger, progress_seconds: float) -> heartbeat.LeaseKeeper:
         settings = self._settings
-        held = heartbeat.Held(self._held_now, self._held_with_news, self.info, self._lose)
+        held = heartbeat.Held(self._held_now, self._held_with_news, self.info, self._lose, self._end_early)
         return heartbeat.LeaseKeeper(
-            ledger, held, lease_seconds=settings.task_lease_sec, renew_seconds=settings.lease_renew_sec, rng=self._rng
-        )
+            ledger, held, lease_seconds=settings.task_lease_sec, renew_seconds=settings.lease_renew_sec,
+            progress_seconds=progress_seconds, rng=self._rng,
+        )  # fmt: skip
 
     # What others may ask
 
@@ -155,11 +164,30 @@ class Worker:
         self._wake.set()
 
     @property
+    def held(self) -> tuple[HeldTask, ...]:
+        """Also for other threads: the copy is a single step of the interpreter."""
+        return tuple(self._held.values())
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._stop.is_set()
+
+    @property
+    def renewed_at(self) -> float | None:
+        return self._keeper.renewed_at
+
+    @property
+    def children(self) -> list[dict[str, Any]]:
+        return self._pool.children
+
+    @property
     def running(self) -> list[TaskMessage]:
         return [held.context.task for held in self._held.values()]
 
     def info(self) -> WorkerInfo:
         stats = asdict(self.counters) | {"running": len(self._held), "unreported": len(self._finished)}
+        if self.health_url:
+            stats["health_url"] = self.health_url
         handlers = self._light_handlers + self._heavy_handlers
         kind, queues = self._settings.worker_type, self._settings.worker_queue
         return WorkerInfo(self.worker_id, self.name, os.getpid(), __version__, kind, queues, handlers, stats)
@@ -184,6 +212,27 @@ class Worker:
             task.cancel()
         await asyncio.wait(tasks, timeout=STOPPING_SECONDS)
         await self._pool.close()
+
+    async def give_up(self, open_ledger: Callable[[], Ledger], culprit: TaskContext, error: HandlerFailed) -> None:
+        """The loop hangs for good, and this is another thread's: report the task at fault, give all the others back.
+
+        Nobody else writes meanwhile, and should the loop wake up after all, each attempt is still reported once.
+        """
+        self._pool.let_go()  # before others may take up what runs there
+        ledger = open_ledger()
+        held = [task.context for task in self.held if not task.is_lost]
+        reports = [_failed(each.task, error) if each is culprit else _returned(each.task) for each in held]
+        finished = [*self._in_flight, *self._finished]
+        await self._hand_in(ledger, [Finished(report, 1000) for report in reports])
+        await self._hand_in(ledger, finished)
+
+    async def _hand_in(self, ledger: Ledger, items: Sequence[Finished]) -> None:
+        nothing = Demand(self._settings.worker_queue)
+        while items:
+            batch = _batch_of(items)
+            items = items[len(batch) :]
+            reports = [item.report for item in batch]
+            await ledger.exchange(self.worker_id, reports, nothing, lease_seconds=self._settings.task_lease_sec)
 
     # One turn
 
@@ -277,6 +326,7 @@ class Worker:
             await self._recover(handed, error)
             return
         self._failures = 0
+        self.exchanged_at = time.monotonic()
         self._after_exchange(answer, handed, demand)
         if self._deliveries:
             await self._settle()
@@ -293,13 +343,8 @@ class Worker:
 
     def _take_finished(self) -> Sequence[Finished]:
         """As many reports as one statement should carry, oldest first."""
-        count = size = 0
-        for item in self._finished[:MAX_REPORTS]:
-            size += item.size_bytes
-            if count and size > MAX_REPORT_BYTES:
-                break
-            count += 1
-        taken, self._finished = self._finished[:count], self._finished[count:]
+        taken = _batch_of(self._finished)
+        self._finished = self._finished[len(taken) :]
         return taken
 
     def _keep(self, handed: Sequence[Finished]) -> None:
@@ -465,6 +510,17 @@ class Worker:
             if held.is_light:
                 held.job.cancel()
 
+    def _end_early(self, task_ids: Iterable[str]) -> None:
+        """People want these to end: the handlers are told, and after their grace ended. Plain ones are the pool's to kill."""
+        for task_id in task_ids:
+            held = self._held.get(task_id)
+            if held is None or held.context.cancelled:
+                continue
+            _log.info("a task is to stop", task_id=task_id)
+            held.context.cancel()
+            if held.is_light:
+                asyncio.get_running_loop().call_later(CANCEL_GRACE_SECONDS, held.job.cancel)
+
     # Stopping
 
     async def _drain(self) -> None:
@@ -511,8 +567,22 @@ class Worker:
             _log.warning("could not say goodbye; leases will lapse", unreported=len(self._finished), error=str(error))
 
 
+def _batch_of(items: Sequence[Finished]) -> Sequence[Finished]:
+    count = size = 0
+    for item in items[:MAX_REPORTS]:
+        size += item.size_bytes
+        if count and size > MAX_REPORT_BYTES:
+            break
+        count += 1
+    return items[:count]
+
+
 def _returned(task: TaskMessage) -> Report:
     return Report(task.job_id, task.node_id, task.attempt, TaskStatus.RETURNED)
+
+
+def _failed(task: TaskMessage, error: BaseException) -> Report:
+    return Report(task.job_id, task.node_id, task.attempt, TaskStatus.FAILED, error=describe(error))
 
 
 def _broken(task: TaskMessage, error: BaseException) -> Report:

@@ -3,6 +3,7 @@
 import errno
 import socket
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,7 +59,7 @@ def describe(error: BaseException) -> dict[str, Any]:
         "type": type(error).__qualname__,
     }
     if isinstance(error, DagmasterError) and error.hint:
-        told["hint"] = bounded(error.hint, MAX_MESSAGE)
+        told["hint"] = bounded(_text(error.hint), MAX_MESSAGE)
     if error.__traceback__ is not None:
         told["traceback"] = bounded("".join(traceback.format_exception(error)), MAX_TRACEBACK, keep_end=True)
     return told
@@ -66,8 +67,18 @@ def describe(error: BaseException) -> dict[str, Any]:
 
 def _message(error: BaseException) -> str:
     if isinstance(error, DagmasterError):
-        return error.message
-    return str(error) or type(error).__qualname__
+        return _text(error.message)
+    if isinstance(error, SystemExit):
+        return f"the handler called sys.exit({'' if error.code is None else _text(error.code, repr)})"
+    return _text(error) or type(error).__qualname__
+
+
+def _text(value: object, how: Callable[[object], str] = str) -> str:
+    """The handler's objects decide what their text is, and may fail at it."""
+    try:
+        return how(value)
+    except BaseException as error:
+        return f"{type(value).__qualname__} (its text can't be had: {type(error).__qualname__})"
 
 
 def _code(error: BaseException) -> str:

@@ -14,9 +14,10 @@ from dagmaster.handlers.context import GiveBack
 from dagmaster.handlers.registry import Registration, Registry
 from dagmaster.jobs.model import TaskMessage
 from dagmaster.jobs.states import TaskStatus
-from dagmaster.worker.context import TaskContext
+from dagmaster.worker.context import HANDLING, TaskContext
 from dagmaster.worker.isolate import Pool
 from dagmaster.worker.outcome import RETURNED, Outcome, failed
+from dagmaster.worker.watchdog import Blocked
 
 
 class Runner:
@@ -33,6 +34,7 @@ class Runner:
         loop = asyncio.get_running_loop()
         started = loop.time()
         outcome = _settle(await self._classified(task, context), context)
+        context.is_over = True
         metrics = {"seconds": round(loop.time() - started, 6)}
         if outcome.metrics:
             metrics |= outcome.metrics
@@ -52,7 +54,9 @@ class Runner:
                     return RETURNED
                 raise
             return failed(HandlerFailed("the handler was cancelled from within", code="handler.cancelled"))
-        except (Exception, SystemExit) as error:  # the catch-all: a handler's failure is an answer
+        except Blocked as blocked:
+            return failed(blocked.error.with_traceback(blocked.__traceback__))
+        except BaseException as error:  # the catch-all: a handler's failure is an answer, whatever it raises
             return failed(error)
 
     def _find(self, task: TaskMessage) -> Registration:
@@ -64,6 +68,7 @@ class Runner:
     async def _run_here(self, registration: Registration, task: TaskMessage, context: TaskContext) -> Outcome:
         plan = self._plan(registration)
         context.params = params = plan.parse(task.params)
+        HANDLING.set(context)
         deadline = asyncio.timeout(task.timeout_seconds)
         try:
             async with deadline:
@@ -93,6 +98,8 @@ def _settle(outcome: Outcome, context: TaskContext) -> Outcome:
     if outcome.status is TaskStatus.RETURNED and not (context.cancelled or context.shutting_down):
         # Else a handler could go round for ever without it counting as an attempt.
         return failed(HandlerFailed("the handler gave its task back unasked", code="handler.gave-back"))
+    if outcome.status is TaskStatus.FAILED and context.cancelled:
+        return RETURNED  # whatever it stumbled over, it was told to stop
     return outcome
 
 

@@ -1,0 +1,105 @@
+"""What a worker tells of itself: whether it lives, whether it gets work done, what it runs now [H4].
+
+Asked from another thread than the loop's, so that a loop that hangs is told of: it only copies what is there.
+"""
+
+import platform
+import time
+from collections.abc import Iterable
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from dagmaster.probes import Check, Metric, age_of, one
+from dagmaster.settings import Settings
+
+if TYPE_CHECKING:
+    from dagmaster.worker.loop import HeldTask, Worker
+
+MOST_LISTED = 200
+_OUTCOMES = ("succeeded", "failed", "returned")
+
+
+class WorkerHealth:
+    """The subject of a worker's probes."""
+
+    def __init__(self, worker: "Worker", settings: Settings) -> None:
+        self._worker = worker
+        self._settings = settings
+        self._started_at = datetime.now(UTC)
+
+    def alive(self) -> list[Check]:
+        """Nothing beside the loop: whatever the worker waits for has a time limit."""
+        return []
+
+    def ready(self) -> list[Check]:
+        return [self._database(), self._claiming()]
+
+    def _database(self) -> Check:
+        """Renewals are due whether there is work or not, so a worker that is well hears from the database at this rate."""
+        worker = self._worker
+        ages = [age for age in map(age_of, (worker.exchanged_at, worker.renewed_at)) if age is not None]
+        if not ages:
+            return Check("database", False, "has not answered yet")
+        is_recent = min(ages) < 2 * self._settings.lease_renew_sec
+        return Check("database", is_recent, f"answered {min(ages):.1f} s ago")
+
+    def _claiming(self) -> Check:
+        if self._worker.is_stopping:
+            return Check("claiming", False, "it stops: nothing more is claimed")
+        return Check("claiming", True, "takes tasks as it has room for them")
+
+    def about(self) -> dict[str, Any]:
+        info = self._worker.info()
+        held = self._worker.held
+        return {
+            "worker_id": info.worker_id,
+            "worker_type": info.worker_type,
+            "host": info.host,
+            "pid": info.pid,
+            "versions": {"dagmaster": info.software_version, "python": platform.python_version()},
+            "started_at": self._started_at,
+            "queues": info.queues,
+            "handlers": info.handlers,
+            "slots": self._settings.worker_slots,
+            "processes": self._settings.worker_processes,
+            "last_exchange_seconds": age_of(self._worker.exchanged_at),
+            "last_renewal_seconds": age_of(self._worker.renewed_at),
+            "running_count": len(held),
+            "running": [_running(task) for task in held[:MOST_LISTED]],
+            "children": self._worker.children,
+            "counters": info.stats,
+        }
+
+    def metrics(self) -> Iterable[Metric]:
+        worker, counters = self._worker, asdict(self._worker.counters)
+        yield Metric(
+            "dagmaster_worker_tasks_total", "counter", "Tasks by how their attempt ended",
+            {(("outcome", outcome),): counters[outcome] for outcome in _OUTCOMES},
+        )  # fmt: skip
+        for name, value in counters.items():
+            if name not in _OUTCOMES:
+                yield one(
+                    f"dagmaster_worker_{name}_total", "counter", f"{name.replace('_', ' ')} since the start", value
+                )
+        yield one("dagmaster_worker_running", "gauge", "Tasks that run now", len(worker.held))
+        yield one("dagmaster_worker_children", "gauge", "Processes of plain handlers", len(worker.children))
+        for name, moment in (("exchange", worker.exchanged_at), ("renewal", worker.renewed_at)):
+            age = age_of(moment)
+            if age is not None:
+                yield one(f"dagmaster_worker_last_{name}_seconds", "gauge", f"Seconds since the last {name}", age)
+
+
+def _running(held: "HeldTask") -> dict[str, Any]:
+    task = held.context.task
+    return {
+        "task_id": task.task_id,
+        "job_id": task.job_id,
+        "node_id": task.node_id,
+        "attempt": task.attempt,
+        "handler": task.handler,
+        "queue": task.queue,
+        "since": datetime.fromtimestamp(held.since, UTC),
+        "seconds": round(time.time() - held.since, 3),
+        "timeout_seconds": task.timeout_seconds,
+    }

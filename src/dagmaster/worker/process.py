@@ -1,0 +1,47 @@
+"""A process that is a worker and nothing else: what is set up for the whole of it."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from dagmaster.database.ledger import Ledger
+from dagmaster.errors import HandlerFailed
+from dagmaster.settings import Settings
+from dagmaster.worker.context import HANDLING
+from dagmaster.worker.loop import Worker
+from dagmaster.worker.outcome import describe
+from dagmaster.worker.watchdog import Watchdog
+
+
+@contextmanager
+def worker_process(settings: Settings, worker: Worker, open_ledger: Callable[[], Ledger]) -> Iterator[None]:
+    """Enter inside the loop. `open_ledger` is for the case that the loop hangs: a connection that needs none of it."""
+    print_to_the_log()
+    asyncio.get_running_loop().set_task_factory(_task)
+    with Watchdog(settings.task_lease_sec, partial(worker.give_up, open_ledger)):
+        yield
+
+
+def print_to_the_log() -> None:
+    """What handlers print, and the programs they start, belongs to the log: standard output may be someone's data."""
+    sys.stdout.flush()
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr
+
+
+def _task(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
+    """asyncio lets these two exceptions of any task end the loop; a task that a handler started shall not."""
+    if HANDLING.get(None) is not None:
+        coroutine = _contained(coroutine)
+    return asyncio.Task(coroutine, loop=loop, **options)
+
+
+async def _contained(coroutine: Awaitable[Any]) -> Any:
+    try:
+        return await coroutine
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise HandlerFailed(describe(error)["message"]) from error

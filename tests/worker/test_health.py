@@ -1,0 +1,198 @@
+"""A worker's health: told while handlers run, while the loop hangs and while the database is away [H4]."""
+
+import asyncio
+import http.client
+import json
+import re
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from worker_fakes import Bench, a_registry, a_task, until, working
+
+from dagmaster.errors import Conflict, InvalidRequest
+from dagmaster.handlers.registry import Registration
+from dagmaster.listen import HEALTH, bind, bind_somewhere
+from dagmaster.probes import Probes
+from dagmaster.worker.health import WorkerHealth
+
+PATIENCE_SECONDS = 0.3
+
+
+def ask(url: str, path: str, host: str = "localhost", method: str = "GET") -> tuple[int, Any]:
+    """From a thread, with a client that knows nothing of the loop."""
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=5)
+    connection.request(method, path, headers={"Host": host})
+    answer = connection.getresponse()
+    text = answer.read().decode()
+    connection.close()
+    return answer.status, json.loads(text) if text.startswith("{") else text
+
+
+@asynccontextmanager
+async def probed(bench: Bench, **more: Any) -> AsyncIterator[Probes]:
+    subject = WorkerHealth(bench.worker, bench.settings)
+    with Probes(bind("127.0.0.1", 0), subject, patience_seconds=PATIENCE_SECONDS, **more) as probes:
+        yield probes
+
+
+async def asked(probes: Probes, path: str, **more: Any) -> tuple[int, Any]:
+    return await asyncio.to_thread(ask, probes.url, path, **more)
+
+
+async def test_h4_what_runs_now_is_told_with_its_process() -> None:
+    light, heavy = a_task("sleep", "light", seconds=60), a_task("sleep_blocking", "heavy", seconds=60)
+    async with working(light, heavy) as bench, probed(bench) as probes:
+        await until(lambda: any(child["task_id"] for child in bench.worker.children))
+        status, told = await asked(probes, "/health")
+
+    running = {task["task_id"]: task for task in told["running"]}
+    assert status == 200
+    assert (told["is_alive"], told["is_ready"]) == (True, True)
+    assert running.keys() == {light.task_id, heavy.task_id}
+    assert running[light.task_id]["handler"] == "sleep"
+    assert 0 <= running[light.task_id]["seconds"] < 10
+    assert [child["task_id"] for child in told["children"]] == [heavy.task_id]
+    assert told["queues"] == list(bench.settings.worker_queue)
+    assert "sleep" in told["handlers"]
+    assert set(told["versions"]) == {"dagmaster", "python"}
+    assert told["last_exchange_seconds"] < 10
+    assert told["last_renewal_seconds"] < 10
+
+
+_released = threading.Event()
+
+
+async def hangs(_ctx: Any) -> None:
+    """Blocks the loop, as no async handler should."""
+    assert _released.wait(15)
+
+
+async def test_h4_a_loop_that_hangs_is_not_alive_and_what_it_hangs_in_is_told() -> None:
+    found: dict[str, tuple[int, Any]] = {}
+
+    def find_out(url: str) -> None:
+        try:
+            while (answer := ask(url, "/livez"))[0] != 503:
+                time.sleep(0.02)
+            found.update(livez=answer, readyz=ask(url, "/readyz"), health=ask(url, "/health"))
+        finally:
+            _released.set()
+
+    registry = a_registry(Registration("hangs", f"{__name__}:hangs"))
+    async with working(task := a_task("hangs"), registry=registry) as bench, probed(bench) as probes:
+        watcher = threading.Thread(target=find_out, args=(probes.url,))
+        watcher.start()
+        await bench.report_of(task)
+        await asyncio.to_thread(watcher.join)
+        after = await asked(probes, "/livez")
+
+    status, told = found["livez"]
+    assert status == 503
+    assert not told["is_alive"]
+    assert told["checks"][0]["name"] == "event loop"
+    assert found["readyz"][0] == 503
+    assert [running["handler"] for running in found["health"][1]["running"]] == ["hangs"]
+    assert after[0] == 200
+
+
+async def test_h4_a_database_that_is_away_costs_readiness_and_not_life() -> None:
+    async with working() as bench, probed(bench) as probes:
+        await until(lambda: bench.worker.renewed_at is not None)
+        before = await asked(probes, "/readyz")
+        bench.ledger.is_down = True
+
+        async def is_unready() -> bool:
+            return (await asked(probes, "/readyz"))[0] == 503
+
+        async with asyncio.timeout(10):
+            while not await is_unready():
+                await asyncio.sleep(0.01)
+        away, alive = await asked(probes, "/readyz"), await asked(probes, "/livez")
+        bench.ledger.is_down = False
+        async with asyncio.timeout(10):
+            while await is_unready():
+                await asyncio.sleep(0.01)
+
+    assert before[0] == 200
+    assert [check["name"] for check in away[1]["checks"] if not check["is_ok"]] == ["database"]
+    assert alive[0] == 200
+
+
+async def test_h4_a_worker_that_stops_is_not_ready() -> None:
+    async with working(task := a_task("sleep", seconds=60)) as bench, probed(bench) as probes:
+        await bench.is_running(task)
+        bench.worker.stop(grace_seconds=1)
+        status, told = await asked(probes, "/readyz")
+
+    assert status == 503
+    assert [check["name"] for check in told["checks"] if not check["is_ok"]] == ["claiming"]
+
+
+async def test_h4_metrics_are_what_prometheus_reads() -> None:
+    async with working(task := a_task("echo"), a_task("sleep", "long", seconds=60)) as bench, probed(bench) as probes:
+        await bench.report_of(task)
+        status, text = await asked(probes, "/metrics")
+
+    samples = dict(re.findall(r"^(\w+(?:\{[^}]*\})?) ([0-9.e+-]+)$", text, re.MULTILINE))
+    helped = set(re.findall(r"^# HELP (\w+) \S", text, re.MULTILINE))
+    typed = dict(re.findall(r"^# TYPE (\w+) (counter|gauge)$", text, re.MULTILINE))
+    assert status == 200
+    assert samples['dagmaster_worker_tasks_total{outcome="succeeded"}'] == "1"
+    assert samples["dagmaster_worker_claimed_total"] == "2"
+    assert samples["dagmaster_worker_running"] == "1"
+    assert helped == set(typed) == {name.partition("{")[0] for name in samples}
+    assert all(kind == "counter" for name, kind in typed.items() if name.endswith("_total"))
+
+
+async def test_h4_only_this_machine_is_answered_unless_configured() -> None:
+    async with working() as bench:
+        async with probed(bench) as probes:
+            foreign = await asked(probes, "/health", host="evil.example")
+            unknown = await asked(probes, "/api/v1/jobs")
+            head = await asked(probes, "/livez", method="HEAD")
+        async with probed(bench, is_open_to_all=True) as probes:
+            known = await asked(probes, "/livez", host="worker-7.example")
+
+    assert (foreign[0], unknown[0], head, known[0]) == (403, 404, (200, ""), 200)
+
+
+async def test_h4_slow_clients_keep_nobody_waiting() -> None:
+    async with working() as bench, probed(bench) as probes:
+        host, _, port = probes.url.removeprefix("http://").partition(":")
+        slow = [socket.create_connection((host, int(port))) for _ in range(5)]
+        started = time.monotonic()
+        status, _ = await asked(probes, "/livez")
+        for connection in slow:
+            connection.close()
+
+    assert status == 200
+    assert time.monotonic() - started < 3
+
+
+async def test_h4_the_port_is_given_back() -> None:
+    async with working() as bench:
+        async with probed(bench) as probes:
+            port = int(probes.url.rpartition(":")[2])
+        with bind("127.0.0.1", port, entrance=HEALTH):
+            pass
+
+
+def test_h4_a_taken_port_is_passed_over_and_an_open_one_refused() -> None:
+    with bind("127.0.0.1", 0, entrance=HEALTH) as first:
+        port = first.getsockname()[1]
+        with pytest.raises(Conflict) as taken:
+            bind("127.0.0.1", port, entrance=HEALTH)
+        with bind_somewhere("127.0.0.1", port, entrance=HEALTH) as second:
+            other = second.getsockname()[1]
+    with pytest.raises(InvalidRequest) as refused:
+        bind_somewhere("0.0.0.0", 0, entrance=HEALTH)
+
+    assert other != port
+    assert taken.value.code == "health.port-taken"
+    assert refused.value.code == "health.not-loopback"
+    assert "HEALTH_INSECURE" in (refused.value.hint or "")
