@@ -32,11 +32,14 @@ from dagmaster.database.ledger import (
     WorkerInfo,
 )
 from dagmaster.database.postgres import PostgresLedger
+from dagmaster.errors import Conflict
 from dagmaster.handlers.registry import installed
 from dagmaster.jobs.model import DeadLetter, JobMessage, new_job_id
 from dagmaster.jobs.plan import Planner
+from dagmaster.jobs.revival import resume
 from dagmaster.jobs.states import TaskStatus
 from dagmaster.jobs.view import JobView, is_failing, node_view
+from dagmaster.operations.operate import view_of
 from dagmaster.orchestrator.routing import RegistryRouter
 from dagmaster.records import SCHEMA
 from dagmaster.settings import DEFAULT_QUEUES
@@ -87,7 +90,13 @@ def _id(number: int) -> UUID:
     return new_job_id(NOW + number, number.to_bytes(10, "big"))
 
 
+ENDING = _workflow("""
+  start: {type: start, next: only}
+  only: {handler: noop, retry: {max_attempts: 0}, next: end}
+  end: {type: end}
+""")
 OPEN, FAILED, GATHERING, FREE, ORPHAN, NEW = (_id(n) for n in range(1, 7))
+ENDED = _id(9)
 ONE, TWO, SILENT, GONE = (UUID(int=n) for n in range(101, 105))  # orchestrators
 WORKER, SLOW, OTHER, LOST = (UUID(int=n) for n in range(201, 205))
 
@@ -123,6 +132,7 @@ class Stage:
                     epoch=held.epochs[job_id],
                     sequence=held.sequences[job_id],
                     look_at_all=True,
+                    stop=held.stops.get(job_id),
                 ).changes
                 for job_id in held.epochs
             ]
@@ -184,12 +194,18 @@ async def _prepare(stage: Stage) -> None:
     GATHERING  the last child has just reported, so its fan_in is due
     FREE       nobody's
     ORPHAN     belongs to an orchestrator that is silent; a result waits
+    ENDED      has failed
     """
     no = {"message": "no", "blame": "handler", "code": "handler.failed"}
     for owner in (ONE, TWO, SILENT, GONE):
         await stage.ledger.beat(OrchestratorInfo(owner, "host", 1, "0"))
     for worker in (WORKER, SLOW, OTHER, LOST):
         await stage.ledger.beat_worker(WorkerInfo(worker, "host", 1, "0", "general", (QUEUE,), HANDLERS))
+
+    await _start(stage, ENDED, ENDING, ONE)
+    await _report(stage, WORKER, await _take(stage, WORKER, ["noop"], 1), no)
+    await _advance(stage, ONE, ENDED)
+    del stage.claims[ENDED]
 
     await _start(stage, OPEN, WIDE, ONE)
     await _report(stage, WORKER, await _take(stage, WORKER, ["noop"], 1), no)
@@ -225,9 +241,11 @@ async def _prepare(stage: Stage) -> None:
     )
     await stage.rows(
         "INSERT INTO dagapp.dag_dead_letters (dead_letter_id, queue, message_id, reason, description, body)"
-        " VALUES (%s, %s, 'old', 'Malformed', '', '{}')",
+        " VALUES (%s, %s, 'old', 'Malformed', '', '{}'), (%s, %s, 'task', 'PoisonTask', '', '{}')",
         _id(8),
         JOBS,
+        _id(10),
+        QUEUE,
     )
     await _set_times(stage)
     stage.views = await _load(stage.ledger, list(stage.claims.values()))
@@ -384,7 +402,15 @@ def _saving(node_id: str) -> Call:
     return lambda _, ledger: ledger.save_checkpoint(Running(OPEN, node_id, 1), "phase_1", {"done": 1})
 
 
-TRANSACTIONS = (
+async def _reviving(ledger: PostgresLedger) -> Any:
+    """Of two, the second finds a job that has not ended."""
+    try:
+        return await ledger.revive(ENDED, lambda job: resume(view_of(job)), {"by": "ana"})
+    except Conflict as refused:
+        return refused.code
+
+
+TRANSACTIONS: tuple[Transaction, ...] = (
     Transaction("create", lambda _, ledger: ledger.create_jobs([_new(NEW), _new(_id(9), "good")])),
     Transaction("create_once", _creating_once(_id(10))),
     Transaction("create_once_too", _creating_once(_id(11))),
@@ -399,11 +425,14 @@ TRANSACTIONS = (
     Transaction("advance_overdue", _advancing(OPEN, lambda ids: Look(overdue=ids, started=ids)), is_long=True),
     Transaction("advance_failing", _advancing(FAILED, lambda ids: Look(withdraw=ids)), is_long=True),
     Transaction(
-        "advance_fail_fast", _advancing(FAILED, lambda ids: Look(withdraw=ids, withdraw_running=ids)), is_long=True
+        "advance_fail_fast", _advancing(FAILED, lambda ids: Look(withdraw=ids, stop_running=ids)), is_long=True
     ),
     Transaction("advance_half_dead", _advancing(ORPHAN, lambda _: Look(), SILENT), is_long=True),
     Transaction("zombie", _as_zombie),
-    Transaction("release", lambda stage, ledger: ledger.release(ONE, [stage.claims[OPEN], stage.claims[GATHERING]])),
+    Transaction("request_cancel", lambda _, ledger: ledger.request_cancel(OPEN, by="ana", reason=None)),
+    Transaction("take_stops", lambda _, ledger: ledger.take_stops(WORKER)),
+    Transaction("revive", lambda _, ledger: _reviving(ledger)),
+    Transaction("drop_letter", lambda _, ledger: ledger.drop_dead_letter(_id(10))),
     Transaction("release_unknown", lambda _, ledger: ledger.release_unknown(ONE, [OPEN])),
     Transaction("retire", lambda _, ledger: ledger.retire(ONE)),
     Transaction("keep_house", lambda _, ledger: ledger.keep_house(), needs_room=True),
@@ -450,10 +479,22 @@ def _steps(first: "Transaction", second: "Transaction", plays_all: bool) -> IsSt
     return _is_coarse_step if is_coarse else _is_step
 
 
-# The second of a kind, there to meet the first.
+# The second of a kind, there to meet the first; and those that meet only a few on a row.
 DOUBLES = {
     "create_once_too": {"create_once"},
-    "claim_by_another": {"claim", "take_over", "release", "release_unknown", "retire", "advance_half_dead"},
+    "claim_by_another": {"claim", "take_over", "release_unknown", "retire", "advance_half_dead"},
+    "request_cancel": {
+        "request_cancel",
+        "claim",
+        "take_over",
+        "retire",
+        "release_unknown",
+        "advance_overdue",
+        "advance_half_dead",
+    },
+    "take_stops": {"take_stops", "exchange", "renew", "advance_fail_fast", "advance_overdue", "exchange_limited_too"},
+    "revive": {"revive", "claim", "take_over", "retire", "create_once", "keep_house"},
+    "drop_letter": {"replay", "drop_letter"},
     "exchange_limited_too": {"exchange_limited", "exchange_claim", "set_queue", "advance_failing", "advance_fail_fast"},
 }
 # One and the same owner has one call under way; a second can only be the one after a lost connection, see below.

@@ -29,6 +29,7 @@ from dagmaster.database.ledger import (
     Demand,
     Held,
     Ledger,
+    LoadedJob,
     Look,
     NewJob,
     OrchestratorInfo,
@@ -38,14 +39,16 @@ from dagmaster.database.ledger import (
 )
 from dagmaster.database.memory import MemoryDatabase, MemoryLedger, RefusedByGuard
 from dagmaster.database.postgres import PostgresLedger
-from dagmaster.errors import DagmasterError
+from dagmaster.errors import Conflict, DagmasterError, NotFound
 from dagmaster.jobs.changes import Changes, JobChange, NewTask, NodeChange
 from dagmaster.jobs.fan import INLINE_BYTES, Gathered, aggregate
 from dagmaster.jobs.model import DeadLetter, JobMessage, TaskMessage, new_job_id
-from dagmaster.jobs.news import Due, Failed, Lost, Overran, Returned, Started, Succeeded, Withdrawn
+from dagmaster.jobs.news import Due, Failed, Idle, Lost, Overran, Returned, Started, StopRequest, Succeeded, Withdrawn
 from dagmaster.jobs.plan import Planner, Route
-from dagmaster.jobs.states import EventType, JobStatus, NodeStatus, TaskStatus
+from dagmaster.jobs.revival import Revival, resume
+from dagmaster.jobs.states import EventType, JobStatus, NodeStatus, Stop, TaskStatus
 from dagmaster.jobs.view import JobView, node_view
+from dagmaster.operations.operate import view_of
 from dagmaster.workflows.graph import build
 from dagmaster.workflows.model import Aggregation, Work, Workflow
 
@@ -177,7 +180,7 @@ class Driver:
     news: list[Any]
     planner: Planner = field(default_factory=a_planner)
 
-    async def turn(self, look: str = "") -> list[Any]:
+    async def turn(self, look: str = "", wake: dict[tuple[UUID, str], int] | None = None) -> list[Any]:
         """Advance with a view read afresh; `look` names what to look at besides results. Returns the news."""
         (job,) = await self.bench.ledger.load_jobs([self.claim])
         graph = build(job.workflow)
@@ -185,17 +188,21 @@ class Driver:
         outputs = job.outputs | await self.bench.ledger.load_outputs(
             job.job_id, [node_id for node_id, state in nodes.items() if state.status is NodeStatus.COMPLETED]
         )
-        view = JobView(job.job_id, graph, job.input_params, job.status, job.priority, nodes=nodes, outputs=outputs)
+        view = JobView(
+            job.job_id, graph, job.input_params, job.status, job.priority, nodes=nodes, outputs=outputs, stopping=job.stopping
+        )  # fmt: skip
 
         def decide(held: Held) -> list[Changes]:
             (job_id,) = held.epochs
             self.news = list(held.news.get(job_id, ()))
             epoch, sequence = held.epochs[job_id], held.sequences[job_id]
-            return [self.planner.decide(view, self.news, epoch=epoch, sequence=sequence, look_at_all=True).changes]
+            stop = held.stops.get(job_id)
+            plan = self.planner.decide(view, self.news, epoch=epoch, sequence=sequence, look_at_all=True, stop=stop)
+            return [plan.changes]
 
         mine = frozenset({self.claim.job_id})
         looks = dict.fromkeys(look.split(), mine)
-        await self.bench.ledger.advance(self.owner_id, [self.claim], Look(**looks), decide)
+        await self.bench.ledger.advance(self.owner_id, [self.claim], Look(**looks, wake=wake or {}), decide)
         return self.news
 
 
@@ -400,18 +407,16 @@ async def test_e5_a_missing_owner_counts_as_dead(bench):
     assert len(await claim_all(bench, await an_owner(bench, 2))) == 1
 
 
-async def test_e5_released_and_retired_jobs_are_free_at_once(bench):
+async def test_e5_the_jobs_of_an_owner_that_retires_are_free_at_once(bench):
     await bench.ledger.create_jobs([a_job(1), a_job(2)])
     first, second = await an_owner(bench, 1), await an_owner(bench, 2)
     mine = await claim_all(bench, first, limit=1) + await claim_all(bench, first, limit=9, patience=-1)
     assert len(mine) == 2
 
-    released = await bench.ledger.release(first, [mine[0]])
-    again = await claim_all(bench, second)
     retired = await bench.ledger.retire(first)
+    again = await claim_all(bench, second)
 
-    assert (released, [claim.job_id for claim in again], retired) == (1, [mine[0].job_id], 1)
-    assert {job["owner_id"] for job in await bench.rows("dag_jobs")} == {second, None}
+    assert (retired, {claim.job_id for claim in again}) == (2, {claim.job_id for claim in mine})
     assert await bench.ledger.retire(first) == 0
 
 
@@ -451,11 +456,9 @@ async def test_e6_an_owner_that_was_replaced_can_write_nothing(bench):
     asked: list[Held] = []
 
     advanced = await bench.ledger.advance(owner, [claim], Look(), lambda held: asked.append(held) or [])
-    released = await bench.ledger.release(owner, [claim])
 
     assert advanced.fenced == {claim.job_id}
     assert not asked or not asked[0].epochs
-    assert released == 0
     assert await everything(bench) == before
 
 
@@ -874,17 +877,143 @@ async def test_e1_a_failing_job_takes_back_what_is_queued_and_what_waits(bench):
     assert statuses == {retried.node_id: "failed", running.node_id: "running"} | dict.fromkeys(queued, "cancelled")
 
 
-async def test_e1_fail_fast_takes_back_what_runs_too(bench):
+async def test_e14_workers_are_asked_once_to_stop_what_runs(bench):
     driver = await owned(bench, tiles(2))
     (task,) = await take(bench, replace(SERVED, light=1))
 
-    news = await driver.turn("withdraw withdraw_running")
-    late = await hand_in(bench, report_of(task, output=1))
+    news = await driver.turn("withdraw stop_running")
+    told, again = await bench.ledger.take_stops(WORKER), await bench.ledger.take_stops(WORKER)
+    others = await bench.ledger.take_stops(uuid4())
 
-    assert sorted(item.node_id for item in news) == ["tiles__0", "tiles__1"]
-    assert {type(item) for item in news} == {Withdrawn}
-    assert {row["status"] for row in await bench.rows("dag_tasks")} == {"cancelled"}
-    assert late.late == (task.task_id,)
+    assert [(item.node_id, type(item)) for item in news] == [("tiles__1", Withdrawn)]
+    assert (told, again, others) == ({task.task_id}, frozenset(), frozenset())
+    running = next(row for row in await bench.rows("dag_tasks") if row["status"] == "running")
+    assert running["stop_requested_at"] is not None
+    assert running["stop_seen_at"] is not None
+
+
+async def test_e14_a_task_that_was_stopped_comes_back_as_given_back(bench):
+    driver = await owned(bench, tiles(1))
+    (task,) = await take(bench, replace(SERVED, light=1))
+    await driver.turn("stop_running")
+
+    answer = await hand_in(bench, report_of(task, TaskStatus.CANCELLED))
+    news = await driver.turn()
+
+    assert not answer.late
+    assert [type(item) for item in news] == [Returned]
+
+
+async def test_e14_a_request_to_cancel_reaches_the_owner_until_it_has_begun(bench):
+    driver = await owned(bench, a_job(1))
+    job_id = driver.claim.job_id
+
+    first = await bench.ledger.request_cancel(job_id, by="ana", reason="wrong file")
+    second = await bench.ledger.request_cancel(job_id, by="ben", reason=None)
+    stirrings = await bench.ledger.stirrings(driver.owner_id, sweep=False)
+    held: list[Held] = []
+    look = Look(reported_only=True)
+    await bench.ledger.advance(driver.owner_id, [driver.claim], look, lambda given: held.append(given) or [])
+
+    assert (first, second) == ((JobStatus.RUNNING, True), (JobStatus.RUNNING, False))
+    assert stirrings.reported == (job_id,)
+    assert held[0].stops == {job_id: StopRequest(Stop.CANCELLED, "ana", "wrong file")}
+
+    await driver.turn()
+    await driver.turn("withdraw")
+    job = await only(bench, "dag_jobs")
+    assert (job["status"], job["stopping"]) == ("cancelled", "cancelled")
+    assert (await bench.ledger.stirrings(driver.owner_id, sweep=False)).reported == ()
+    assert await bench.ledger.request_cancel(job_id, by=None, reason=None) == (JobStatus.CANCELLED, False)
+    with pytest.raises(NotFound):
+        await bench.ledger.request_cancel(uuid4(), by=None, reason=None)
+
+
+async def test_e13_a_job_past_its_deadline_stirs_and_is_told(bench):
+    driver = await owned(bench, a_job(1, a_workflow(ONE, head="timeout_seconds: 50\n")))
+    before = await bench.ledger.stirrings(driver.owner_id, sweep=True)
+    await bench.set_clock(51)
+    after = await bench.ledger.stirrings(driver.owner_id, sweep=True)
+
+    await driver.turn()
+    await driver.turn("withdraw")
+
+    assert driver.claim.job_id not in before.overdue
+    assert driver.claim.job_id in after.overdue
+    job = await only(bench, "dag_jobs")
+    assert (job["status"], job["error_message"]) == ("failed", "the job did not end within its 50 s")
+
+
+# --- running again ---------------------------------------------------------------------------------------------------
+
+
+async def failed_tiles(bench: Bench, count: int, failing: int) -> Driver:
+    """A fan_out of which some children failed for good, and with them the job."""
+    strict = a_workflow(TILES.format(mode="collect").replace("tolerate: 1.0, ", ""), head=INPUTS)
+    driver = await owned(bench, a_job(1, strict, input_params={"list": list(range(count))}))
+    tasks = await take(bench, replace(SERVED, light=count))
+    error = {"message": "no", "blame": "data"}
+    for number, task in enumerate(sorted(tasks, key=lambda task: task.node_id)):
+        bad = number < failing
+        await hand_in(bench, report_of(task, TaskStatus.FAILED, error=error) if bad else report_of(task, output=number))
+    while (await only(bench, "dag_jobs"))["status"] == "running":
+        await driver.turn("withdraw")
+    return driver
+
+
+def everything_fallen(job: LoadedJob) -> Revival:
+    return resume(view_of(job))
+
+
+async def test_e15_a_job_that_has_ended_goes_on_with_what_is_missing(bench):
+    driver = await failed_tiles(bench, 4, 2)
+    job_id = driver.claim.job_id
+    assert (await only(bench, "dag_jobs"))["status"] == "failed"
+
+    revival, count = await bench.ledger.revive(job_id, everything_fallen, {"by": "ana"})
+
+    assert (revival.children, count) == ({"tiles": 2}, 1)
+    job = await only(bench, "dag_jobs")
+    assert (job["status"], job["owner_id"], job["error_message"], job["completed_at"]) == ("running", None, None, None)
+    states = {row["node_id"]: row for row in await bench.rows("dag_node_states")}
+    assert {node_id: states[node_id]["status"] for node_id in ("tiles__0", "tiles__1", "tiles__2", "tiles__3")} == {
+        "tiles__0": "pending", "tiles__1": "pending", "tiles__2": "completed", "tiles__3": "completed",
+    }  # fmt: skip
+    tile = states["tiles"]
+    assert (tile["remaining"], tile["failed_count"], tile["idle_count"]) == (2, 0, 2)
+
+    owner = await an_owner(bench, 2)
+    (claim,) = await claim_all(bench, owner)
+    again = Driver(bench, owner, claim, [])
+    await again.turn()
+    held: list[Held] = []
+    look = Look(wake={(job_id, "tiles"): 1})
+    with pytest.raises(ZeroDivisionError):
+        await bench.ledger.advance(owner, [claim], look, lambda given: held.append(given) or [1 / 0])
+    assert [(type(item), item.node_id, item.attempt) for item in held[0].news[job_id]] == [(Idle, "tiles__0", 1)]
+
+    await again.turn(wake={(job_id, "tiles"): 2})
+    tasks = await take(bench, replace(SERVED, light=9))
+    assert sorted((task.node_id, task.attempt) for task in tasks) == [("tiles__0", 2), ("tiles__1", 2)]
+    for task in tasks:
+        await hand_in(bench, report_of(task, output=7))
+    await again.turn()
+    await again.turn()  # with what the fan_in gathered
+    job = await only(bench, "dag_jobs")
+    assert (job["status"], job["resume_count"]) == ("completed", 1)
+    assert all(row["idle_count"] in (None, 0) for row in await bench.rows("dag_node_states"))
+
+
+async def test_e15_what_may_not_be_resumed_is_left_as_it_is(bench):
+    driver = await owned(bench, a_job(1))
+    before = await everything(bench)
+
+    with pytest.raises(Conflict):
+        await bench.ledger.revive(driver.claim.job_id, everything_fallen, {})
+    with pytest.raises(NotFound):
+        await bench.ledger.revive(uuid4(), everything_fallen, {})
+
+    assert await everything(bench) == before
 
 
 # --- gathering -------------------------------------------------------------------------------------------------------

@@ -5,11 +5,9 @@ commit, and read it again after any doubt. Workers follow the scripts of a case.
 Random, so that a run is repeated by its seed.
 """
 
-from collections.abc import Coroutine
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from random import Random
-from typing import Any, TypeVar
 from uuid import UUID
 
 from dagmaster.database.ledger import Claim, Demand, Held, Look, NewJob, OrchestratorInfo, Report, Running
@@ -19,6 +17,7 @@ from dagmaster.jobs.model import TaskMessage, new_job_id
 from dagmaster.jobs.plan import Plan, Planner, Route
 from dagmaster.jobs.states import JOB_TERMINAL, NODE_TERMINAL, TaskStatus
 from dagmaster.jobs.view import JobView, is_failing, node_view
+from dagmaster.testing.plain import at_once
 from dagmaster.workflows.graph import build
 from dagmaster.workflows.model import Work
 from tests.jobs.random_workflows import Case
@@ -27,16 +26,6 @@ LEASE_SECONDS = 60.0
 TIMEOUT_SECONDS = 100_000.0
 MAX_LOSSES = 2
 QUEUE = "work"
-_T = TypeVar("_T")
-
-
-def at_once(call: Coroutine[Any, Any, _T]) -> _T:
-    """The ledger in memory never waits, so no loop is needed."""
-    try:
-        call.send(None)
-    except StopIteration as done:
-        return done.value  # type: ignore[no-any-return]
-    raise AssertionError("a call of the memory ledger waited")
 
 
 class Clock:
@@ -228,7 +217,7 @@ class Simulation:
         """Another instance takes over; the old one comes back and must not be able to write."""
         old = self.owner
         if self.random.random() < 0.5:
-            at_once(self.ledger.release(old.owner_id, [old.claim]))
+            at_once(self.ledger.retire(old.owner_id))
         else:
             del self.database.orchestrators[old.owner_id]
         self.owner = self._claim()

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagmaster.jobs.history import FINDINGS_A_JOB, Audit, Code, Event, JobRow, NodeRow, TaskRow, replay
-from tests.jobs.memory_history import audit, event_of, findings_of
+from dagmaster.testing.history import audit, event_of, findings_of
 from tests.jobs.random_workflows import Case
 from tests.jobs.simulation import Simulation
 from tests.workflows.builders import a_graph, a_workflow

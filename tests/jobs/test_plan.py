@@ -1,7 +1,7 @@
 """Decisions that went wrong once, each by itself. What must hold in general is in test_plan_properties.py."""
 
 from dagmaster.jobs.states import TaskStatus
-from tests.jobs.memory_history import findings_of
+from dagmaster.testing.history import findings_of
 from tests.jobs.random_workflows import Case
 from tests.jobs.simulation import Simulation
 from tests.workflows.builders import a_workflow

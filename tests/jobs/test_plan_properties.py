@@ -7,8 +7,8 @@ node must have come to, and the history check whether the way there was sound [E
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
+from dagmaster.testing.history import findings_of
 from dagmaster.workflows.model import FanInNode, FanOutNode, Importance
-from tests.jobs.memory_history import findings_of
 from tests.jobs.random_workflows import Case, cases
 from tests.jobs.reference import DONE, FAILED, LOST, SKIPPED, Reference
 from tests.jobs.simulation import MAX_LOSSES, Simulation

@@ -15,16 +15,18 @@ from datetime import datetime
 from typing import Any, Protocol
 from uuid import UUID
 
-from dagmaster.errors import Conflict
+from dagmaster.errors import Conflict, NotFound
 from dagmaster.jobs.changes import Changes
 from dagmaster.jobs.model import Checkpoint, DeadLetter, JobMessage, NodeState, TaskMessage
-from dagmaster.jobs.news import News
-from dagmaster.jobs.states import JobStatus, NodeStatus, TaskStatus
+from dagmaster.jobs.news import News, StopRequest
+from dagmaster.jobs.revival import Revival
+from dagmaster.jobs.states import JobStatus, NodeStatus, Stop, TaskStatus
 from dagmaster.workflows.model import StartNode, Workflow, work_of
 
 SMALL_BYTES = 16_384  # outputs up to this size travel along with other rows
 LOADABLE_BYTES = 16 * 1024 * 1024  # a template may load this much
 OVERRUN_GRACE_SECONDS = 10.0  # a worker ends its tasks by itself; this is for one that does not
+LOOK_LIMIT = 2000  # how much news of a kind one transaction takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,8 @@ class LoadedJob:
     result_data: Any = None
     error_message: str | None = None
     last_sequence: int = 0  # of its events: what was read is as old as that
+    stopping: Stop | None = None
+    resume_count: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +106,10 @@ class Look:
     overdue: frozenset[UUID] = frozenset()
     started: frozenset[UUID] = frozenset()
     withdraw: frozenset[UUID] = frozenset()  # take back queued tasks: the job is failing
-    withdraw_running: frozenset[UUID] = frozenset()  # … and running ones too (fail_fast)
+    stop_running: frozenset[UUID] = frozenset()  # … and ask the workers to stop the running ones
+    wake: Mapping[tuple[UUID, str], int] = field(default_factory=dict)  # idle children to take up, of each fan_out
     reported_only: bool = False  # leave jobs without reports alone; whether they are still ours is then not told
-    limit: int = 2000
+    limit: int = LOOK_LIMIT
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +119,11 @@ class Held:
     epochs: Mapping[UUID, int]
     sequences: Mapping[UUID, int]
     news: Mapping[UUID, Sequence[News]]
+    stops: Mapping[UUID, StopRequest] = field(default_factory=dict)
 
 
 Decide = Callable[[Held], Sequence[Changes]]
+Choose = Callable[[LoadedJob], Revival]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +140,7 @@ class Report:
     job_id: UUID
     node_id: str
     attempt: int
-    status: TaskStatus  # succeeded | failed | returned
+    status: TaskStatus  # succeeded | failed | returned | cancelled
     output: Any = None
     error: dict[str, Any] | None = None  # {message, blame, code, …}
     metrics: dict[str, Any] | None = None
@@ -210,6 +217,10 @@ def key_conflict(job: NewJob) -> Conflict:
     )
 
 
+def no_such_job(job_id: UUID) -> NotFound:
+    return NotFound(f"there is no job {job_id}", code="job.not-found")
+
+
 def by_reference(reference: dict[str, Any]) -> dict[str, Any]:
     """How an output that is too large to hand around shows itself."""
     return {"output_ref": reference}
@@ -240,6 +251,20 @@ class Ledger(Protocol):
         """Put a refused submission back into its queue; false if there is none by that id."""
         ...
 
+    async def drop_dead_letter(self, dead_letter_id: UUID) -> None:
+        """What it was about is settled."""
+        ...
+
+    # Operating
+    async def revive(self, job_id: UUID, choose: Choose, facts: Mapping[str, Any]) -> tuple[Revival, int]:
+        """Let a job that has ended run again: `choose` says what of it, under the job's lock. Answers that, and how often
+        the job was resumed by now. `facts` (who, why) are kept with the event."""
+        ...
+
+    async def request_cancel(self, job_id: UUID, *, by: str | None, reason: str | None) -> tuple[JobStatus, bool]:
+        """Ask for a job's end; its owner acts on it. Answers the job's state, and whether this was the first time."""
+        ...
+
     # Orchestrators
     async def beat(self, orchestrator: OrchestratorInfo) -> None:
         """Show that this instance lives. Whether it still owns a job is decided by the fence alone."""
@@ -264,10 +289,6 @@ class Ledger(Protocol):
 
     async def advance(self, owner_id: UUID, claims: Sequence[Claim], look: Look, decide: Decide) -> Advanced: ...
 
-    async def release(self, owner_id: UUID, claims: Sequence[Claim]) -> int:
-        """Give jobs back for others to claim at once."""
-        ...
-
     async def release_unknown(self, owner_id: UUID, known: Sequence[UUID]) -> int:
         """Give back what this owner has besides the jobs it knows of: a claim's answer was lost on its way."""
         ...
@@ -291,6 +312,10 @@ class Ledger(Protocol):
 
     async def renew(self, worker_id: UUID, held: Sequence[Running], *, lease_seconds: float) -> frozenset[str]:
         """Prolong the leases of running tasks; answers the ids of those that are this worker's no more (stop them)."""
+        ...
+
+    async def take_stops(self, worker_id: UUID) -> frozenset[str]:
+        """The ids of tasks that this worker is asked to stop, each told once."""
         ...
 
     async def set_queue(self, queue: str, *, max_running: int | None, is_paused: bool) -> None:

@@ -6,7 +6,7 @@ instant, as a transaction does. `MemoryDatabase` is what several ledgers (proces
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from math import ceil
@@ -21,6 +21,7 @@ from dagmaster.database.ledger import (
     SMALL_BYTES,
     Advanced,
     ChildResult,
+    Choose,
     Claim,
     Decide,
     Demand,
@@ -36,6 +37,7 @@ from dagmaster.database.ledger import (
     WorkerInfo,
     by_reference,
     key_conflict,
+    no_such_job,
     opening_nodes,
 )
 from dagmaster.errors import InvalidRequest
@@ -54,15 +56,31 @@ from dagmaster.jobs.model import (
     TaskResult,
     task_id,
 )
-from dagmaster.jobs.news import Due, Failed, Lost, News, Overran, Returned, Started, Succeeded, Withdrawn
+from dagmaster.jobs.news import (
+    Due,
+    Failed,
+    Idle,
+    Lost,
+    News,
+    Overran,
+    Returned,
+    Started,
+    StopRequest,
+    Succeeded,
+    Withdrawn,
+)
+from dagmaster.jobs.revival import Revival
 from dagmaster.jobs.states import (
     JOB_MOVES,
+    JOB_REVIVALS,
     NODE_MOVES,
+    NODE_REVIVALS,
     NODE_TERMINAL,
     TASK_MOVES,
     EventType,
     JobStatus,
     NodeStatus,
+    Stop,
     TaskStatus,
 )
 from dagmaster.workflows.model import Aggregation, Workflow
@@ -121,7 +139,8 @@ class MemoryDatabase:
         self.tasks[key] = Task.model_construct(
             job_id=job_id, node_id=node_id, attempt=attempt, task_id=task_id(job_id, node_id, attempt),
             position=self.position, status=TaskStatus.QUEUED, available_at=self.clock(), worker_id=None, lease_until=None,
-            started_at=None, finished_at=None, progress=None, params_ref=None, **columns,
+            started_at=None, finished_at=None, progress=None, params_ref=None, stop_requested_at=None, stop_seen_at=None,
+            **columns,
         )  # fmt: skip
 
     def tasks_of(self, job_id: UUID) -> list[Task]:
@@ -212,6 +231,9 @@ class MemoryLedger:
         running = sum(task.status is TaskStatus.RUNNING and task.queue == queue for task in self.db.tasks.values())
         return 0 if settings.is_paused else max(0, (settings.max_running or 0) - running)
 
+    async def drop_dead_letter(self, dead_letter_id: UUID) -> None:
+        self.db.dead_letters = [letter for letter in self.db.dead_letters if letter.dead_letter_id != dead_letter_id]
+
     async def enqueue_message(self, message_id: str, queue: str, body: Any) -> bool:
         if message_id in self.db.messages:
             return False
@@ -233,6 +255,71 @@ class MemoryLedger:
         letters = [letter for letter in outcomes if isinstance(letter, DeadLetter)]
         self.db.dead_letters.extend(letters)
         return [*created, *(letter.message_id or "" for letter in letters)]
+
+    # Operating
+
+    async def revive(self, job_id: UUID, choose: Choose, facts: Mapping[str, Any]) -> tuple[Revival, int]:
+        db, job = self.db, self.db.jobs.get(job_id)
+        if job is None:
+            raise no_such_job(job_id)
+        revival = choose(self._load(job))
+        _demand(JobStatus.RUNNING in JOB_REVIVALS.get(job.status, ()), f"job {job_id}: {job.status} may not run again")
+        sequence = job.last_sequence + 1
+        db.add_event(
+            job_id, sequence, EventType.JOB_RESUMED, event_status=JobStatus.RUNNING, epoch=job.epoch, event_data=dict(facts)
+        )  # fmt: skip
+        children = [n for fan_out in sorted(revival.children) for n in self._fallen_children(job_id, fan_out)]
+        for node_id in (*revival.nodes, *(child.node_id for child in children)):
+            sequence += 1
+            self._reset(job_id, db.nodes[job_id][node_id], is_child=node_id not in revival.nodes)
+            db.add_event(
+                job_id, sequence, EventType.NODE_RESET, node_id=node_id, event_status=NodeStatus.PENDING, epoch=job.epoch
+            )  # fmt: skip
+        for fan_out in revival.children:
+            count = sum(child.parent_node_id == fan_out for child in children)
+            state = db.nodes[job_id][fan_out]
+            columns = {"remaining": (state.remaining or 0) + count, "failed_count": 0, "cancelled_count": 0}
+            db.nodes[job_id][fan_out] = state.model_copy(update={**columns, "idle_count": count})
+        now, seconds = db.clock(), revival.timeout_seconds
+        nothing = dict.fromkeys(
+            (
+                "owner_id", "claim_token", "completed_at", "result_data", "error_message", "cancel_requested_at",
+                "cancel_requested_by", "cancel_reason", "stopping",
+            )
+        )  # fmt: skip
+        db.jobs[job_id] = job.model_copy(
+            update={
+                **nothing, "status": JobStatus.RUNNING, "resume_count": job.resume_count + 1, "last_sequence": sequence,
+                "deadline_at": None if seconds is None else now + timedelta(seconds=seconds), "updated_at": now,
+                "version": job.version + 1,
+            }
+        )  # fmt: skip
+        return revival, job.resume_count + 1
+
+    def _fallen_children(self, job_id: UUID, fan_out: str) -> list[NodeState]:
+        fallen = (NodeStatus.FAILED, NodeStatus.CANCELLED)
+        children = (n for n in self.db.nodes[job_id].values() if n.parent_node_id == fan_out and n.status in fallen)
+        return sorted(children, key=lambda n: n.fan_out_index or 0)
+
+    def _reset(self, job_id: UUID, row: NodeState, *, is_child: bool) -> None:
+        _demand(
+            NodeStatus.PENDING in NODE_REVIVALS.get(row.status, ()), f"node {row.node_id}: {row.status} can't be reset"
+        )
+        nothing = dict.fromkeys(("reason", "error", "error_message", "started_at", "completed_at"))
+        again = {"status": NodeStatus.PENDING, "run": row.run + 1, "retry_count": 0, "loss_count": 0}
+        again |= {"is_idle": True} if is_child else {}
+        self.db.nodes[job_id][row.node_id] = row.model_copy(update={**nothing, **again, "version": row.version + 1})
+
+    async def request_cancel(self, job_id: UUID, *, by: str | None, reason: str | None) -> tuple[JobStatus, bool]:
+        job = self.db.jobs.get(job_id)
+        if job is None:
+            raise no_such_job(job_id)
+        is_new = job.status in _ACTIVE and job.cancel_requested_at is None
+        if is_new:
+            now = self.db.clock()
+            asked = {"cancel_requested_at": now, "cancel_requested_by": by, "cancel_reason": reason, "updated_at": now}
+            self.db.jobs[job_id] = job.model_copy(update={**asked, "version": job.version + 1})
+        return job.status, is_new
 
     # Orchestrators
 
@@ -279,7 +366,8 @@ class MemoryLedger:
         return LoadedJob(
             job.job_id, job.status, job.definition_hash, workflow, copy.deepcopy(job.input_params), job.priority,
             job.correlation_id, job.submitted_by, nodes, outputs,
-            job.result_data, job.error_message, job.last_sequence,
+            job.result_data, job.error_message, job.last_sequence, job.stopping,
+            job.resume_count,
         )  # fmt: skip
 
     async def load_outputs(self, job_id: UUID, node_ids: Sequence[str], *, resolve: bool = True) -> dict[str, Any]:
@@ -304,9 +392,7 @@ class MemoryLedger:
 
     async def stirrings(self, owner_id: UUID, *, sweep: bool, started_after_seconds: float = 0.2) -> Stirrings:
         mine = {job.job_id for job in self.db.jobs.values() if job.owner_id == owner_id and job.status in _ACTIVE}
-        reported = tuple(
-            dict.fromkeys(r.job_id for r in self.db.results.values() if not r.processed and r.job_id in mine)
-        )
+        reported = tuple(job_id for job_id in mine if self._has_reports(job_id))
         if not sweep:
             return Stirrings(reported)
         now = self.db.clock()
@@ -323,6 +409,7 @@ class MemoryLedger:
         }
         coming = [(at - now).total_seconds() for _, at in waits if at > now]
         overdue = late | {job_id for job_id, at in waits if at <= now}
+        overdue |= {job_id for job_id in mine if self._stop_of(job_id)}
         return Stirrings(reported, tuple(overdue), tuple(started), min(coming, default=None), len(mine))
 
     def _is_late(self, task: Task, now: datetime) -> bool:
@@ -351,7 +438,9 @@ class MemoryLedger:
         try:
             news, has_more = self._take_news([claim.job_id for claim in held], look)
             jobs = [self.db.jobs[claim.job_id] for claim in held]
-            changes = decide(Held({j.job_id: j.epoch for j in jobs}, {j.job_id: j.last_sequence for j in jobs}, news))
+            stops = {job.job_id: stop for job in jobs if (stop := self._stop_of(job.job_id))}
+            sequences = {job.job_id: job.last_sequence for job in jobs}
+            changes = decide(Held({job.job_id: job.epoch for job in jobs}, sequences, news, stops))
             queues = {queue for change in changes if not change.is_empty for queue in self._apply(change)}
         except BaseException:
             self._restore(saved)
@@ -360,7 +449,19 @@ class MemoryLedger:
         return Advanced(frozenset() if look.reported_only else fenced, has_more, frozenset(queues))
 
     def _has_reports(self, job_id: UUID) -> bool:
+        job = self.db.jobs[job_id]
+        if job.cancel_requested_at is not None and job.stopping is None:
+            return True
         return any(result.job_id == job_id and not result.processed for result in self.db.results.values())
+
+    def _stop_of(self, job_id: UUID) -> StopRequest | None:
+        job = self.db.jobs[job_id]
+        if job.stopping is not None:
+            return None
+        if job.cancel_requested_at is not None:
+            return StopRequest(Stop.CANCELLED, job.cancel_requested_by, job.cancel_reason)
+        is_late = job.deadline_at is not None and job.deadline_at < self.db.clock()
+        return StopRequest(Stop.DEADLINE) if is_late else None
 
     def _holds(self, owner_id: UUID, claim: Claim) -> bool:
         job = self.db.jobs.get(claim.job_id)
@@ -412,7 +513,11 @@ class MemoryLedger:
                     if t.started_at
                 )
             if job_id in look.withdraw:
-                news[job_id].extend(self._withdraw(job_id, running_too=job_id in look.withdraw_running))
+                news[job_id].extend(self._withdraw(job_id))
+            if job_id in look.stop_running:
+                self._ask_to_stop(job_id)
+            for fan_out, room in ((key[1], room) for key, room in look.wake.items() if key[0] == job_id):
+                news[job_id].extend(self._take_idle(job_id, fan_out)[:room])
         return news, frozenset(has_more)
 
     def _of_node(self, row: Task | TaskResult) -> OfNode:
@@ -437,7 +542,7 @@ class MemoryLedger:
                 at_hand = of_node[2] is None and fan.size_bytes(result.output) <= SMALL_BYTES
                 output = copy.deepcopy(result.output) if at_hand else None
                 return Succeeded(*of_node, result.started_at, result.reported_at, worker, output, at_hand)
-            case TaskStatus.RETURNED:
+            case TaskStatus.RETURNED | TaskStatus.CANCELLED:
                 return Returned(*of_node, result.started_at, result.reported_at, worker)
             case _:
                 error = result.error or {"message": "failed without saying why"}
@@ -471,11 +576,23 @@ class MemoryLedger:
             if n.not_before is not None and (everything or n.not_before <= now)
         ]
 
-    def _withdraw(self, job_id: UUID, *, running_too: bool) -> list[News]:
-        states = (TaskStatus.QUEUED, TaskStatus.RUNNING) if running_too else (TaskStatus.QUEUED,)
+    def _ask_to_stop(self, job_id: UUID) -> None:
+        for task in self.db.tasks_of(job_id):
+            if task.status is TaskStatus.RUNNING and task.stop_requested_at is None:
+                asked = task.model_copy(update={"stop_requested_at": self.db.clock()})
+                self.db.tasks[job_id, task.node_id, task.attempt] = asked
+
+    def _take_idle(self, job_id: UUID, fan_out: str) -> list[News]:
+        idle = [n for n in self.db.nodes[job_id].values() if n.parent_node_id == fan_out and n.is_idle]
+        return [
+            Idle(n.node_id, n.attempt, n.parent_node_id, n.fan_out_index, n.status, n.retry_count, n.loss_count)
+            for n in sorted(idle, key=lambda n: n.fan_out_index or 0)
+        ]
+
+    def _withdraw(self, job_id: UUID) -> list[News]:
         news: list[News] = []
         for task in self.db.tasks_of(job_id):
-            if task.status in states:
+            if task.status is TaskStatus.QUEUED:
                 key = (job_id, task.node_id, task.attempt)
                 self.db.move_task(key, TaskStatus.CANCELLED, finished_at=self.db.clock(), lease_until=None)
                 news.append(Withdrawn(*self._of_node(task)))
@@ -546,6 +663,8 @@ class MemoryLedger:
             columns["remaining"] = remaining - row.ended
             columns["failed_count"] = (old.failed_count or 0) + row.ended_failed
             columns["cancelled_count"] = (old.cancelled_count or 0) + row.ended_cancelled
+            columns["idle_count"] = None if old.idle_count is None else old.idle_count - row.woken
+        columns["is_idle"] = old.is_idle if row.status is NodeStatus.PENDING else None
         if row.status is NodeStatus.DISPATCHED:
             columns["dispatched_at"] = now
         columns["completed_at"] = (row.finished_at or old.completed_at or now) if row.status in NODE_TERMINAL else None
@@ -580,6 +699,8 @@ class MemoryLedger:
         columns: dict[str, Any] = {
             "last_sequence": change.sequence, "owner_heartbeat_at": now, "updated_at": now, "version": job.version + 1,
         }  # fmt: skip
+        if change.stopping is not None:
+            columns["stopping"] = change.stopping
         for move in change.job_moves:
             _demand(
                 move.status in JOB_MOVES[job.status], f"job {job.job_id}: {job.status} may not become {move.status}"
@@ -614,12 +735,6 @@ class MemoryLedger:
         if size > fan.INLINE_BYTES:
             columns = {"output_ref": {"results_of": fan_out, "aggregation": aggregation.value, "bytes": size}}
         self.db.move_node(job_id, node_id, NodeStatus.COMPLETED, **columns)
-
-    async def release(self, owner_id: UUID, claims: Sequence[Claim]) -> int:
-        mine = [claim for claim in claims if self._holds(owner_id, claim)]
-        for claim in mine:
-            self._free(self.db.jobs[claim.job_id])
-        return len(mine)
 
     async def release_unknown(self, owner_id: UUID, known: Sequence[UUID]) -> int:
         mine = [job for job in self.db.jobs.values() if job.owner_id == owner_id and job.status in _ACTIVE]
@@ -729,6 +844,20 @@ class MemoryLedger:
             progress = running.progress if running.progress is not None else task.progress
             self.db.tasks[key] = task.model_copy(update={"lease_until": lease, "progress": progress})
         return frozenset(gone)
+
+    async def take_stops(self, worker_id: UUID) -> frozenset[str]:
+        told = [
+            task
+            for task in self.db.tasks.values()
+            if task.worker_id == worker_id
+            and task.status is TaskStatus.RUNNING
+            and task.stop_requested_at is not None
+            and task.stop_seen_at is None
+        ]
+        for task in told:
+            seen = task.model_copy(update={"stop_seen_at": self.db.clock()})
+            self.db.tasks[task.job_id, task.node_id, task.attempt] = seen
+        return frozenset(task.task_id for task in told)
 
     async def retire_worker(self, worker_id: UUID) -> None:
         self.db.workers.pop(worker_id, None)

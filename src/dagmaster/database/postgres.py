@@ -25,6 +25,7 @@ from dagmaster.database.ledger import (
     SMALL_BYTES,
     Advanced,
     ChildResult,
+    Choose,
     Claim,
     Decide,
     Demand,
@@ -40,6 +41,7 @@ from dagmaster.database.ledger import (
     WorkerInfo,
     by_reference,
     key_conflict,
+    no_such_job,
     opening_nodes,
 )
 from dagmaster.database.queries import query
@@ -47,8 +49,21 @@ from dagmaster.errors import InvalidRequest, NotFound
 from dagmaster.jobs.changes import Changes
 from dagmaster.jobs.fan import INLINE_BYTES
 from dagmaster.jobs.model import Checkpoint, DeadLetter, JobMessage, NodeState, TaskMessage, task_id
-from dagmaster.jobs.news import Due, Failed, Lost, News, Overran, Returned, Started, Succeeded, Withdrawn
-from dagmaster.jobs.states import JobStatus, NodeStatus, TaskStatus
+from dagmaster.jobs.news import (
+    Due,
+    Failed,
+    Idle,
+    Lost,
+    News,
+    Overran,
+    Returned,
+    Started,
+    StopRequest,
+    Succeeded,
+    Withdrawn,
+)
+from dagmaster.jobs.revival import Revival
+from dagmaster.jobs.states import JobStatus, NodeStatus, Stop, TaskStatus
 from dagmaster.workflows.model import Workflow
 
 LIMITS_SECONDS = 1.0  # how long a worker may not know that a queue got a limit; it claims nothing from it meanwhile
@@ -119,6 +134,9 @@ class PostgresLedger:
     async def replay_dead_letter(self, dead_letter_id: UUID, queue: str) -> bool:
         return bool(await self._rows("replay_dead_letter", {"dead_letter_id": dead_letter_id, "queue": queue}))
 
+    async def drop_dead_letter(self, dead_letter_id: UUID) -> None:
+        await self._do("drop_dead_letter", {"dead_letter_id": dead_letter_id})
+
     async def enqueue_message(self, message_id: str, queue: str, body: Any) -> bool:
         values = {"message_id": message_id, "queue": queue, "body": Jsonb(body)}
         return bool(await self._rows("enqueue_message", values))
@@ -138,6 +156,29 @@ class PostgresLedger:
                     query("insert_dead_letters"), {"letters": _json([letter.public() for letter in letters])}
                 )
             return [*created, *(letter.message_id or "" for letter in letters)]
+
+    # Operating
+
+    async def revive(self, job_id: UUID, choose: Choose, facts: Mapping[str, Any]) -> tuple[Revival, int]:
+        async with self._connected() as connection, connection.transaction():
+            locked = await connection.execute(query("lock_ended_job"), {"job_id": job_id})
+            if await locked.fetchone() is None:
+                raise no_such_job(job_id)
+            (job,) = await _load(connection, [job_id])
+            revival = choose(job)
+            values = {
+                "job_id": job_id, "node_ids": list(revival.nodes), "fan_outs": list(revival.children),
+                "facts": _json(facts), "timeout_seconds": revival.timeout_seconds,
+            }  # fmt: skip
+            row = await (await connection.execute(query("revive"), values)).fetchone()
+            assert row is not None
+            return revival, row[0]
+
+    async def request_cancel(self, job_id: UUID, *, by: str | None, reason: str | None) -> tuple[JobStatus, bool]:
+        rows = await self._rows("request_cancel", {"job_id": job_id, "by": by, "reason": reason})
+        if not rows:
+            raise no_such_job(job_id)
+        return JobStatus(rows[0][0]), rows[0][1]
 
     # Orchestrators
 
@@ -170,19 +211,7 @@ class PostgresLedger:
 
     async def load_jobs(self, claims: Sequence[Claim]) -> list[LoadedJob]:
         async with self._connected() as connection:
-            cursor = connection.cursor(row_factory=dict_row)
-            await cursor.execute(query("load_jobs"), {"job_ids": [claim.job_id for claim in claims]}, prepare=True)
-            jobs = await cursor.fetchall()
-            keys = [(job["job_id"], node_id) for job in jobs for node_id in job["body"]["nodes"]]
-            await cursor.execute(
-                query("load_nodes"),
-                {"job_ids": [key[0] for key in keys], "node_ids": [key[1] for key in keys], "small": SMALL_BYTES},
-                prepare=True,
-            )
-            nodes: dict[UUID, list[dict[str, Any]]] = defaultdict(list)
-            async for row in cursor:
-                nodes[row["job_id"]].append(row)
-        return [_loaded(job, nodes[job["job_id"]]) for job in jobs]
+            return await _load(connection, [claim.job_id for claim in claims])
 
     async def load_outputs(self, job_id: UUID, node_ids: Sequence[str], *, resolve: bool = True) -> dict[str, Any]:
         outputs: dict[str, Any] = {}
@@ -222,23 +251,14 @@ class PostgresLedger:
             "tokens": [claim.token for claim in claims],
         }
         async with self._connected() as connection:
-            rows, news, has_more = await _open(connection, mine, look)
+            held, has_more = await _open(connection, mine, look)
             faults.reach("orchestrator.fenced")
-            held = [row[0] for row in rows]
-            changes = decide(Held({row[0]: row[1] for row in rows}, {row[0]: row[2] for row in rows}, news))
+            changes = decide(held)
             faults.reach("orchestrator.before-commit")
             queues = await _commit(connection, [change for change in changes if not change.is_empty])
             faults.reach("orchestrator.after-commit")
-        fenced = frozenset() if look.reported_only else frozenset(mine["job_ids"]).difference(held)
+        fenced = frozenset() if look.reported_only else frozenset(mine["job_ids"]).difference(held.epochs)
         return Advanced(fenced, has_more, queues)
-
-    async def release(self, owner_id: UUID, claims: Sequence[Claim]) -> int:
-        values = {
-            "owner_id": owner_id,
-            "job_ids": [claim.job_id for claim in claims],
-            "tokens": [claim.token for claim in claims],
-        }
-        return len(await self._rows("release_jobs", values))
 
     async def release_unknown(self, owner_id: UUID, known: Sequence[UUID]) -> int:
         return len(await self._rows("release_unknown_jobs", {"owner_id": owner_id, "known": list(known)}))
@@ -296,6 +316,9 @@ class PostgresLedger:
                 exchanged = await connection.execute(query("exchange"), values, prepare=True)
                 await connection.execute("COMMIT")
             return await exchanged.fetchall()
+
+    async def take_stops(self, worker_id: UUID) -> frozenset[str]:
+        return frozenset(row[0] for row in await self._rows("take_stops", {"worker_id": worker_id}))
 
     async def set_queue(self, queue: str, *, max_running: int | None, is_paused: bool) -> None:
         await self._do("set_queue", {"queue": queue, "max_running": max_running, "is_paused": is_paused})
@@ -376,11 +399,27 @@ def _new_row(job: NewJob) -> dict[str, Any]:
     }
 
 
+async def _load(connection: Connection, job_ids: Sequence[UUID]) -> list[LoadedJob]:
+    cursor = connection.cursor(row_factory=dict_row)
+    await cursor.execute(query("load_jobs"), {"job_ids": list(job_ids)}, prepare=True)
+    jobs = await cursor.fetchall()
+    keys = [(job["job_id"], node_id) for job in jobs for node_id in job["body"]["nodes"]]
+    await cursor.execute(
+        query("load_nodes"),
+        {"job_ids": [key[0] for key in keys], "node_ids": [key[1] for key in keys], "small": SMALL_BYTES},
+        prepare=True,
+    )
+    nodes: dict[UUID, list[dict[str, Any]]] = defaultdict(list)
+    async for row in cursor:
+        nodes[row["job_id"]].append(row)
+    return [_loaded(job, nodes[job["job_id"]]) for job in jobs]
+
+
 def _loaded(job: dict[str, Any], rows: list[dict[str, Any]]) -> LoadedJob:
     body = job.pop("body")
     outputs = {row["node_id"]: row["output"] for row in rows if row.pop("has_output")}
     return LoadedJob(
-        **{**job, "status": JobStatus(job["status"])},
+        **{**job, "status": JobStatus(job["status"]), "stopping": Stop(job["stopping"]) if job["stopping"] else None},
         workflow=Workflow.model_validate(body),
         nodes=tuple(NodeState.model_construct(**{**row, "status": NodeStatus(row["status"])}) for row in rows),
         outputs=outputs,
@@ -414,9 +453,7 @@ def _message(row: tuple[Any, ...]) -> TaskMessage:
 # What happened
 
 
-async def _open(
-    connection: Connection, mine: dict[str, Any], look: Look
-) -> tuple[list[tuple[Any, ...]], dict[UUID, list[News]], frozenset[UUID]]:
+async def _open(connection: Connection, mine: dict[str, Any], look: Look) -> tuple[Held, frozenset[UUID]]:
     """Begin the transaction with the fence and take the news. What need not wait for an answer is sent together."""
     per_job = max(50, look.limit // len(mine["job_ids"]))
     values = {**mine, "per_job": per_job, "small": SMALL_BYTES, "reported_only": look.reported_only}
@@ -424,27 +461,31 @@ async def _open(
         await connection.execute("BEGIN")
         opened = await connection.execute(query("open_jobs"), values, prepare=True)
     # Read after the block, whose end sends all of it at once: inside, reading would be a round trip of its own.
-    rows: list[tuple[Any, ...]] = []
+    epochs: dict[UUID, int] = {}
+    sequences: dict[UUID, int] = {}
+    stops: dict[UUID, StopRequest] = {}
     news: dict[UUID, list[News]] = defaultdict(list)
     for row in await opened.fetchall():
-        if row[1] is None:
-            rows.append((row[0], row[3], row[4]))
-        else:
+        if row[1] is not None:
             news[row[0]].append(_reported(row))
+            continue
+        epochs[row[0]], sequences[row[0]] = row[3], row[4]
+        if row[12] is not None:
+            stops[row[0]] = StopRequest(Stop(row[12]["stop"]), row[12].get("by"), row[12].get("why"))
     has_more = {job_id for job_id, items in news.items() if len(items) >= per_job}
-    for name, asked in _other_looks([row[0] for row in rows], look):
+    for name, asked in _other_looks(set(epochs), look):
         cursor = connection.cursor(row_factory=dict_row)
         found = await (await cursor.execute(query(name), asked, prepare=True)).fetchall()
         for other in found:
-            news[other["job_id"]].append(_other(other))
+            if other["kind"] != "asked":
+                news[other["job_id"]].append(_other(other))
         if len(found) >= look.limit:
             has_more |= {other["job_id"] for other in found}
-    return rows, news, frozenset(has_more)
+    return Held(epochs, sequences, news, stops), frozenset(has_more)
 
 
-def _other_looks(held: list[UUID], look: Look) -> list[tuple[str, dict[str, Any]]]:
+def _other_looks(mine: set[UUID], look: Look) -> list[tuple[str, dict[str, Any]]]:
     """The further statements this look needs. A job that is failing has its queued tasks and waits taken back."""
-    mine = set(held)
     failing = list(mine & look.withdraw)
     waiting = list(mine & (look.overdue | look.withdraw))
     looks: list[tuple[str, dict[str, Any]]] = []
@@ -455,8 +496,16 @@ def _other_looks(held: list[UUID], look: Look) -> list[tuple[str, dict[str, Any]
     if mine & look.started:
         looks.append(("take_started", {"job_ids": list(mine & look.started)}))
     if failing:
-        looks.append(("withdraw_tasks", {"job_ids": failing, "running_too": list(mine & look.withdraw_running)}))
+        looks.append(("withdraw_tasks", {"job_ids": failing}))
+    if mine & look.stop_running:
+        looks.append(("ask_to_stop", {"job_ids": list(mine & look.stop_running)}))
+    if wake := [(*key, room) for key, room in look.wake.items() if key[0] in mine]:
+        looks.append(("take_idle", _columns(("job_ids", "fan_outs", "rooms"), wake)))
     return [(name, {**values, "limit": look.limit}) for name, values in looks]
+
+
+def _columns(names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> dict[str, list[Any]]:
+    return {name: [row[place] for row in rows] for place, name in enumerate(names)}
 
 
 def _reported(row: tuple[Any, ...]) -> News:
@@ -466,7 +515,7 @@ def _reported(row: tuple[Any, ...]) -> News:
     match TaskStatus(status):
         case TaskStatus.SUCCEEDED:
             return Succeeded(*of_node, started, finished, worker, output, has_output)
-        case TaskStatus.RETURNED:
+        case TaskStatus.RETURNED | TaskStatus.CANCELLED:
             return Returned(*of_node, started, finished, worker)
         case _:
             return Failed(*of_node, started, finished, worker, error or {"message": "failed without saying why"})
@@ -487,6 +536,8 @@ def _other(row: dict[str, Any]) -> News:
             return Started(*of_node, row["started_at"], row["worker_id"])
         case "withdrawn":
             return Withdrawn(*of_node)
+        case "idle":
+            return Idle(*of_node)
         case kind:
             raise AssertionError(f"a statement gave news of kind {kind}")
 

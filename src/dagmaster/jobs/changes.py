@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from dagmaster.jobs.states import EventType, JobStatus, NodeStatus
+from dagmaster.jobs.states import EventType, JobStatus, NodeStatus, Stop
 from dagmaster.workflows.model import Aggregation
 
 
@@ -36,6 +36,7 @@ class NodeChange:
     )
     ended_failed: int = 0
     ended_cancelled: int = 0
+    woken: int = 0  # … and children that no longer wait to run again
     started_at: datetime | None = None
     finished_at: datetime | None = None
 
@@ -122,6 +123,7 @@ class Changes:
     gatherings: list[Gathering] = field(default_factory=list)
     events: list[NewEvent] = field(default_factory=list)
     job_moves: list[JobChange] = field(default_factory=list)
+    stopping: Stop | None = None  # from now on
 
     def record(
         self,

@@ -10,9 +10,9 @@ from typing import Any
 
 from dagmaster.jobs.changes import Changes, Gathering, JobChange, NewChild, NewTask, NextAttempt, NodeChange
 from dagmaster.jobs.fan import tolerated
-from dagmaster.jobs.news import Due, Failed, Lost, Overran, Returned, Started, Succeeded, Withdrawn
+from dagmaster.jobs.news import Due, Failed, Idle, Lost, Overran, Returned, Started, Succeeded, Withdrawn
 from dagmaster.jobs.retry import Again
-from dagmaster.jobs.states import JOB_MOVES, NODE_MOVES, EventType, JobStatus, NodeStatus, SkipReason
+from dagmaster.jobs.states import JOB_MOVES, NODE_MOVES, EventType, JobStatus, NodeStatus, SkipReason, Stop
 from dagmaster.jobs.view import JobView, NodeView
 from dagmaster.workflows.model import Aggregation, FanOutNode
 
@@ -24,7 +24,7 @@ _JOB_EVENTS = {
     JobStatus.CANCELLED: EventType.JOB_CANCELLED,
 }
 _Ran = Succeeded | Failed | Returned | Lost | Overran
-_Touched = _Ran | Started | Due | Withdrawn
+_Touched = _Ran | Started | Due | Idle | Withdrawn
 
 
 @dataclass(slots=True)
@@ -34,6 +34,7 @@ class _Countdown:
     ended: int = 0
     failed: int = 0
     cancelled: int = 0
+    woken: int = 0
 
 
 class Draft:
@@ -255,7 +256,15 @@ class Draft:
         if not waits:
             self._next_attempt(news, again.retry_count, again.loss_count)
 
-    def withdrawn(self, news: Withdrawn | Due | _Ran, reason: str) -> None:
+    def wake(self, news: Idle) -> None:
+        """A child runs again since the job was resumed; its budget of retries is a new one."""
+        assert news.parent is not None
+        self._child(news, NodeStatus.READY)
+        self.changes.record(EventType.NODE_READY, node=news.node_id, status=NodeStatus.READY)
+        self._next_attempt(news, 0, 0)
+        self._countdown(news.parent).woken += 1
+
+    def withdrawn(self, news: Withdrawn | Due | Idle | _Ran, reason: str) -> None:
         self._either(news, NodeStatus.CANCELLED, reason=reason)
         self.changes.record(
             EventType.NODE_CANCELLED,
@@ -268,6 +277,7 @@ class Draft:
             counts = self._countdown(news.parent)
             counts.ended += 1
             counts.cancelled += 1
+            counts.woken += isinstance(news, Idle)
 
     # Fan-outs
 
@@ -317,16 +327,33 @@ class Draft:
                 remaining=state.remaining - counts.ended,
                 failed=state.failed + counts.failed,
                 cancelled=state.cancelled + counts.cancelled,
+                idle=state.idle - counts.woken,
             )
-            self._amend(fan_out, ended=counts.ended, ended_failed=counts.failed, ended_cancelled=counts.cancelled)
+            self._amend(
+                fan_out,
+                ended=counts.ended,
+                ended_failed=counts.failed,
+                ended_cancelled=counts.cancelled,
+                woken=counts.woken,
+            )
             self.touched.add(fan_out)
 
     # The job
 
-    def move_job(self, to: JobStatus, *, result: Any = None, error_message: str | None = None) -> None:
+    def stop(self, stop: Stop, **facts: Any) -> None:
+        """The job is brought to an end from now on."""
+        self.view = replace(self.view, stopping=stop)
+        self.changes.stopping = stop
+        data = {"reason": stop.value} | {name: value for name, value in facts.items() if value is not None}
+        self.changes.record(EventType.JOB_STOPPING, data=data)
+
+    def move_job(
+        self, to: JobStatus, *, result: Any = None, error_message: str | None = None, reason: str | None = None
+    ) -> None:
         if to not in JOB_MOVES[self.view.status]:
             raise AssertionError(f"job {self.view.job_id} cannot go from {self.view.status} to {to}")
         self.view = replace(self.view, status=to)
         self.changes.job_moves.append(JobChange(to, result, error_message))
-        data = {"error_message": error_message} if error_message else None
-        self.changes.record(_JOB_EVENTS[to], status=to, data=data)
+        told = {"error_message": error_message, "reason": reason}
+        data = {name: value for name, value in told.items() if value}
+        self.changes.record(_JOB_EVENTS[to], status=to, data=data or None)

@@ -111,6 +111,7 @@ class NodeRow(NamedTuple):
     remaining: int | None = None
     failed: int | None = None
     cancelled: int | None = None
+    idle: int | None = None
     chosen: tuple[str, ...] | None = None
     gathered: int | None = None
 
@@ -151,7 +152,7 @@ _LIVE = frozenset({End.QUEUED.value, End.RUNNING.value})
 _REPORTED = (End.SUCCEEDED, End.FAILED, End.RETURNED)
 _T = TaskStatus
 # A worker ends its task by itself; the event follows when an orchestrator has read the result.
-_BY_WORKER = frozenset({_T.SUCCEEDED.value, _T.FAILED.value, _T.RETURNED.value})
+_BY_WORKER = frozenset({_T.SUCCEEDED.value, _T.FAILED.value, _T.RETURNED.value, _T.CANCELLED.value})
 _TASK_OF: dict[str, frozenset[str]] = {
     End.QUEUED.value: frozenset({_T.QUEUED.value, _T.RUNNING.value}) | _BY_WORKER,
     End.RUNNING.value: frozenset({_T.RUNNING.value}) | _BY_WORKER,
@@ -161,14 +162,14 @@ _TASK_OF: dict[str, frozenset[str]] = {
     End.EXPIRED.value: frozenset({_T.CANCELLED.value}),
     End.LOST.value: frozenset({_T.LOST.value}),
     End.RETURNED.value: frozenset({_T.RETURNED.value}),
-    # Given back to a job that is failing: it is not tried again.
-    End.WITHDRAWN.value: frozenset({_T.CANCELLED.value, _T.RETURNED.value}),
+    # Given back to (or lost by) a job that is failing or to end: it is not tried again.
+    End.WITHDRAWN.value: frozenset({_T.CANCELLED.value, _T.RETURNED.value, _T.LOST.value}),
 }
-_RESULT_OF: dict[str, str] = {
-    End.SUCCEEDED.value: _T.SUCCEEDED.value,
-    End.FAILED.value: _T.FAILED.value,
-    End.RETURNED.value: _T.RETURNED.value,
-    End.WITHDRAWN.value: _T.RETURNED.value,
+_RESULT_OF: dict[str, frozenset[str]] = {
+    End.SUCCEEDED.value: frozenset({_T.SUCCEEDED.value}),
+    End.FAILED.value: frozenset({_T.FAILED.value}),
+    End.RETURNED.value: frozenset({_T.RETURNED.value}),
+    End.WITHDRAWN.value: frozenset({_T.RETURNED.value, _T.CANCELLED.value}),
 }
 
 
@@ -206,6 +207,7 @@ class Family:
     ended: int = 0
     failed: int = 0
     cancelled: int = 0
+    idle: int = 0
 
 
 @dataclass(slots=True)
@@ -241,6 +243,7 @@ _STATUS_OF: dict[str, str] = {
     EventType.JOB_PARTIAL_SUCCESS: JobStatus.PARTIAL_SUCCESS,
     EventType.JOB_FAILED: JobStatus.FAILED,
     EventType.JOB_CANCELLED: JobStatus.CANCELLED,
+    EventType.JOB_RESUMED: JobStatus.RUNNING,
     EventType.NODE_READY: NodeStatus.READY,
     EventType.NODE_DISPATCHED: NodeStatus.DISPATCHED,
     EventType.NODE_STARTED: NodeStatus.RUNNING,
@@ -249,6 +252,7 @@ _STATUS_OF: dict[str, str] = {
     EventType.NODE_RETRIED: NodeStatus.READY,
     EventType.NODE_SKIPPED: NodeStatus.SKIPPED,
     EventType.NODE_CANCELLED: NodeStatus.CANCELLED,
+    EventType.NODE_RESET: NodeStatus.PENDING,
 }
 
 
@@ -284,6 +288,7 @@ class Audit:
         self._epoch = 0
         self._standing: set[str] = set()  # critical nodes that have failed, as things stand
         self._end: Event | None = None
+        self._is_stopping = False
         self._definition: str | None = None
 
     def _find(self, code: Code, message: str, node_id: str | None = None) -> None:
@@ -305,6 +310,8 @@ class Audit:
             self._tell_node(event, event.node_id)
         elif event.type == EventType.JOB_CREATED:
             self._open(event)
+        elif event.type == EventType.JOB_STOPPING:
+            self._is_stopping = True
         elif event.status is not None:
             self._move_job(event, event.status)
 
@@ -336,6 +343,7 @@ class Audit:
         if to in _JOB_REVIVALS.get(was, ()):
             self.rebuilt.revivals += 1
             self._end = None
+            self._is_stopping = False
         elif to not in _JOB_MOVES.get(was, ()):
             self._find(Code.TRANSITION, f"event {event.sequence}: the job went from {was} to {to}")
         self.rebuilt.status = to
@@ -403,6 +411,7 @@ class Audit:
             family.ended += step * (state in _NODE_TERMINAL)
             family.failed += step * (state == NodeStatus.FAILED)
             family.cancelled += step * (state == NodeStatus.CANCELLED)
+        family.idle += (to == NodeStatus.PENDING) - (was == NodeStatus.PENDING and node.run > 1)
 
     def _weigh(self, node_id: str, node: RebuiltNode) -> None:
         """Remember which critical nodes have failed, as things stand: nothing may go out any more."""
@@ -423,6 +432,8 @@ class Audit:
             self._find(
                 Code.ATTEMPT, f"event {event.sequence}: attempt {event.attempt} follows {node.attempts}", node_id
             )
+        if self._is_stopping:
+            self._find(Code.WHILE_FAILING, f"event {event.sequence}: dispatched though the job was to end", node_id)
         if self._standing:
             because = ", ".join(sorted(self._standing))
             self._find(Code.WHILE_FAILING, f"event {event.sequence}: dispatched after {because} had failed", node_id)
@@ -650,9 +661,9 @@ class Audit:
             "attempt": (row.attempt, node.attempts),
             "run": (row.run, node.run),
             "parent": (row.parent, node.parent),
+            "retry_count": (row.retry_count, node.retries),
+            "loss_count": (row.loss_count, node.losses),
         }
-        if node.run == 1:
-            told |= {"retry_count": (row.retry_count, node.retries), "loss_count": (row.loss_count, node.losses)}
         if node.parent is not None:
             told["fan_out_index"] = (row.fan_out_index, int(row.node_id.rpartition("__")[2]))
         for name, (is_now, should_be) in told.items():
@@ -674,6 +685,7 @@ class Audit:
             "remaining": (row.remaining, row.total - family.ended),
             "failed_count": (row.failed, family.failed),
             "cancelled_count": (row.cancelled, family.cancelled),
+            "idle_count": (row.idle, family.idle),
         }
         if row.status == NodeStatus.COMPLETED:
             told["total"] = (row.total, family.born)
@@ -725,7 +737,7 @@ class Audit:
                 self._find(Code.RESULT, f"late result of attempt {row.attempt} waits to be handled", row.node_id)
         elif not row.processed:
             self._unprocessed(row, node, end)
-        elif _RESULT_OF.get(end) != row.status:
+        elif row.status not in _RESULT_OF.get(end, ()):
             said = (
                 f"accepted result '{row.status}' of attempt {row.attempt}, which {End(end).name.lower()} by its events"
             )

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
-from dagmaster.jobs.states import EventType, JobStatus, NodeStatus, TaskStatus
+from dagmaster.jobs.states import EventType, JobStatus, NodeStatus, Stop, TaskStatus
 from dagmaster.records import ForeignKey, Index, Record, Table
 
 Priority = Annotated[int, Field(ge=0, le=10)]
@@ -66,6 +66,8 @@ class Job(Record):
             Index("dag_jobs_active", ("owner_id",), where="status IN ('pending', 'running')"),
             Index("dag_jobs_by_status", ("status", "job_id")),
             Index("dag_jobs_one_per_message", ("message_id",), unique=True, where="message_id IS NOT NULL"),
+            Index("dag_jobs_by_workflow", ("workflow_id", "job_id")),
+            Index("dag_jobs_by_submitter", ("submitted_by", "job_id"), where="submitted_by IS NOT NULL"),
             Index("dag_jobs_by_correlation", ("correlation_id",), where="correlation_id IS NOT NULL"),
         ),
         checks={"priority": "priority BETWEEN 0 AND 10"},
@@ -103,6 +105,10 @@ class Job(Record):
     deadline_at: datetime | None = None
     result_data: JsonValue = None
     error_message: str | None = None
+    cancel_requested_at: datetime | None = None
+    cancel_requested_by: ShortId | None = None
+    cancel_reason: str | None = None
+    stopping: Stop | None = None  # what its owner has begun to bring it to an end for
     resume_count: int = 0
     last_sequence: int = 0
     version: int = 0
@@ -116,14 +122,19 @@ class NodeState(Record):
     """A node of a job, or a fan_out's child (`parent_node_id`, `fan_out_index`).
 
     `not_before` is set only while a ready node waits for its time. On a fan_out, `total` children are counted down by
-    `remaining` as they end; `expanded` of them exist so far.
+    `remaining` as they end; `expanded` of them exist so far, and `idle_count` of those wait to run again since the job was
+    resumed (`is_idle`, on the child).
     """
 
     table: ClassVar[Table] = Table(
         "dag_node_states",
         key=("job_id", "node_id"),
         foreign_keys=(ForeignKey(("job_id",), "dag_jobs", ("job_id",)),),
-        indexes=(Index("dag_node_states_waiting", ("job_id", "not_before"), where="not_before IS NOT NULL"),),
+        # No index may look at `status`, not even in its condition: every move would write to all of them.
+        indexes=(
+            Index("dag_node_states_waiting", ("job_id", "not_before"), where="not_before IS NOT NULL"),
+            Index("dag_node_states_idle", ("job_id", "parent_node_id", "fan_out_index"), where="is_idle"),
+        ),
         checks={
             "remaining": "remaining >= 0 AND expanded <= total",
             "waiting": "not_before IS NULL OR status = 'ready'",
@@ -164,6 +175,8 @@ class NodeState(Record):
     remaining: int | None = None
     failed_count: int | None = None
     cancelled_count: int | None = None
+    idle_count: int | None = None
+    is_idle: bool | None = None
     dispatched_at: datetime | None = None
     started_at: datetime | None = None
     completed_at: datetime | None = None
@@ -182,6 +195,7 @@ class Task(Record):
             Index("dag_tasks_queued", ("queue", "priority DESC", "position"), where="status = 'queued'"),
             Index("dag_tasks_running", ("job_id", "node_id"), where="status = 'running'"),
             Index("dag_tasks_expiring", ("job_id",), where="status = 'queued' AND expires_at IS NOT NULL"),
+            Index("dag_tasks_to_stop", ("worker_id",), where="stop_requested_at IS NOT NULL"),
         ),
         defaults={
             "available_at": "dagapp.clock()",
@@ -209,6 +223,8 @@ class Task(Record):
     lease_until: datetime | None = None
     available_at: datetime
     expires_at: datetime | None = None
+    stop_requested_at: datetime | None = None
+    stop_seen_at: datetime | None = None  # the worker has told the handler
     started_at: datetime | None = None
     finished_at: datetime | None = None
     progress: dict[str, Any] | None = None

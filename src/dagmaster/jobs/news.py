@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from dagmaster.jobs.states import NodeStatus
+from dagmaster.jobs.states import NodeStatus, Stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Failed(_OfNode):
 
 @dataclass(frozen=True, slots=True)
 class Returned(_OfNode):
-    """A worker that shuts down gave the task back."""
+    """The task was given back: its worker shuts down, or it was asked to stop."""
 
     started_at: datetime | None
     finished_at: datetime
@@ -76,8 +76,22 @@ class Due(_OfNode):
 
 
 @dataclass(frozen=True, slots=True)
+class Idle(_OfNode):
+    """A child that waits to run again since its job was resumed, and may now."""
+
+
+@dataclass(frozen=True, slots=True)
 class Withdrawn(_OfNode):
     """A queued (or running) task was taken back because its job is failing."""
 
 
-News = Succeeded | Failed | Returned | Lost | Overran | Started | Due | Withdrawn
+@dataclass(frozen=True, slots=True)
+class StopRequest:
+    """A job is to end before its time: people ask for it, or its deadline has passed."""
+
+    stop: Stop
+    by: str | None = None
+    why: str | None = None
+
+
+News = Succeeded | Failed | Returned | Lost | Overran | Started | Due | Idle | Withdrawn

@@ -20,10 +20,34 @@ from dagmaster.jobs import fan
 from dagmaster.jobs.changes import Changes, NewChild, NewTask, PoisonedTask
 from dagmaster.jobs.draft import Draft
 from dagmaster.jobs.model import child_id
-from dagmaster.jobs.news import Due, Failed, Lost, News, Overran, Returned, Started, Succeeded, Withdrawn
+from dagmaster.jobs.news import (
+    Due,
+    Failed,
+    Idle,
+    Lost,
+    News,
+    Overran,
+    Returned,
+    Started,
+    StopRequest,
+    Succeeded,
+    Withdrawn,
+)
 from dagmaster.jobs.retry import Again, after_failure, after_loss
-from dagmaster.jobs.states import Blame, JobStatus, NodeStatus, SkipReason
-from dagmaster.jobs.view import JobView, Verdict, is_busy, is_ended, is_failing, outcome, overdrawn, read_by, verdict
+from dagmaster.jobs.states import Blame, JobStatus, NodeStatus, SkipReason, Stop
+from dagmaster.jobs.view import (
+    JobView,
+    Verdict,
+    is_busy,
+    is_cut_short,
+    is_ended,
+    is_failing,
+    outcome,
+    overdrawn,
+    read_by,
+    verdict,
+    wakeable,
+)
 from dagmaster.workflows.expressions import Context, fits
 from dagmaster.workflows.model import (
     ConditionalNode,
@@ -40,6 +64,7 @@ from dagmaster.workflows.model import (
 from dagmaster.workflows.storable import encode
 
 JOB_FAILED = "job_failed"
+_BECAUSE = {Stop.CANCELLED: "job_cancelled", Stop.DEADLINE: "job_deadline"}
 CHILDREN_FAILED = "fan-in.children-failed"
 _OF_A_CHILD = frozenset({"item", "index", "items"})
 
@@ -77,9 +102,18 @@ class Planner:
     expansion_seconds: float = 0.5
 
     def decide(
-        self, view: JobView, news: Sequence[News], *, epoch: int, sequence: int, look_at_all: bool = False
+        self,
+        view: JobView,
+        news: Sequence[News],
+        *,
+        epoch: int,
+        sequence: int,
+        look_at_all: bool = False,
+        stop: StopRequest | None = None,
     ) -> Plan:
         draft = Draft(view, epoch, sequence)
+        if stop is not None and view.stopping is None:
+            draft.stop(stop.stop, by=stop.by, why=stop.why)
         return _Pass(self, draft).run(news, look_at_all=look_at_all)
 
 
@@ -101,15 +135,31 @@ class _Pass:
             self._fold(item)
         self.draft.settle_countdowns()
         self.failing = is_failing(self.draft.view)
+        if self.draft.view.stopping:
+            self._close()
         if look_at_all:
             self.draft.touched.update(self.nodes)
         self._settle()
         if self.failing:
             self._wind_down()
         self._conclude()
+        if not self.failing and wakeable(self.draft.view, self.planner.chunk):
+            self.is_unfinished = True
         changes = self.draft.finish()
         view = self._without_spent_outputs(self.draft.view)
         return Plan(changes, view, frozenset(self.wanted), self.is_unfinished, self.failing and not self._is_over(view))
+
+    @property
+    def _because(self) -> str:
+        """Why things are cancelled."""
+        stopping = self.draft.view.stopping
+        return _BECAUSE[stopping] if stopping else JOB_FAILED
+
+    def _close(self) -> None:
+        """The job is to end: what has not gone out never will."""
+        for node_id in self.graph.order:
+            if self.draft.node(node_id).status in (NodeStatus.PENDING, NodeStatus.READY):
+                self.draft.cancel(node_id, self._because)
 
     def _is_over(self, view: JobView) -> bool:
         return view.status not in (JobStatus.PENDING, JobStatus.RUNNING)
@@ -131,15 +181,19 @@ class _Pass:
             case Returned():
                 draft.started(news)
                 if self.failing:
-                    draft.withdrawn(news, JOB_FAILED)
+                    draft.withdrawn(news, self._because)
                 else:
                     draft.ready_again(news, Again(news.retry_count, news.loss_count, 0), wait=False, reason="returned")
             case Started():
                 draft.started(news)
             case Due():
                 self._due(news)
+            case Idle() if self.failing:
+                draft.withdrawn(news, self._because)
+            case Idle():
+                draft.wake(news)
             case Withdrawn():
-                draft.withdrawn(news, JOB_FAILED)
+                draft.withdrawn(news, self._because)
             case _:
                 assert_never(news)
 
@@ -168,6 +222,10 @@ class _Pass:
         return work.retry if work else Retry(max_attempts=0)
 
     def _lost(self, news: Lost) -> None:
+        if self.draft.view.stopping:
+            self.draft.started(news)
+            self.draft.withdrawn(news, self._because)
+            return
         again = after_loss(
             retry_count=news.retry_count,
             loss_count=news.loss_count,
@@ -183,7 +241,7 @@ class _Pass:
 
     def _due(self, news: Due) -> None:
         if self.failing:
-            self.draft.withdrawn(news, JOB_FAILED)
+            self.draft.withdrawn(news, self._because)
         elif news.attempt:
             self.draft.redispatch(news)
         elif self._has_outputs(news.node_id):
@@ -481,7 +539,7 @@ class _Pass:
         """A critical node has failed: nothing new goes out; when nothing is out any more, what never ran is closed."""
         for node_id, state in list(self.draft.view.nodes.items()):
             if state.status is NodeStatus.READY:
-                self.draft.cancel(node_id, JOB_FAILED)
+                self.draft.cancel(node_id, self._because)
         if is_busy(self.draft.view):
             return
         self.draft.touched.update(self.nodes)
@@ -492,11 +550,14 @@ class _Pass:
                 if broken:
                     self.draft.skip(node_id, SkipReason.UPSTREAM_FAILED)
                 else:
-                    self.draft.cancel(node_id, JOB_FAILED)
+                    self.draft.cancel(node_id, self._because)
 
     def _conclude(self) -> None:
         view = self.draft.view
         if self._is_over(view) or not is_ended(view):
+            return
+        if is_cut_short(view):
+            self._conclude_stopped()
             return
         status = outcome(view)
         if status is JobStatus.FAILED:
@@ -513,6 +574,16 @@ class _Pass:
             self.draft.move_job(status, result=self._result())
         except DagmasterError as error:
             self.draft.move_job(JobStatus.FAILED, error_message=f"the workflow's outputs: {error}")
+
+    def _conclude_stopped(self) -> None:
+        if self.draft.view.stopping is Stop.CANCELLED:
+            self.draft.move_job(JobStatus.CANCELLED)
+            return
+        seconds = self.graph.workflow.timeout_seconds
+        within = f"its {seconds:g} s" if seconds else "its time"
+        self.draft.move_job(
+            JobStatus.FAILED, error_message=f"the job did not end within {within}", reason=Stop.DEADLINE.value
+        )
 
     def _first_error(self) -> str:
         """The failure that the others followed from, for people: of the most important nodes the first in the order."""

@@ -97,6 +97,13 @@ class SkipReason(StrEnum):
     UPSTREAM_FAILED = "upstream_failed"
 
 
+class Stop(StrEnum):
+    """Why a job is brought to an end before its time."""
+
+    CANCELLED = "cancelled"
+    DEADLINE = "deadline"
+
+
 class Blame(StrEnum):
     """Whose move a failure is."""
 
@@ -113,6 +120,8 @@ class EventType(StrEnum):
     JOB_PARTIAL_SUCCESS = "job_partial_success"
     JOB_FAILED = "job_failed"
     JOB_CANCELLED = "job_cancelled"
+    JOB_STOPPING = "job_stopping"
+    JOB_RESUMED = "job_resumed"
     NODE_READY = "node_ready"
     NODE_DISPATCHED = "node_dispatched"
     NODE_STARTED = "node_started"
@@ -121,3 +130,4 @@ class EventType(StrEnum):
     NODE_RETRIED = "node_retried"
     NODE_SKIPPED = "node_skipped"
     NODE_CANCELLED = "node_cancelled"
+    NODE_RESET = "node_reset"

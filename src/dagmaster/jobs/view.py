@@ -11,7 +11,7 @@ from uuid import UUID
 
 from dagmaster.jobs.fan import tolerated
 from dagmaster.jobs.model import NodeState
-from dagmaster.jobs.states import NODE_LIVE, NODE_TERMINAL, JobStatus, NodeStatus, SkipReason
+from dagmaster.jobs.states import NODE_LIVE, NODE_TERMINAL, JobStatus, NodeStatus, SkipReason, Stop
 from dagmaster.workflows.graph import Graph
 from dagmaster.workflows.model import ConditionalNode, EndNode, FanOutNode, Importance, Node, StartNode
 
@@ -30,11 +30,16 @@ class NodeView:
     remaining: int = 0
     failed: int = 0
     cancelled: int = 0
+    idle: int = 0  # wait to run again since the job was resumed
     is_sized: bool = False
 
     @property
-    def live_children(self) -> int:
+    def open_children(self) -> int:
         return self.expanded - (self.total - self.remaining)
+
+    @property
+    def live_children(self) -> int:
+        return self.open_children - self.idle
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,7 @@ class JobView:
     nodes: dict[str, NodeView] = field(default_factory=dict)
     outputs: dict[str, Any] = field(default_factory=dict)  # those at hand; others are loaded when a template needs them
     unloadable: dict[str, str] = field(default_factory=dict)  # outputs that can't be had, and why
+    stopping: Stop | None = None  # it is being brought to an end
 
     def facts(self) -> dict[str, Any]:
         """What templates see as `job`."""
@@ -91,7 +97,7 @@ def edge(view: JobView, source: str, target: str) -> Edge:
         case NodeStatus.FAILED:
             if node.importance is not Importance.OPTIONAL:
                 return Edge.BROKEN
-            return Edge.WAIT if state.live_children else Edge.EMPTY
+            return Edge.WAIT if state.open_children else Edge.EMPTY
         case _:
             return Edge.WAIT
 
@@ -151,7 +157,7 @@ def _have_children_ended(view: JobView, target: str) -> bool:
     state = view.nodes[fan_out]
     if state.status is NodeStatus.COMPLETED:
         return not state.remaining
-    return state.status in NODE_TERMINAL and not state.live_children
+    return state.status in NODE_TERMINAL and not state.open_children
 
 
 def read_by(graph: Graph, target: str) -> str | None:
@@ -170,7 +176,9 @@ def _any_of(options: list[Edge]) -> Verdict:
 
 
 def is_failing(view: JobView) -> bool:
-    """A critical node has failed for good: nothing new is dispatched."""
+    """A critical node has failed for good, or the job is to end: nothing new is dispatched."""
+    if view.stopping:
+        return True
     for node_id, state in view.nodes.items():
         if view.graph.workflow.nodes[node_id].importance is not Importance.CRITICAL:
             continue
@@ -182,13 +190,33 @@ def is_failing(view: JobView) -> bool:
 def is_busy(view: JobView) -> bool:
     """Something is with the workers, or waits for its next attempt."""
     return any(
-        state.status in NODE_LIVE or state.status is NodeStatus.READY or state.live_children
+        state.status in NODE_LIVE or state.status is NodeStatus.READY or state.open_children
         for state in view.nodes.values()
     )
 
 
 def is_ended(view: JobView) -> bool:
-    return all(state.status in NODE_TERMINAL and not state.live_children for state in view.nodes.values())
+    return all(state.status in NODE_TERMINAL and not state.open_children for state in view.nodes.values())
+
+
+def is_cut_short(view: JobView) -> bool:
+    """Something did not run, or not to its end, because the job was stopped."""
+    return bool(view.stopping) and any(
+        state.status is NodeStatus.CANCELLED or state.cancelled for state in view.nodes.values()
+    )
+
+
+def wakeable(view: JobView, at_most: int, *, unlimited: bool = False) -> dict[str, int]:
+    """How many children of each fan_out may be taken up again now, of those that wait for it since a resume; `unlimited`
+    where they are only to be closed."""
+    found: dict[str, int] = {}
+    for node_id, state in view.nodes.items():
+        node = view.graph.workflow.nodes[node_id]
+        if state.idle and isinstance(node, FanOutNode):
+            limit = None if unlimited else node.max_parallel
+            room = at_most if limit is None else limit - state.live_children
+            found[node_id] = max(0, min(state.idle, room, at_most))
+    return {node_id: count for node_id, count in found.items() if count}
 
 
 def outcome(view: JobView) -> JobStatus:
@@ -231,5 +259,6 @@ def node_view(state: NodeState, node: Node) -> NodeView:
         remaining=state.remaining or 0,
         failed=state.failed_count or 0,
         cancelled=state.cancelled_count or 0,
+        idle=state.idle_count or 0,
         is_sized=state.total is not None,
     )

@@ -15,11 +15,12 @@ import orjson
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from dagmaster.database.ledger import Claim, Ledger, LoadedJob, NewJob
-from dagmaster.errors import DagmasterError, InvalidRequest
+from dagmaster.errors import Conflict, DagmasterError, InvalidRequest
 from dagmaster.jobs.model import DeadLetter, JobMessage, Submission, new_job_id
 from dagmaster.jobs.stages import stages_of
 from dagmaster.jobs.states import JobStatus
 from dagmaster.jobs.view import node_view
+from dagmaster.operations import operate
 from dagmaster.operations.catalog import Catalog
 from dagmaster.workflows.graph import build
 from dagmaster.workflows.inputs import check_inputs
@@ -31,13 +32,14 @@ class Answer(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    status: Literal["accepted", "already_completed", "already_processing", "previously_failed"]
+    status: Literal["accepted", "already_completed", "already_processing", "previously_failed", "resumed"]
     job_id: UUID
     job_status: JobStatus
     result_data: Any = None
     error_message: str | None = None
     failed_stage: str | None = None
     completed_stages: tuple[str, ...] = ()
+    resume_count: int = 0
     hint: str | None = None
 
 
@@ -77,8 +79,11 @@ async def submit(ledger: Ledger, catalog: Catalog, submissions: Sequence[Submiss
     return await ledger.create_jobs(jobs)
 
 
-async def submit_once(ledger: Ledger, catalog: Catalog, submission: Submission, *, force: bool = False) -> Answer:
-    """Create the job, or answer what became of the one that the same submission made before."""
+async def submit_once(
+    ledger: Ledger, catalog: Catalog, submission: Submission, *, force: bool = False, resume: bool = False
+) -> Answer:
+    """Create the job, or answer what became of the one that the same submission made before. With `resume` that one goes on,
+    if it has failed."""
     job = prepare(catalog, submission)
     request = request_hash(job)
     if job.idempotency_key is None and job.workflow.idempotent:
@@ -90,7 +95,20 @@ async def submit_once(ledger: Ledger, catalog: Catalog, submission: Submission, 
     if job_id == job.job_id:
         return Answer(status="accepted", job_id=job_id, job_status=JobStatus.PENDING)
     (known,) = await ledger.load_jobs([Claim(job_id, job_id, 0)])
-    return _answer_of(known)
+    answer = _answer_of(known)
+    if resume and answer.status == "previously_failed":
+        return await _resumed(ledger, answer, submission.submitted_by)
+    return answer
+
+
+async def _resumed(ledger: Ledger, answer: Answer, by: str | None) -> Answer:
+    try:
+        resumed = await operate.resume(ledger, answer.job_id, by=by, reason="the same was submitted again")
+    except Conflict:  # the same, a moment ago, by someone else; or there is nothing that could run again
+        (known,) = await ledger.load_jobs([Claim(answer.job_id, answer.job_id, 0)])
+        return _answer_of(known)
+    facts = {"status": "resumed", "job_status": JobStatus.RUNNING, "resume_count": resumed.resume_count, "hint": None}
+    return answer.model_copy(update=facts)
 
 
 def request_hash(job: NewJob) -> str:
@@ -122,7 +140,8 @@ def _previously_failed(job: LoadedJob) -> Answer:
         error_message=job.error_message,
         failed_stage=next((stage.label for stage in stages if stage.has_failed), None),
         completed_stages=tuple(stage.label for stage in stages if stage.is_complete),
-        hint="submit again with force=true for a new run",
+        resume_count=job.resume_count,
+        hint="submit again with resume=true to go on with what is missing, or with force=true for a new run",
     )
 
 

@@ -10,6 +10,7 @@ fails by itself is set aside for a while and the others go on.
 """
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -17,12 +18,12 @@ from uuid import UUID, uuid4
 
 from dagmaster import faults, log
 from dagmaster.database.bell import JOBS, RESULTS, Bell
-from dagmaster.database.ledger import Claim, Held, Ledger, LoadedJob, Look, OrchestratorInfo
+from dagmaster.database.ledger import LOOK_LIMIT, Claim, Held, Ledger, LoadedJob, Look, OrchestratorInfo
 from dagmaster.errors import DagmasterError, Unavailable
 from dagmaster.jobs.changes import Changes
 from dagmaster.jobs.plan import Plan, Planner
 from dagmaster.jobs.states import JOB_TERMINAL
-from dagmaster.jobs.view import JobView, is_ended, is_failing, node_view
+from dagmaster.jobs.view import JobView, is_ended, is_failing, node_view, wakeable
 from dagmaster.operations.catalog import Catalog
 from dagmaster.operations.submit import take_submissions
 from dagmaster.settings import Settings
@@ -88,6 +89,7 @@ class Orchestrator:
         self._dirty: set[UUID] = set()
         self._graphs: dict[str, Graph] = {}
         self._is_stopping = asyncio.Event()
+        self.beaten_at: float | None = None  # on the monotonic clock, which is the loop's
         self._progressed_at = 0.0
         self._next_sweep = 0.0
         self._next_poll = 0.0
@@ -118,11 +120,31 @@ class Orchestrator:
     def stop(self) -> None:
         self._is_stopping.set()
 
+    @property
+    def is_stopping(self) -> bool:
+        return self._is_stopping.is_set()
+
+    @property
+    def silent_seconds(self) -> float:
+        """How long the loop has got nowhere. Also for other threads."""
+        return time.monotonic() - self._progressed_at if self._progressed_at else 0.0
+
+    @property
+    def patience_seconds(self) -> float:
+        """A loop that has got nowhere for longer shows no more that it lives."""
+        return max(self.settings.orphan_threshold_sec / 2, 3 * self.settings.orchestrator_poll_interval)
+
+    @property
+    def hopeless_seconds(self) -> float:
+        """After so long others may have taken its jobs over, and a restart is better than waiting on."""
+        return self.patience_seconds + self.settings.orphan_threshold_sec
+
     async def _say_hello(self) -> None:
         """The first beat comes before the first claim, or the others would take our jobs for orphans."""
         while not self._is_stopping.is_set():
             try:
-                await self.beat_ledger.beat(self._info())
+                await self.beat_ledger.beat(self.info())
+                self.beaten_at = self._now()
                 return
             except Exception as error:  # whatever it is, it may pass [E27]
                 _log.warning("waiting for the database", error=str(error))
@@ -132,15 +154,16 @@ class Orchestrator:
         while True:
             await self.sleep(self.settings.heartbeat_interval_sec)
             silent = self._now() - self._progressed_at
-            if silent > max(self.settings.orphan_threshold_sec / 2, 3 * self.settings.orchestrator_poll_interval):
+            if silent > self.patience_seconds:
                 _log.error("the loop is stuck, so no heartbeat is sent", seconds=round(silent, 1))
                 continue
             try:
-                await self.beat_ledger.beat(self._info())
+                await self.beat_ledger.beat(self.info())
+                self.beaten_at = self._now()
             except Exception as error:  # an instance that stops beating loses its jobs [E27]
                 _log.warning("heartbeat failed", error=str(error))
 
-    def _info(self) -> OrchestratorInfo:
+    def info(self) -> OrchestratorInfo:
         stats = {name: getattr(self.counters, name) for name in Counters.__dataclass_fields__}
         return OrchestratorInfo(
             self.owner_id, self.host, self.pid, self.software_version, {**stats, "jobs": len(self._owned)}
@@ -344,6 +367,7 @@ class Orchestrator:
                         epoch=held.epochs[job_id],
                         sequence=held.sequences[job_id],
                         look_at_all=owned.look_at_all,
+                        stop=held.stops.get(job_id),
                     )
             return [plan.changes for plan in plans.values()]
 
@@ -371,13 +395,25 @@ class Orchestrator:
         return is_next
 
     def _looking(self, batch: Sequence[Owned], *, reported_only: bool) -> Look:
-        failing = {owned.claim.job_id for owned in batch if owned.is_failing}
-        fast = {
-            owned.claim.job_id
-            for owned in batch
-            if owned.is_failing and owned.view and owned.view.graph.workflow.fail_fast
-        }
-        return Look(self._overdue, self._started, frozenset(failing), frozenset(fast), reported_only)
+        failing, ending, wake = set[UUID](), set[UUID](), dict[tuple[UUID, str], int]()
+        for owned in batch:
+            job_id, view = owned.claim.job_id, owned.view
+            if view is None:
+                continue
+            if owned.is_failing:
+                failing.add(job_id)
+                if view.stopping or view.graph.workflow.fail_fast:
+                    ending.add(job_id)
+            room = wakeable(view, LOOK_LIMIT, unlimited=owned.is_failing)
+            wake |= {(job_id, fan_out): count for fan_out, count in room.items()}
+        return Look(
+            self._overdue,
+            self._started,
+            withdraw=frozenset(failing),
+            stop_running=frozenset(ending),
+            wake=wake,
+            reported_only=reported_only,
+        )
 
     def _drop_fenced(self, job_id: UUID) -> None:
         """Someone else owns this job, or it is over: forget it."""
@@ -454,6 +490,7 @@ class Orchestrator:
             job.submitted_by,
             nodes,
             job.outputs,
+            stopping=job.stopping,
         )
 
     def _graph(self, job: LoadedJob) -> Graph:

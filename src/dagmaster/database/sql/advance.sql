@@ -1,16 +1,21 @@
 -- name: open_jobs
 -- First statement of every orchestrator transaction: lock the jobs that are still ours, in id order, mark their reported results
 -- as handled and hand those over with the counters of their nodes, at most so many a job. The first rows, without a node, are
--- the jobs (epoch and last sequence in the places of attempt and index); one that is missing belongs to someone else now, or
+-- the jobs (epoch, last sequence and what to stop it for in the places of attempt, index and error); one that is missing belongs to someone else now, or
 -- has nothing reported where only such jobs were asked for. Where the lock had to be waited for, whoever held it has changed
 -- the token or the sequence: nothing is decided on what this statement saw before.
 WITH held AS MATERIALIZED (
-    SELECT j.job_id, j.epoch, j.last_sequence
+    SELECT j.job_id, j.epoch, j.last_sequence,
+           CASE WHEN j.stopping IS NOT NULL THEN NULL
+                WHEN j.cancel_requested_at IS NOT NULL
+                THEN jsonb_build_object('stop', 'cancelled', 'by', j.cancel_requested_by, 'why', j.cancel_reason)
+                WHEN j.deadline_at < dagapp.clock() THEN jsonb_build_object('stop', 'deadline') END AS stop
       FROM unnest(%(job_ids)s::uuid[], %(tokens)s::uuid[]) AS k (job_id, token)
       JOIN dagapp.dag_jobs j
         ON j.job_id = k.job_id
      WHERE j.owner_id = %(owner_id)s AND j.claim_token = k.token AND j.status IN ('pending', 'running')
        AND (NOT %(reported_only)s
+            OR j.cancel_requested_at IS NOT NULL AND j.stopping IS NULL
             OR EXISTS (SELECT 1 FROM dagapp.dag_task_results x WHERE x.job_id = k.job_id AND NOT x.processed))
      ORDER BY j.job_id
        FOR NO KEY UPDATE OF j
@@ -37,7 +42,7 @@ WITH held AS MATERIALIZED (
 )
 SELECT job_id, NULL::text AS node_id, NULL::text AS parent, epoch AS attempt, last_sequence AS index, NULL::text AS was,
        NULL::bigint AS retry_count, NULL::bigint AS loss_count, NULL::text AS status, NULL::timestamptz AS started_at,
-       NULL::timestamptz AS finished_at, NULL::text AS worker_id, NULL::jsonb AS error, NULL::boolean AS has_output,
+       NULL::timestamptz AS finished_at, NULL::text AS worker_id, stop AS error, NULL::boolean AS has_output,
        NULL::jsonb AS output
   FROM held
  UNION ALL
@@ -98,13 +103,11 @@ SELECT 'started' AS kind, n.job_id, n.node_id, t.attempt, n.parent_node_id AS pa
  LIMIT %(limit)s;
 
 -- name: withdraw_tasks
--- Take tasks back that no worker has started (or, where a job is to fail fast, running ones too).
+-- Take tasks back that no worker has started.
 WITH live AS MATERIALIZED (
     SELECT t.job_id, t.node_id, t.attempt
       FROM dagapp.dag_tasks t
-     WHERE t.job_id = ANY (%(job_ids)s::uuid[])
-       AND t.status IN ('queued', 'running')
-       AND (t.status = 'queued' OR t.job_id = ANY (%(running_too)s::uuid[]))
+     WHERE t.job_id = ANY (%(job_ids)s::uuid[]) AND t.status = 'queued'
      ORDER BY t.job_id, t.node_id, t.attempt
      LIMIT %(limit)s
        FOR NO KEY UPDATE
@@ -120,6 +123,35 @@ SELECT 'withdrawn' AS kind, e.job_id, e.node_id, e.attempt, n.parent_node_id AS 
   FROM ended e
   JOIN dagapp.dag_node_states n
     ON n.job_id = e.job_id AND n.node_id = e.node_id;
+
+-- name: ask_to_stop
+-- Running tasks of jobs that are to end: their workers are asked to stop them, once.
+WITH live AS MATERIALIZED (
+    SELECT t.job_id, t.node_id, t.attempt
+      FROM dagapp.dag_tasks t
+     WHERE t.job_id = ANY (%(job_ids)s::uuid[]) AND t.status = 'running' AND t.stop_requested_at IS NULL
+     ORDER BY t.job_id, t.node_id, t.attempt
+     LIMIT %(limit)s
+       FOR NO KEY UPDATE
+)
+UPDATE dagapp.dag_tasks t
+   SET stop_requested_at = dagapp.clock()
+  FROM live
+ WHERE t.job_id = live.job_id AND t.node_id = live.node_id AND t.attempt = live.attempt
+RETURNING 'asked' AS kind, t.job_id;
+
+-- name: take_idle
+-- Children that wait to run again since their job was resumed, as many of each fan_out as there is room for.
+SELECT 'idle' AS kind, c.job_id, c.node_id, c.attempt, k.fan_out AS parent, c.fan_out_index AS index, c.status AS was,
+       c.retry_count, c.loss_count, NULL::timestamptz AS started_at, NULL AS worker_id, NULL::float8 AS seconds
+  FROM unnest(%(job_ids)s::uuid[], %(fan_outs)s::text[], %(rooms)s::int[]) AS k (job_id, fan_out, room)
+ CROSS JOIN LATERAL (
+       SELECT n.job_id, n.node_id, n.attempt, n.fan_out_index, n.status, n.retry_count, n.loss_count
+         FROM dagapp.dag_node_states n
+        WHERE n.job_id = k.job_id AND n.parent_node_id = k.fan_out AND n.is_idle
+        ORDER BY n.fan_out_index
+        LIMIT k.room) AS c
+ LIMIT %(limit)s;
 
 -- name: promote_nodes
 -- Nodes that pass through `ready` on their way to another state in this transaction: each step is a move of its own.
@@ -141,7 +173,7 @@ WITH change AS MATERIALIZED (
      CROSS JOIN LATERAL jsonb_to_recordset(change.c -> 'nodes')
            AS m (node_id text, status text, attempt int, retry_count int, loss_count int, max_retries int, reason text,
                  error jsonb, output jsonb, takes_result boolean, input_params jsonb, wait_seconds float8, total int,
-                 expanded int, ended int, ended_failed int, ended_cancelled int, started_at timestamptz,
+                 expanded int, ended int, ended_failed int, ended_cancelled int, woken int, started_at timestamptz,
                  finished_at timestamptz)
 ), next_attempt AS MATERIALIZED (
     SELECT change.job_id, a.node_id, a.attempt, a.attempt - 1 AS before, a.retry_count
@@ -172,6 +204,8 @@ WITH change AS MATERIALIZED (
                                THEN coalesce(n.failed_count, 0) + m.ended_failed END,
            cancelled_count = CASE WHEN n.total IS NOT NULL OR m.total IS NOT NULL
                                   THEN coalesce(n.cancelled_count, 0) + m.ended_cancelled END,
+           idle_count = n.idle_count - m.woken,
+           is_idle = CASE WHEN m.status = 'pending' THEN n.is_idle END,
            dispatched_at = CASE WHEN m.status = 'dispatched' THEN dagapp.clock() ELSE n.dispatched_at END,
            started_at = coalesce(m.started_at, n.started_at),
            completed_at = CASE WHEN m.status IN ('completed', 'failed', 'skipped', 'cancelled')
@@ -241,6 +275,7 @@ WITH change AS MATERIALIZED (
            completed_at = CASE WHEN m.status <> 'running' THEN dagapp.clock() ELSE j.completed_at END,
            result_data = coalesce(m.result_data, j.result_data),
            error_message = coalesce(m.error_message, j.error_message),
+           stopping = coalesce(change.c ->> 'stopping', j.stopping),
            owner_id = CASE WHEN m.status <> 'running' THEN NULL ELSE j.owner_id END,
            claim_token = CASE WHEN m.status <> 'running' THEN NULL ELSE j.claim_token END,
            owner_heartbeat_at = dagapp.clock(),

@@ -22,8 +22,8 @@ SELECT job_id, workflow_id, workflow_version, status, priority, correlation_id, 
 -- A job, without its claim token, which is nobody's business.
 SELECT job_id, workflow_id, workflow_version, definition_hash, status, input_params, priority, owner_id, owner_heartbeat_at,
        epoch, correlation_id, submitted_by, callback_url, idempotency_key, message_id, asset_id, version_ordinal,
-       deadline_at, result_data, error_message, resume_count, last_sequence, version, created_at, updated_at, started_at,
-       completed_at
+       deadline_at, result_data, error_message, cancel_requested_at, cancel_requested_by, cancel_reason, stopping,
+       resume_count, last_sequence, version, created_at, updated_at, started_at, completed_at
   FROM dagapp.dag_jobs
  WHERE job_id = %(job_id)s;
 
@@ -49,9 +49,18 @@ SELECT job_id, status, last_sequence
 -- One node, or one child, with everything that is kept of it.
 SELECT job_id, node_id, status, task_id, parent_node_id, fan_out_index, label, input_params, output, output_ref,
        error_message, error, reason, attempt, retry_count, loss_count, max_retries, not_before, progress, total, expanded,
-       remaining, failed_count, cancelled_count, dispatched_at, started_at, completed_at, version, run
+       remaining, failed_count, cancelled_count, idle_count, is_idle, dispatched_at, started_at, completed_at, version, run
   FROM dagapp.dag_node_states
  WHERE job_id = %(job_id)s AND node_id = %(node_id)s;
+
+-- name: api_stopping_tasks
+-- The tasks of a job that their workers were asked to stop: who has told its handler, and what came of it.
+SELECT t.task_id, t.node_id, t.attempt, t.handler, t.status, t.worker_id, t.stop_requested_at AS requested_at,
+       t.stop_seen_at AS acknowledged_at, t.finished_at
+  FROM dagapp.dag_tasks t
+ WHERE t.job_id = %(job_id)s AND t.stop_requested_at IS NOT NULL
+ ORDER BY t.stop_requested_at DESC, t.node_id
+ LIMIT %(limit)s;
 
 -- name: api_attempts
 -- The attempts of a node, the last one first, each with what was reported of it.
@@ -98,7 +107,7 @@ WITH live AS MATERIALIZED (
     SELECT t.*
       FROM unnest(%(node_ids)s::text[]) AS k (node_id)
      CROSS JOIN LATERAL (SELECT a.node_id, a.status, a.queue, a.handler, a.priority, a.position, a.available_at,
-                                a.started_at, a.worker_id
+                                a.started_at, a.worker_id, a.progress
                            FROM dagapp.dag_tasks a
                           WHERE a.job_id = %(job_id)s AND a.node_id = k.node_id AND a.status IN ('queued', 'running')
                          OFFSET 0) AS t
@@ -112,13 +121,19 @@ WITH live AS MATERIALIZED (
                           LIMIT %(most)s) AS f
 )
 SELECT l.node_id, l.status, l.queue, l.handler, l.priority, l.available_at AS queued_at, l.started_at, l.worker_id,
-       (SELECT count(*)::int
-          FROM dagapp.workers w
-         WHERE w.heartbeat_at > dagapp.clock() - make_interval(secs => %(within)s)
-           AND l.queue = ANY (w.queues) AND l.handler = ANY (w.handlers)) AS live_workers,
+       (SELECT w.host FROM dagapp.workers w WHERE w.worker_id = l.worker_id) AS worker_host,
+       (SELECT w.pid FROM dagapp.workers w WHERE w.worker_id = l.worker_id) AS worker_pid,
+       l.progress, offers.live_workers, offers.serving_workers,
        CASE WHEN l.status = 'queued'
             THEN coalesce((SELECT f.place FROM front f WHERE f.position = l.position), %(most)s::int) END AS in_front
-  FROM live l;
+  FROM live l
+  JOIN (SELECT k.queue, k.handler, count(w.worker_id) FILTER (WHERE k.handler = ANY (w.handlers))::int AS live_workers,
+               count(w.worker_id)::int AS serving_workers
+          FROM (SELECT DISTINCT l.queue, l.handler FROM live l) AS k
+          LEFT JOIN dagapp.workers w
+            ON w.heartbeat_at > dagapp.clock() - make_interval(secs => %(within)s) AND k.queue = ANY (w.queues)
+         GROUP BY k.queue, k.handler) AS offers
+    ON offers.queue = l.queue AND offers.handler = l.handler;
 
 -- name: api_unfinished_children
 -- Children of a fan_out that have not ended, in the order of their keys: those with a live task, and those that wait for
@@ -180,13 +195,19 @@ SELECT w.parent_node_id AS parent, min(w.not_before) AS due_at
  GROUP BY w.parent_node_id;
 
 -- name: api_orchestrators
--- Orchestrators by id, with the age of their last sign and how many jobs they hold.
+-- Orchestrators by id, with the age of their last sign and the jobs they hold: all of them counted, the oldest few in full.
 SELECT o.owner_id, o.host, o.pid, o.software_version, o.started_at, o.heartbeat_at, o.stats,
        extract(epoch FROM dagapp.clock() - o.heartbeat_at)::float8 AS heartbeat_age_seconds,
        o.heartbeat_at > dagapp.clock() - make_interval(secs => %(within)s) AS is_alive,
        (SELECT count(*)::int
           FROM dagapp.dag_jobs j
-         WHERE j.owner_id = o.owner_id AND j.status IN ('pending', 'running')) AS job_count
+         WHERE j.owner_id = o.owner_id AND j.status IN ('pending', 'running')) AS job_count,
+       coalesce((SELECT jsonb_agg(to_jsonb(f) ORDER BY f.job_id)
+                   FROM (SELECT j.job_id, j.workflow_id, j.status, j.created_at, j.started_at
+                           FROM dagapp.dag_jobs j
+                          WHERE j.owner_id = o.owner_id AND j.status IN ('pending', 'running')
+                          ORDER BY j.job_id
+                          LIMIT 20) AS f), '[]') AS jobs
   FROM dagapp.orchestrators o
  WHERE (%(after)s::uuid IS NULL OR o.owner_id > %(after)s::uuid)
  ORDER BY o.owner_id
@@ -287,7 +308,9 @@ SELECT t.queue, count(*)::int AS count
 
 -- name: api_dead_letters
 -- Refused messages, newest first.
-SELECT dead_letter_id, queue, message_id, reason, description, body, created_at
+SELECT dead_letter_id, queue, message_id, reason, description, body, created_at, queue = %(job_queue)s OR reason = 'PoisonTask' AS is_replayable,
+       CASE WHEN reason = 'PoisonTask' THEN (body ->> 'job_id')::uuid END AS job_id,
+       CASE WHEN reason = 'PoisonTask' THEN body ->> 'node_id' END AS node_id
   FROM dagapp.dag_dead_letters
  WHERE (%(after_at)s::timestamptz IS NULL OR (created_at, dead_letter_id) < (%(after_at)s, %(after_id)s::uuid))
    AND (%(reason)s::text IS NULL OR reason = %(reason)s)
@@ -296,7 +319,9 @@ SELECT dead_letter_id, queue, message_id, reason, description, body, created_at
 
 -- name: api_dead_letter
 -- One refused message.
-SELECT dead_letter_id, queue, message_id, reason, description, body, created_at
+SELECT dead_letter_id, queue, message_id, reason, description, body, created_at, queue = %(job_queue)s OR reason = 'PoisonTask' AS is_replayable,
+       CASE WHEN reason = 'PoisonTask' THEN (body ->> 'job_id')::uuid END AS job_id,
+       CASE WHEN reason = 'PoisonTask' THEN body ->> 'node_id' END AS node_id
   FROM dagapp.dag_dead_letters
  WHERE dead_letter_id = %(dead_letter_id)s;
 

@@ -63,7 +63,7 @@ RETURNING j.job_id, j.claim_token AS token, j.epoch;
 -- name: load_jobs
 -- Claimed jobs with their definitions.
 SELECT j.job_id, j.status, j.definition_hash, j.input_params, j.priority, j.correlation_id, j.submitted_by, j.result_data,
-       j.error_message, j.last_sequence, d.body
+       j.error_message, j.last_sequence, j.stopping, j.resume_count, d.body
   FROM dagapp.dag_jobs j
   JOIN dagapp.dag_workflow_definitions d USING (definition_hash)
  WHERE j.job_id = ANY (%(job_ids)s::uuid[]);
@@ -71,7 +71,7 @@ SELECT j.job_id, j.status, j.definition_hash, j.input_params, j.priority, j.corr
 -- name: load_nodes
 -- The nodes of a job's definition, by whole key so that children are never read. Small outputs come along.
 SELECT n.job_id, n.node_id, n.status, n.attempt, n.retry_count, n.loss_count, n.reason, n.error_message, n.total, n.expanded,
-       n.remaining, n.failed_count, n.cancelled_count,
+       n.remaining, n.failed_count, n.cancelled_count, n.idle_count,
        (n.status = 'completed' AND n.output_ref IS NULL AND coalesce(pg_column_size(n.output), 0) <= %(small)s) AS has_output,
        CASE WHEN coalesce(pg_column_size(n.output), 0) <= %(small)s THEN n.output END AS output
   FROM unnest(%(job_ids)s::uuid[], %(node_ids)s::text[]) AS k (job_id, node_id)
@@ -85,18 +85,19 @@ SELECT node_id, output, output_ref
  WHERE job_id = %(job_id)s AND node_id = ANY (%(node_ids)s::text[]) AND status = 'completed';
 
 -- name: reported_jobs
--- Which of an owner's jobs have results that nobody has handled yet.
+-- Which of an owner's jobs have results that nobody has handled yet, or are to be cancelled.
 SELECT j.job_id
   FROM dagapp.dag_jobs j
  WHERE j.owner_id = %(owner_id)s
    AND j.status IN ('pending', 'running')
-   AND EXISTS (SELECT 1 FROM dagapp.dag_task_results r WHERE r.job_id = j.job_id AND NOT r.processed);
+   AND (j.cancel_requested_at IS NOT NULL AND j.stopping IS NULL
+        OR EXISTS (SELECT 1 FROM dagapp.dag_task_results r WHERE r.job_id = j.job_id AND NOT r.processed));
 
 -- name: sweep_jobs
--- Which of an owner's jobs have lapsed leases, tasks past their time, waits that are over, or tasks to show as running; and how
--- many jobs it has at all.
+-- Which of an owner's jobs are past their deadline, have lapsed leases, tasks past their time, waits that are over, or tasks to
+-- show as running; and how many jobs it has at all.
 WITH mine AS MATERIALIZED (
-    SELECT job_id
+    SELECT job_id, deadline_at < dagapp.clock() AND stopping IS NULL AS is_overdue
       FROM dagapp.dag_jobs
      WHERE owner_id = %(owner_id)s AND status IN ('pending', 'running')
 ), running AS (
@@ -113,6 +114,8 @@ WITH mine AS MATERIALIZED (
         ON n.job_id = mine.job_id AND n.not_before IS NOT NULL
 )
 SELECT 'overdue' AS kind, job_id, NULL::float8 AS seconds FROM running WHERE is_overdue GROUP BY job_id
+ UNION ALL
+SELECT 'overdue', job_id, NULL FROM mine WHERE is_overdue
  UNION ALL
 SELECT 'overdue', job_id, NULL FROM waits WHERE not_before <= dagapp.clock() GROUP BY job_id
  UNION ALL
@@ -135,22 +138,6 @@ SELECT 'next', NULL, extract(epoch FROM min(not_before) - dagapp.clock())::float
 HAVING count(*) > 0
  UNION ALL
 SELECT 'owned', NULL, count(*)::float8 FROM mine;
-
--- name: release_jobs
--- Give jobs back, if they are still ours.
-WITH held AS MATERIALIZED (
-    SELECT j.job_id
-      FROM unnest(%(job_ids)s::uuid[], %(tokens)s::uuid[]) AS k (job_id, token)
-      JOIN dagapp.dag_jobs j
-        ON j.job_id = k.job_id AND j.owner_id = %(owner_id)s AND j.claim_token = k.token
-     ORDER BY j.job_id
-       FOR NO KEY UPDATE OF j
-)
-UPDATE dagapp.dag_jobs j
-   SET owner_id = NULL, claim_token = NULL, updated_at = dagapp.clock(), version = j.version + 1
-  FROM held
- WHERE j.job_id = held.job_id
-RETURNING j.job_id;
 
 -- name: release_unknown_jobs
 -- Give back what an owner has without knowing it: the answer to a claim was lost on its way.

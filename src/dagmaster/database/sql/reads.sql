@@ -12,17 +12,6 @@ SELECT 'worker', host, pid, heartbeat_at
   FROM dagapp.workers
  WHERE heartbeat_at > dagapp.clock() - make_interval(secs => %(within)s);
 
--- name: list_jobs
--- Jobs, newest first, a page at a time: ids are in the order of time, and the last one seen is where the next page begins.
-SELECT job_id, workflow_id, workflow_version, status, priority, correlation_id, submitted_by, error_message, created_at,
-       started_at, completed_at, dagapp.clock() AS now
-  FROM dagapp.dag_jobs
- WHERE (%(after)s::uuid IS NULL OR job_id < %(after)s::uuid)
-   AND (%(status)s::text IS NULL OR status = %(status)s)
-   AND (%(workflow_id)s::text IS NULL OR workflow_id = %(workflow_id)s)
- ORDER BY job_id DESC
- LIMIT %(limit)s;
-
 -- name: jobs_between
 -- The first few jobs of a range of ids: what a prefix stands for.
 SELECT job_id
@@ -37,16 +26,6 @@ SELECT job_id
   FROM dagapp.dag_jobs
  ORDER BY job_id DESC
  LIMIT 1;
-
--- name: show_job
--- A job with the definition it runs on. The claim token is nobody's business.
-SELECT j.job_id, j.workflow_id, j.workflow_version, j.definition_hash, j.status, j.input_params, j.priority, j.owner_id,
-       j.owner_heartbeat_at, j.epoch, j.correlation_id, j.submitted_by, j.callback_url, j.idempotency_key, j.message_id,
-       j.asset_id, j.version_ordinal, j.deadline_at, j.result_data, j.error_message, j.resume_count, j.last_sequence,
-       j.version, j.created_at, j.updated_at, j.started_at, j.completed_at, d.body AS definition
-  FROM dagapp.dag_jobs j
-  JOIN dagapp.dag_workflow_definitions d USING (definition_hash)
- WHERE j.job_id = %(job_id)s;
 
 -- name: watch_job
 -- A job and its own nodes in one look, cheap enough for several a second: children are never listed. Those that ended are
@@ -83,12 +62,6 @@ SELECT j.status AS job_status, j.created_at AS job_created_at, j.started_at AS j
     ON n.job_id = %(job_id)s AND n.node_id = k.node_id
  WHERE j.job_id = %(job_id)s
  ORDER BY k.place;
-
--- name: job_outcome
--- Whether a job is over, and how it ended: what someone who waits asks again and again.
-SELECT status, dagapp.clock() AS now
-  FROM dagapp.dag_jobs
- WHERE job_id = %(job_id)s;
 
 -- name: page_children
 -- Some children of a fan_out in index order, each by its whole key: a page costs a page, however many there are. Where a

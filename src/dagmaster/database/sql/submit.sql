@@ -107,3 +107,8 @@ SELECT coalesce(message_id, dead_letter_id::text), queue, body
     ON CONFLICT (message_id) DO UPDATE
    SET body = excluded.body
 RETURNING message_id;
+
+-- name: drop_dead_letter
+-- A message whose matter is settled.
+DELETE FROM dagapp.dag_dead_letters
+ WHERE dead_letter_id = %(dead_letter_id)s;

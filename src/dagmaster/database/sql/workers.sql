@@ -170,6 +170,21 @@ SELECT h.job_id::text || '_' || h.node_id || '_' || h.attempt::text AS task_id
                      FROM renewed r
                     WHERE r.job_id = h.job_id AND r.node_id = h.node_id AND r.attempt = h.attempt);
 
+-- name: take_stops
+-- The tasks of a worker that it is asked to stop, told once; that it was told is its acknowledgement.
+WITH asked AS MATERIALIZED (
+    SELECT t.job_id, t.node_id, t.attempt
+      FROM dagapp.dag_tasks t
+     WHERE t.worker_id = %(worker_id)s AND t.stop_requested_at IS NOT NULL AND t.stop_seen_at IS NULL AND t.status = 'running'
+     ORDER BY t.job_id, t.node_id, t.attempt
+       FOR NO KEY UPDATE
+)
+UPDATE dagapp.dag_tasks t
+   SET stop_seen_at = dagapp.clock()
+  FROM asked a
+ WHERE t.job_id = a.job_id AND t.node_id = a.node_id AND t.attempt = a.attempt
+RETURNING t.task_id;
+
 -- name: read_results
 -- A slice of the results of a fan_out's children, in index order, by whole key.
 SELECT i.index, c.node_id, c.status, c.output, c.error_message

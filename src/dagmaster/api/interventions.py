@@ -1,0 +1,106 @@
+"""What people do to a job that exists: cancel it, or let it go on [E14 E15]."""
+
+import asyncio
+from datetime import datetime
+from typing import Annotated
+from uuid import UUID
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel, ConfigDict, Field
+
+from dagmaster.api.jobs import JobId
+from dagmaster.api.parts import Here
+from dagmaster.api.problems import responses
+from dagmaster.database.api_reads import StoppingTask
+from dagmaster.database.bell import JOBS, RESULTS
+from dagmaster.jobs.model import ShortId
+from dagmaster.jobs.states import JOB_TERMINAL, JobStatus
+from dagmaster.operations import operate
+
+router = APIRouter(prefix="/jobs", tags=["jobs"])
+
+_LOOK_SECONDS = 0.1
+
+
+class Wish(BaseModel):
+    """Who asks, and why; kept with the job's events."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    by: ShortId | None = None
+    reason: Annotated[str, Field(max_length=1000)] | None = None
+
+
+class Cancelled(BaseModel):
+    """How far a cancel has come. `tasks` are those that ran when it was asked for, with when their worker told the handler."""
+
+    job_id: UUID
+    status: JobStatus
+    requested_at: datetime | None
+    requested_by: str | None
+    reason: str | None
+    is_over: bool
+    tasks: list[StoppingTask]
+
+
+@router.post(
+    "/{job_id}/cancel",
+    operation_id="cancel_job",
+    summary="Cancel a job",
+    status_code=202,
+    responses=responses(404, 409),
+)
+async def cancel_job(
+    here: Here,
+    job_id: JobId,
+    wish: Wish | None = None,
+    wait: Annotated[float, Query(ge=0, le=60, description="Seconds to wait for the job's end before the answer")] = 2,
+) -> Cancelled:
+    """What waits never starts; running handlers are told within a second, and ended if they don't stop within their grace. Asking
+    again changes nothing and shows how far it has come."""
+    wish = wish or Wish()
+    async with here.ledgers.one() as ledger:
+        await operate.cancel(ledger, job_id, by=wish.by, reason=wish.reason)
+    here.bell.ring(RESULTS)
+    for _ in range(int(wait / _LOOK_SECONDS)):
+        answer = await _cancelled(here, job_id)
+        if answer.is_over:
+            return answer
+        await asyncio.sleep(_LOOK_SECONDS)
+    return await _cancelled(here, job_id)
+
+
+async def _cancelled(here: Here, job_id: UUID) -> Cancelled:
+    job = await here.reads.job(job_id)
+    return Cancelled(
+        job_id=job_id,
+        status=job.status,
+        requested_at=job.cancel_requested_at,
+        requested_by=job.cancel_requested_by,
+        reason=job.cancel_reason,
+        is_over=job.status in JOB_TERMINAL,
+        tasks=await here.reads.stopping_tasks(job_id),
+    )
+
+
+@router.post(
+    "/{job_id}/resume",
+    operation_id="resume_job",
+    summary="Let a job that has ended go on",
+    status_code=202,
+    responses=responses(404, 409),
+)
+async def resume_job(
+    here: Here,
+    job_id: JobId,
+    wish: Wish | None = None,
+    dry_run: Annotated[bool, Query(description="Only say what would run again")] = False,
+) -> operate.Resumed:
+    """Only what failed, was cancelled or was skipped because of that runs again, children included, with the inputs and the
+    definition that the job began with."""
+    wish = wish or Wish()
+    async with here.ledgers.one() as ledger:
+        answer = await operate.resume(ledger, job_id, by=wish.by, reason=wish.reason, is_dry_run=dry_run)
+    if not dry_run:
+        here.bell.ring(JOBS)
+    return answer

@@ -1,0 +1,128 @@
+"""Cancel and resume over HTTP [E14 E15 E16]."""
+
+from uuid import UUID, uuid4
+
+from tests.api.serving import V1, api, ok
+from tests.engine.harness import engine, open_gate, until, workflow
+
+GATED = """
+    workflow_id: gated
+    nodes:
+      start: {type: start, next: door}
+      door: {handler: gate, next: after}
+      after: {handler: noop, next: end}
+      end: {type: end}
+"""
+FAILING = """
+    workflow_id: failing
+    idempotent: true
+    nodes:
+      start: {type: start, next: good}
+      good: {handler: noop, next: bad}
+      bad: {handler: fail, retry: {max_attempts: 0}, next: end}
+      end: {type: end}
+"""
+
+
+async def test_e14_a_cancel_shows_which_worker_acknowledged(database):
+    async with engine(database) as running, api(database, running) as client:
+        job_id = await running.submit(workflow(GATED))
+        await until(lambda: running.rows("SELECT 1 FROM dagapp.dag_tasks WHERE status = 'running'"))
+        wish = {"by": "ada", "reason": "wrong file"}
+
+        answer = await ok(client.post(f"{V1}/jobs/{job_id}/cancel", params={"wait": 10}, json=wish), 202)
+        shown = (await ok(client.get(f"{V1}/jobs/{job_id}")))["job"]
+        again = await client.post(f"{V1}/jobs/{job_id}/cancel")
+        unknown = await client.post(f"{V1}/jobs/{uuid4()}/cancel")
+
+    assert (answer["status"], answer["is_over"]) == ("cancelled", True)
+    assert (answer["requested_by"], answer["reason"]) == ("ada", "wrong file")
+    (task,) = answer["tasks"]
+    assert task["worker_id"] == str(running.workers[0].worker_id)
+    assert task["requested_at"] <= task["acknowledged_at"] <= task["finished_at"]
+    assert (shown["status"], shown["stopping"], shown["cancel_requested_by"]) == ("cancelled", "cancelled", "ada")
+    assert (again.status_code, again.json()["code"]) == (409, "job.ended")
+    assert (unknown.status_code, unknown.json()["code"]) == (404, "job.not-found")
+
+
+async def test_e14_asking_twice_is_asking_once(database):
+    async with engine(database, workers=0) as running, api(database, running) as client:
+        job_id = await running.submit(workflow(GATED))
+        first = await ok(client.post(f"{V1}/jobs/{job_id}/cancel", params={"wait": 0}, json={"by": "ada"}), 202)
+        second = await client.post(f"{V1}/jobs/{job_id}/cancel", params={"wait": 0}, json={"by": "ben"})
+        await running.wait(job_id)
+
+    assert first["requested_by"] == "ada"
+    assert second.status_code == 409 or second.json()["requested_by"] == "ada"
+
+
+async def test_e7_a_cancel_at_an_instance_that_does_not_own_the_job_is_acted_on_at_once(database):
+    """The API serves beside no orchestrator here; the owner hears of the request by the bell, since it polls rarely."""
+    async with (
+        engine(database, orchestrators=2, orchestrator_poll_interval=30) as running,
+        api(database) as client,
+    ):
+        job_id = await running.submit(workflow(GATED))
+        await until(lambda: running.rows("SELECT 1 FROM dagapp.dag_tasks WHERE status = 'running'"))
+
+        await ok(client.post(f"{V1}/jobs/{job_id}/cancel", params={"wait": 0}), 202)
+
+        asked = "SELECT stop_requested_at - (SELECT cancel_requested_at FROM dagapp.dag_jobs) AS after FROM dagapp.dag_tasks"
+        (found,) = await until(lambda: running.rows(f"{asked} WHERE stop_requested_at IS NOT NULL"))
+        await running.wait(job_id)
+
+    assert found["after"].total_seconds() < 1
+
+
+async def test_e15_a_resume_says_what_runs_and_a_dry_run_only_says(database):
+    async with engine(database) as running, api(database, running) as client:
+        failed = await running.run(workflow(FAILING))
+        url = f"{V1}/jobs/{failed['job_id']}/resume"
+        would = await ok(client.post(url, params={"dry_run": True}), 202)
+        still = await running.job(failed["job_id"])
+        resumed = await ok(client.post(url, json={"by": "ada"}), 202)
+        again = await running.wait(failed["job_id"])
+        unknown = await client.post(f"{V1}/jobs/{uuid4()}/resume", params={"dry_run": True})
+
+    assert (would["status"], would["nodes"], would["children"]) == ("dry_run", ["bad", "end"], {})
+    assert (still["status"], still["resume_count"]) == ("failed", 0)
+    assert (resumed["status"], resumed["nodes"], resumed["resume_count"]) == ("resumed", ["bad", "end"], 1)
+    assert (again["status"], again["resume_count"]) == ("failed", 1)
+    assert unknown.status_code == 404
+
+
+async def test_e16_a_repeated_submission_resumes_the_failed_job(database):
+    async with engine(database) as running:
+        running.add(workflow(FAILING), workflow(GATED))
+        async with api(database, running) as client:
+            asked = {"workflow_id": "failing"}
+            first = await ok(client.post(f"{V1}/jobs", json=asked), 202)
+            job_id = UUID(first["job_id"])
+            await running.wait(job_id)
+            failed = await ok(client.post(f"{V1}/jobs", json=asked))
+            resumed = await ok(client.post(f"{V1}/jobs", params={"resume": True}, json=asked), 202)
+            await running.wait(job_id)
+
+            keyed = {"workflow_id": "gated", "idempotency_key": "k"}
+            gated = UUID((await ok(client.post(f"{V1}/jobs", json=keyed), 202))["job_id"])
+            await until(
+                lambda: running.rows("SELECT 1 FROM dagapp.dag_tasks WHERE job_id = %s AND status = 'running'", gated)
+            )
+            await ok(client.post(f"{V1}/jobs/{gated}/cancel", params={"wait": 10}), 202)
+            cancelled = await ok(client.post(f"{V1}/jobs", json=keyed))
+            back = await ok(client.post(f"{V1}/jobs", params={"resume": True}, json=keyed), 202)
+            open_gate(gated)
+            done = await running.wait(gated)
+            over = await ok(client.post(f"{V1}/jobs", params={"resume": True}, json=keyed))
+
+    assert (failed["status"], failed["job_status"], failed["completed_stages"]) == (
+        "previously_failed",
+        "failed",
+        ["start", "good"],
+    )
+    assert failed["failed_stage"] == "bad"
+    assert (resumed["status"], resumed["job_id"], resumed["resume_count"]) == ("resumed", str(job_id), 1)
+    assert (cancelled["status"], cancelled["job_status"]) == ("previously_failed", "cancelled")
+    assert (back["status"], back["job_id"]) == ("resumed", str(gated))
+    assert done["status"] == "completed"
+    assert over["status"] == "already_completed"

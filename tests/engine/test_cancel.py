@@ -1,0 +1,204 @@
+"""Cancel and deadline [E13 E14]: what waits never starts, what runs is told, and ended if it does not listen."""
+
+import asyncio
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dagmaster.errors import Conflict
+from dagmaster.handlers.registry import Registration
+from dagmaster.operations.operate import cancel
+from tests.engine.harness import engine, open_gate, until, workflow
+
+_ran: list[str] = []
+
+
+async def listening(ctx: Any) -> None:
+    while not ctx.cancelled:
+        await asyncio.sleep(0.01)
+    _ran.append("heard")
+    raise RuntimeError("was told to stop")
+
+
+async def counting(ctx: Any) -> None:
+    _ran.append(ctx.node_id)
+
+
+def deaf(ctx: Any) -> None:
+    """Ignores everything, and so does the program it starts."""
+    Path(ctx.params["file"]).write_text(str(os.getpid()))
+    time.sleep(600)
+
+
+HANDLERS = (
+    Registration("listening", "tests.engine.test_cancel:listening"),
+    Registration("counting", "tests.engine.test_cancel:counting"),
+    Registration("deaf", "tests.engine.test_cancel:deaf", is_async=False),
+)
+TWO = """
+    workflow_id: two
+    TIMEOUT
+    nodes:
+      start: {type: start, next: work}
+      work: {handler: HANDLER, PARAMS next: after}
+      after: {handler: counting, next: end}
+      end: {type: end}
+"""
+
+
+def two(handler: str, timeout: float | None = None, params: str = "") -> str:
+    times = f"timeout_seconds: {timeout}" if timeout else ""
+    return TWO.replace("HANDLER", handler).replace("TIMEOUT", times).replace("PARAMS", params)
+
+
+@pytest.fixture(autouse=True)
+def nothing_ran():
+    _ran.clear()
+
+
+async def running_task(running, job_id):
+    async def found():
+        return [task for task in await running.tasks(job_id) if task["status"] == "running"]
+
+    return (await until(found))[0]
+
+
+async def test_e14_a_running_handler_is_told_within_a_second_and_what_waits_never_starts(database):
+    async with engine(database, handlers=HANDLERS) as running:
+        job_id = await running.submit(workflow(two("listening")))
+        await running_task(running, job_id)
+        asked = time.monotonic()
+
+        answer = await cancel(running.ledger, job_id, by="ana", reason="wrong file")
+        await until(lambda: asyncio.sleep(0, _ran))
+        told_after = time.monotonic() - asked
+        job = await running.wait(job_id)
+
+        assert answer.is_new
+        assert told_after < 1.5  # the orchestrator's look, then the worker's
+        assert job["status"] == "cancelled"
+        assert _ran == ["heard"]
+        nodes = await running.nodes(job_id)
+        assert {name: nodes[name]["status"] for name in ("work", "after", "end")} == dict.fromkeys(
+            ("work", "after", "end"), "cancelled"
+        )
+        task = (await running.tasks(job_id))[0]
+        assert task["stop_seen_at"] >= task["stop_requested_at"]
+        stopping = next(event for event in await running.events(job_id) if event["event_type"] == "job_stopping")
+        assert stopping["event_data"] == {"reason": "cancelled", "by": "ana", "why": "wrong file"}
+        with pytest.raises(Conflict, match="ended already"):
+            await cancel(running.ledger, job_id)
+
+
+async def test_e14_a_deaf_handler_is_killed_after_its_grace(database, tmp_path):
+    file = tmp_path / "pid"
+    async with engine(database, handlers=HANDLERS) as running:
+        job_id = await running.submit(workflow(two("deaf", params=f"params: {{file: '{file}'}},")))
+        await running_task(running, job_id)
+        await until(lambda: asyncio.sleep(0, file.exists() and file.read_text()))
+        pid = int(file.read_text())
+
+        await cancel(running.ledger, job_id)
+        job = await running.wait(job_id, timeout=20)
+
+        assert job["status"] == "cancelled"
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+async def test_e14_a_job_that_waits_in_a_queue_nobody_serves_is_cancelled_at_once(database):
+    async with engine(database, workers=0) as running:
+        job_id = await running.submit("echo_test", message="hi")
+        await until(lambda: running.rows("SELECT 1 FROM dagapp.dag_tasks"))
+
+        await cancel(running.ledger, job_id)
+        job = await running.wait(job_id, timeout=5)
+
+        assert job["status"] == "cancelled"
+        assert [task["status"] for task in await running.tasks(job_id)] == ["cancelled"]
+
+
+async def test_e14_a_job_that_nobody_has_claimed_yet_is_cancelled_when_someone_does(database):
+    async with engine(database, orchestrators=0, workers=0) as running:
+        job_id = await running.submit("echo_test", message="hi")
+        await cancel(running.ledger, job_id)
+        again = await cancel(running.ledger, job_id)
+
+        await running.start_orchestrator()
+        job = await running.wait(job_id)
+
+        assert not again.is_new
+        assert job["status"] == "cancelled"
+        assert await running.tasks(job_id) == []
+
+
+async def test_e14_a_worker_that_is_gone_does_not_hold_the_cancel_up(database):
+    async with engine(database, handlers=HANDLERS, workers=0) as running:
+        worker = await running.start_worker()
+        job_id = await running.submit(workflow(two("listening")))
+        await running_task(running, job_id)
+        worker._keeper._ledger.take_stops = _never  # hears nothing, and renews nothing
+        worker._keeper._ledger.renew = _never
+        await cancel(running.ledger, job_id)
+
+        job = await running.wait(job_id, timeout=15)
+
+        assert job["status"] == "cancelled"
+        assert (await running.tasks(job_id))[0]["status"] == "lost"
+
+
+async def _never(*_: Any, **__: Any) -> Any:
+    await asyncio.sleep(3600)
+
+
+async def test_e14_what_finishes_before_it_hears_is_kept(database):
+    async with engine(database) as running:
+        gated = workflow(two("gate").replace("handler: counting", "handler: gate"))
+        job_id = await running.submit(gated)
+        await running_task(running, job_id)
+        running.workers[0]._keeper._held = running.workers[0]._keeper._held.__class__(
+            running.workers[0]._held_now, running.workers[0]._held_with_news, running.workers[0].info,
+            running.workers[0]._lose, lambda _: None,
+        )  # fmt: skip
+        await cancel(running.ledger, job_id)
+        await until(lambda: running.rows("SELECT 1 FROM dagapp.dag_jobs WHERE stopping IS NOT NULL"))
+        open_gate(job_id)
+
+        job = await running.wait(job_id)
+
+        nodes = await running.nodes(job_id)
+        assert (job["status"], nodes["work"]["status"], nodes["after"]["status"]) == (
+            "cancelled",
+            "completed",
+            "cancelled",
+        )
+
+
+async def test_e13_a_job_past_its_deadline_fails_and_its_tasks_are_stopped(database):
+    async with engine(database, handlers=HANDLERS) as running:
+        job = await running.run(workflow(two("listening", timeout=0.5)))
+
+        assert job["status"] == "failed"
+        assert job["error_message"] == "the job did not end within its 0.5 s"
+        assert _ran == ["heard"]
+
+
+async def test_e14_fail_fast_tells_what_still_runs(database):
+    text = """
+        workflow_id: fast
+        fail_fast: true
+        nodes:
+          start: {type: start, next: [bad, long]}
+          bad: {handler: fail, retry: {max_attempts: 0}, next: end}
+          long: {handler: listening, next: end}
+          end: {type: end}
+    """
+    async with engine(database, handlers=HANDLERS) as running:
+        job = await running.run(workflow(text))
+
+        assert job["status"] == "failed"
+        assert _ran == ["heard"]
+        assert (await running.nodes(job["job_id"]))["long"]["status"] == "cancelled"
