@@ -17,6 +17,8 @@ import pytest
 from dagmaster.database.deploy import deploy
 from dagmaster.database.embedded import Cluster
 
+# A package of its own, whose tests run where it is installed.
+collect_ignore = ["example_package"]
 TEMPLATE = "dagmaster_template"
 _numbers = itertools.count(1)
 

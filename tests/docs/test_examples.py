@@ -1,20 +1,17 @@
 """The examples in the pages are real: workflows load, shown errors are those of the loader, handlers run."""
 
-import asyncio
-import inspect
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
 import pytest
 
 from dagmaster.database.ledger import ChildResult
-from dagmaster.errors import InvalidWorkflow, Unavailable, UnfitData
-from dagmaster.handlers import calling
-from dagmaster.handlers.context import GiveBack
+from dagmaster.errors import InvalidWorkflow
 from dagmaster.handlers.registry import Registration, handlers_in, installed
 from dagmaster.settings import DEFAULT_QUEUES
+from dagmaster.testing import Trial, run_handler
 from dagmaster.workflows.graph import build
 from dagmaster.workflows.load import read
 from tests.docs.pages import Block, blocks
@@ -60,37 +57,6 @@ def test_shown_errors_are_what_the_loader_says(block):
     assert str(refused.value) == shown.body.strip()
 
 
-class StandIn:
-    """A context for either colour: what it returns can be awaited or not."""
-
-    def __init__(self, is_async: bool, params: dict[str, Any], results: list[ChildResult]) -> None:
-        self.params: Any = params
-        self.cancelled = self.shutting_down = False
-        self.checkpoints: list[tuple[str, Any]] = []
-        self.fractions: list[float | None] = []
-        self._is_async = is_async
-        self._results = results
-
-    def progress(self, fraction: float | None = None, message: str | None = None, **counts: int) -> None:
-        self.fractions.append(fraction)
-
-    def give_back(self) -> GiveBack:
-        return GiveBack()
-
-    def save_checkpoint(self, name: str, data: Any = None) -> None:
-        self.checkpoints.append((name, data))
-
-    def load_checkpoint(self, is_valid: Any = None) -> tuple[str, Any] | None:
-        return next((saved for saved in reversed(self.checkpoints) if is_valid is None or is_valid(*saved)), None)
-
-    def results(self) -> AsyncIterator[ChildResult] | Iterator[ChildResult]:
-        return self._stream() if self._is_async else iter(self._results)
-
-    async def _stream(self) -> AsyncIterator[ChildResult]:
-        for result in self._results:
-            yield result
-
-
 @pytest.fixture(scope="module")
 def handlers() -> Iterator[dict[str, Registration]]:
     """Every handler of the examples, each block imported as a module of its own."""
@@ -108,14 +74,12 @@ def handlers() -> Iterator[dict[str, Registration]]:
         del sys.modules[name]
 
 
-def call(registration: Registration, results: list[ChildResult] | None = None, /, **params: Any) -> Any:
-    return run(registration, StandIn(registration.is_async, params, results or []))
+def call(registration: Registration, **params: Any) -> Any:
+    return trial(registration, params).output
 
 
-def run(registration: Registration, context: StandIn) -> Any:
-    plan = calling.plan(registration)
-    answer = plan.call(context, plan.parse(context.params))
-    return calling.accept(asyncio.run(answer) if inspect.isawaitable(answer) else answer).output
+def trial(registration: Registration, params: dict[str, Any] | None = None, **options: Any) -> Trial:
+    return run_handler(registration.resolve(), params, **options)
 
 
 def test_the_handlers_of_the_examples_answer(handlers):
@@ -123,6 +87,16 @@ def test_the_handlers_of_the_examples_answer(handlers):
     assert len(call(handlers["crypto.digest"], text="a", rounds=3)["digest"]) == 64
     assert call(handlers["geometry.area"], west=0, south=0, east=2, north=3) == {"square_degrees": 6.0}
     assert call(handlers["waiting.for_a_while"], steps=2) == {"steps": 2}
+
+
+def test_the_tests_of_the_examples_pass(handlers):
+    modules = [module for name, module in sys.modules.items() if name.startswith("docs_example_")]
+    shown = [value for module in modules for name, value in vars(module).items() if name.startswith("test_")]
+
+    for test in shown:
+        test()
+
+    assert shown
 
 
 def test_every_example_of_a_handler_is_called(handlers):
@@ -144,34 +118,22 @@ def test_registrations_of_the_examples_are_as_said(handlers):
 
 
 def test_the_example_of_errors_blames_rightly(handlers):
-    with pytest.raises(Unavailable):
-        call(handlers["files.check"], name="a.tif")
-    with pytest.raises(UnfitData):
-        call(handlers["files.check"], name="a.tif", size_bytes=0)
-    with pytest.raises(UnfitData, match=r"params\.text"):
-        call(handlers["crypto.digest"], rounds=3)
+    assert trial(handlers["files.check"], {"name": "a.tif"}).blame == "environment"
+    assert trial(handlers["files.check"], {"name": "a.tif", "size_bytes": 0}).blame == "data"
+    assert "params.text" in trial(handlers["crypto.digest"], {"rounds": 3}).error["message"]
 
 
 def test_the_example_of_checkpoints_continues(handlers):
-    context = StandIn(False, {}, [])
-    context.checkpoints = [("download", {"number": 1})]
+    done = trial(handlers["files.move"], checkpoints={"download": {"number": 1}})
 
-    assert run(handlers["files.move"], context) == {"phases_run": ["convert", "upload"]}
+    assert done.output == {"phases_run": ["convert", "upload"]}
 
 
 def test_the_example_of_stopping_early_gives_back(handlers):
-    context = StandIn(True, {"steps": 2}, [])
-    context.shutting_down = True
-
-    with pytest.raises(GiveBack):
-        run(handlers["waiting.for_a_while"], context)
+    assert trial(handlers["waiting.for_a_while"], {"steps": 2}, shutting_down_after=1).status == "returned"
 
 
 def test_the_example_of_results_skips_failures(handlers):
-    results = [
-        ChildResult(0, "a__0", "completed", {"value": 3}),
-        ChildResult(1, "a__1", "failed", None, "it broke"),
-        ChildResult(2, "a__2", "completed", {"value": 5}),
-    ]
+    results = [{"value": 3}, ChildResult(1, "a__1", "failed", None, "it broke"), {"value": 5}]
 
-    assert call(handlers["numbers.largest"], results) == {"largest": 5}
+    assert trial(handlers["numbers.largest"], results=results).output == {"largest": 5}

@@ -1,13 +1,18 @@
 """Generated pages are what they would be if they were generated now."""
 
 import importlib.util
+import re
 from types import ModuleType
+from typing import get_args
 
+import click
 import pytest
 
+from dagmaster.cli import main as command_line
 from dagmaster.jobs import states
 from dagmaster.jobs.diagrams import JOB, NODE, TASK, LifeCycle, mermaid
 from dagmaster.settings import Settings
+from dagmaster.workflows import model
 from tests.docs.pages import ROOT
 
 
@@ -80,3 +85,55 @@ def test_every_state_is_explained():
 
 def test_m2_every_setting_is_explained():
     assert [name for name, field in Settings.model_fields.items() if not field.description] == []
+
+
+def test_m3_the_reference_is_up_to_date():
+    reference = script("write_reference")
+
+    stale = [name for name, render in reference.PAGES.items() if (reference.FOLDER / name).read_text() != render()]
+
+    assert stale == [], "run .venv/bin/python scripts/write_reference.py"
+    assert reference.main(["--check"]) == 0
+
+
+def test_m3_a_stale_reference_is_noticed_and_renewed(tmp_path):
+    reference = script("write_reference")
+
+    assert reference.main(["--check"], tmp_path) == 1
+    assert reference.main([], tmp_path) == 0
+    (tmp_path / "cli.md").write_text("old")
+    assert reference.main(["--check"], tmp_path) == 1
+    assert reference.main([], tmp_path) == 0
+    assert reference.main(["--check"], tmp_path) == 0
+
+
+def test_m3_the_reference_says_the_same_twice_and_whatever_the_environment(monkeypatch):
+    reference = script("write_reference")
+    before = {name: render() for name, render in reference.PAGES.items()}
+    monkeypatch.setenv("API_PORT", "1234")
+    monkeypatch.setenv("LOG_LEVEL", "debug")
+
+    assert {name: render() for name, render in reference.PAGES.items()} == before
+
+
+def test_m3_every_command_path_and_field_is_in_the_reference():
+    reference = script("write_reference")
+    api, cli, fields = (reference.PAGES[name]() for name in ("api.md", "cli.md", "workflows.md"))
+    root = command_line.cli
+    commands = root.list_commands(click.Context(root))
+
+    assert [name for name in commands if f"## dagmaster {name}\n" not in cli] == []
+    assert {"POST /api/v1/jobs", "GET /livez"} <= set(re.findall(r"^### (.+)$", api, re.MULTILINE))
+    assert {"`job.not-found`", "`dead-letter.not-replayable`", "`route.not-found`"} <= set(
+        re.findall(r"`[a-z.-]+`", api)
+    )
+    assert all(f"| `{name}`" in fields for part in reference.PARTS for name in part.model_fields)
+    assert set(get_args(model.AnyNode)) <= set(reference.PARTS)
+
+
+def test_m3_no_meaning_is_left_over_from_a_field_that_is_gone():
+    reference = script("write_reference")
+    known = {name for part in reference.PARTS for name in part.model_fields}
+    known |= {f"{part.__name__}.{name}" for part in reference.PARTS for name in part.model_fields}
+
+    assert set(reference.MEANINGS) <= known

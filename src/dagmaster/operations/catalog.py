@@ -1,17 +1,22 @@
-"""The workflows that can be submitted: those that ship and those in configured folders.
+"""The workflows that can be submitted: those that ship, those of other packages, and those in configured folders.
 
 A file that is refused is kept with its problems and does not stand in the way of the others.
 """
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from importlib import resources
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
-from dagmaster.errors import InvalidWorkflow, NotFound
+from dagmaster.errors import InvalidWorkflow, NotFound, Problem
+from dagmaster.operations import packages
 from dagmaster.settings import Settings
 from dagmaster.workflows.load import Limits, read_all, shipped
 from dagmaster.workflows.model import Workflow
+
+SHOWN_REFUSALS = 5
 
 
 @dataclass(frozen=True)
@@ -24,13 +29,18 @@ class Catalog:
         try:
             return self.workflows[workflow_id]
         except KeyError:
-            known = ", ".join(sorted(self.workflows))
             raise NotFound(
                 f"no workflow is named '{workflow_id}'",
                 code="workflow.not-found",
-                hint=f"known: {known}",
+                hint=self._hint(),
                 workflow_id=workflow_id,
             ) from None
+
+    def _hint(self) -> str:
+        """It may be one of those that were refused."""
+        refused = "; ".join(error.message for error in self.refused[:SHOWN_REFUSALS])
+        known = f"known: {', '.join(sorted(self.workflows))}"
+        return f"{known}; refused: {refused}" if refused else known
 
 
 def limits_of(settings: Settings) -> Limits:
@@ -40,10 +50,34 @@ def limits_of(settings: Settings) -> Limits:
 
 
 def load_catalog(settings: Settings, handlers: Mapping[str, Any], queues: Collection[str]) -> Catalog:
-    """Read every workflow file: the shipped ones first."""
-    paths = [*shipped(), *(path for folder in settings.workflow_folders for path in workflow_files(folder))]
-    loaded = read_all(paths, limits=limits_of(settings), handlers=handlers, queues=queues)
-    return Catalog(dict(loaded.workflows), tuple(loaded.refused), settings.max_params_bytes)
+    """Read every workflow file: the shipped ones first, so that nobody takes their names."""
+    added, refused = _files_of_packages()
+    folders = (path for folder in settings.workflow_folders for path in workflow_files(folder))
+    loaded = read_all([*shipped(), *added, *folders], limits=limits_of(settings), handlers=handlers, queues=queues)
+    return Catalog(dict(loaded.workflows), (*refused, *loaded.refused), settings.max_params_bytes)
+
+
+def _files_of_packages() -> tuple[list[Path], list[InvalidWorkflow]]:
+    """The workflow files that other packages add, and the entry points that lead to none."""
+    files: list[Path] = []
+    refused: list[InvalidWorkflow] = []
+    for point in packages.added(packages.WORKFLOWS):
+        try:
+            files += _files_of(point)
+        except InvalidWorkflow as error:
+            refused.append(error)
+        except (Exception, SystemExit) as error:  # whatever a package does on its import, the others go on
+            refused.append(InvalidWorkflow(packages.named(point), [Problem(packages.problem_of(error))]))
+    return files, refused
+
+
+def _files_of(point: EntryPoint) -> list[Path]:
+    """The .yaml files beside a package's modules."""
+    names = (entry for entry in resources.files(point.module).iterdir() if entry.name.endswith((".yaml", ".yml")))
+    if not (files := sorted(Path(str(entry)) for entry in names)):
+        problem = Problem("has no .yaml files; are they part of the installed package?")
+        raise InvalidWorkflow(packages.named(point), [problem])
+    return files
 
 
 def workflow_files(folder: Path) -> list[Path]:

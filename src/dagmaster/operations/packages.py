@@ -1,0 +1,24 @@
+"""What other packages add through entry points. Each is looked at by itself: a broken one does not hold up the others."""
+
+from importlib.metadata import EntryPoint, entry_points
+
+HANDLERS = "dagmaster.handlers"
+WORKFLOWS = "dagmaster.workflows"
+
+
+def added(group: str) -> list[EntryPoint]:
+    """The entry points of a group in an order of their own: where two clash, the same one stands in every process."""
+    return sorted(entry_points(group=group), key=lambda point: (_package(point), point.name))
+
+
+def named(point: EntryPoint) -> str:
+    """The entry point, for people who have to mend it."""
+    return f"entry point {point.group}: {point.name} = {point.value} (of {_package(point)})"
+
+
+def problem_of(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _package(point: EntryPoint) -> str:
+    return point.dist.name if point.dist else "an unknown package"

@@ -1,0 +1,61 @@
+"""The history check on a database in memory."""
+
+from collections.abc import Iterable
+from uuid import UUID
+
+from dagmaster.database.memory import MemoryDatabase
+from dagmaster.jobs.history import Audit, Event, Finding, JobRow, NodeRow, ResultRow, TaskRow
+from dagmaster.jobs.model import JobEvent, NodeState, TaskResult
+from dagmaster.workflows.graph import build
+
+
+def findings_of(database: MemoryDatabase, *, max_losses: int | None = None) -> list[Finding]:
+    return [finding for job_id in database.jobs for finding in audit(database, job_id, max_losses)]
+
+
+def audit(
+    database: MemoryDatabase, job_id: UUID, max_losses: int | None = None, events: Iterable[Event] | None = None
+) -> list[Finding]:
+    """What is wrong with a job, or would be if these were its events."""
+    job = database.jobs[job_id]
+    rows = [node_row(node) for node in database.nodes[job_id].values()]
+    graph = build(database.definitions[job.definition_hash])
+    checked = Audit(job_id, graph, [row for row in rows if row.parent is None], max_losses=max_losses)
+    for event in events if events is not None else map(event_of, database.events[job_id]):
+        checked.tell(event)
+    for row in rows:
+        checked.node(row)
+    for task in database.tasks_of(job_id):
+        checked.task(TaskRow(task.node_id, task.attempt, task.status))
+    for result in database.results.values():
+        if result.job_id == job_id:
+            checked.result(result_row(database, result))
+    return checked.finish(
+        JobRow(job_id, job.status, job.definition_hash, job.last_sequence, job.epoch, job.resume_count)
+    )
+
+
+def event_of(event: JobEvent) -> Event:
+    return Event(
+        event.sequence or 0, event.node_id, event.event_type, event.event_status, event.attempt, event.epoch,
+        event.event_data,
+    )  # fmt: skip
+
+
+def node_row(node: NodeState) -> NodeRow:
+    output = node.output if isinstance(node.output, dict) else {}
+    chosen, count = output.get("next"), output.get("count")
+    return NodeRow(
+        node.node_id, node.status, node.parent_node_id, node.fan_out_index, node.attempt, node.retry_count,
+        node.loss_count, node.run, node.total, node.expanded, node.remaining, node.failed_count, node.cancelled_count,
+        idle=node.idle_count,
+        chosen=tuple(map(str, chosen)) if isinstance(chosen, list) else None,
+        gathered=count if isinstance(count, int) else None,
+    )  # fmt: skip
+
+
+def result_row(database: MemoryDatabase, result: TaskResult) -> ResultRow:
+    node = database.nodes[result.job_id][result.node_id]
+    completed = node.status == "completed" and node.attempt == result.attempt
+    differs = completed and result.accepted and result.status == "succeeded" and node.output != result.output
+    return ResultRow(result.node_id, result.attempt, result.status, result.accepted, result.processed, differs)

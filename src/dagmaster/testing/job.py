@@ -1,0 +1,81 @@
+"""A job as a test looks at it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from dagmaster.database.memory import MemoryDatabase
+from dagmaster.jobs.model import Job, JobEvent, NodeState, Task
+from dagmaster.jobs.states import JobStatus
+
+_ANY: Any = object()  # None is a result too
+
+
+@dataclass(frozen=True, slots=True)
+class KitJob:
+    """The rows of a job at one moment: those that the engine has written, by the names it uses everywhere."""
+
+    row: Job
+    nodes: Mapping[str, NodeState]  # the children of fan_outs too, as `spread__0`
+    events: Sequence[JobEvent]
+    tasks: Sequence[Task]  # one for each attempt of a node
+
+    @classmethod
+    def of(cls, database: MemoryDatabase, job_id: UUID) -> "KitJob":
+        events, nodes = tuple(database.events[job_id]), dict(database.nodes[job_id])
+        return cls(database.jobs[job_id], nodes, events, tuple(database.tasks_of(job_id)))
+
+    @property
+    def status(self) -> JobStatus:
+        return self.row.status
+
+    @property
+    def result(self) -> Any:
+        return self.row.result_data
+
+    @property
+    def seconds(self) -> float:
+        """Virtual time from the submission to the last event."""
+        return (max(event.created_at for event in self.events) - self.row.created_at).total_seconds()
+
+    def output(self, node_id: str) -> Any:
+        return self.nodes[node_id].output
+
+    def attempts(self, node_id: str) -> list[Task]:
+        return [task for task in self.tasks if task.node_id == node_id]
+
+    def expect(
+        self,
+        status: str = JobStatus.COMPLETED,
+        *,
+        result: Any = _ANY,
+        nodes: Mapping[str, str] | None = None,
+        attempts: Mapping[str, int] | None = None,
+        events: Sequence[str] = (),
+    ) -> "KitJob":
+        """Assert how the job went. What is named must be so; what isn't doesn't matter. `events` must come in this order."""
+        wrong = [f"the job is {self.status}, not {status}"] if self.status != status else []
+        if result is not _ANY and self.result != result:
+            wrong.append(f"its result is {self.result!r}, not {result!r}")
+        for node_id, expected in (nodes or {}).items():
+            if (found := self.nodes[node_id].status) != expected:
+                wrong.append(f"node '{node_id}' is {found}, not {expected}")
+        for node_id, count in (attempts or {}).items():
+            if (made := len(self.attempts(node_id))) != count:
+                wrong.append(f"node '{node_id}' took {made} attempts, not {count}")
+        told = iter([str(event.event_type) for event in self.events])
+        wrong += [f"no event {expected} (in this order)" for expected in events if expected not in told]
+        if wrong:
+            raise AssertionError("\n".join([*wrong, "", self.story()]))
+        return self
+
+    def story(self) -> str:
+        """What happened, a line for each event, and every error."""
+        lines = [f"job of {self.row.workflow_id}: {self.status} {self.row.error_message or ''}".rstrip()]
+        for event in self.events:
+            at = (event.created_at - self.row.created_at).total_seconds()
+            attempt = f"attempt {event.attempt}" if event.attempt else ""
+            message = ((event.event_data or {}).get("error") or {}).get("message", "")
+            lines.append(f"{at:10.3f} s  {event.event_type:<16} {event.node_id or '':<16} {attempt} {message}".rstrip())
+        return "\n".join(lines)

@@ -1,0 +1,269 @@
+"""The engine in memory, on virtual time: the real orchestrator and worker loops over the ledger's twin.
+
+What differs from a platform: rows live in dictionaries (no SQL, no `ctx.database`), plain handlers run in this process unless
+`isolate` is set, and hours pass in milliseconds.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from datetime import datetime, timedelta
+from pathlib import Path
+from random import Random
+from typing import Any, Self, TypeVar
+from uuid import UUID
+
+from dagmaster.database.bell import JOBS, RESULTS, MemoryExchange
+from dagmaster.database.ledger import Advanced, Decide, Look, Report
+from dagmaster.database.memory import MemoryDatabase, MemoryLedger
+from dagmaster.handlers.registry import Registration, Registry, installed
+from dagmaster.jobs.model import Submission, new_job_id
+from dagmaster.jobs.plan import Planner
+from dagmaster.jobs.states import JOB_TERMINAL, TaskStatus
+from dagmaster.operations.catalog import Catalog, limits_of, load_catalog, workflow_files
+from dagmaster.operations.submit import prepare
+from dagmaster.orchestrator.loop import Orchestrator
+from dagmaster.orchestrator.routing import RegistryRouter
+from dagmaster.settings import Settings, load
+from dagmaster.testing import plain
+from dagmaster.testing.history import findings_of
+from dagmaster.testing.job import KitJob
+from dagmaster.testing.trial import START, Handler, given
+from dagmaster.testing.virtual import virtual_loop
+from dagmaster.transports.memory import Broker, MemoryTransport
+from dagmaster.worker.context import TaskContext
+from dagmaster.worker.isolate import Pool
+from dagmaster.worker.loop import Worker
+from dagmaster.worker.outcome import describe
+from dagmaster.worker.run import Runner
+from dagmaster.workflows.load import read
+from dagmaster.workflows.model import Workflow
+
+T = TypeVar("T")
+
+# Bells in memory are always heard: looking now and then is only needed for leases, and costs time.
+PACE = {
+    "orchestrator_poll_interval": 60.0,
+    "heartbeat_interval_sec": 60.0,
+    "orphan_threshold_sec": 240.0,
+    "worker_poll_interval": 60.0,
+    "task_lease_sec": 240.0,
+    "lease_renew_sec": 60.0,
+}
+PATIENCE_SECONDS = 7 * 24 * 3600.0
+
+Fault = BaseException | None  # None: the worker is lost
+Faults = dict[tuple[str, int], Fault]
+
+
+class Kit:
+    """An engine to run workflows on. Use it inside a function decorated with `virtual_time`:
+
+        async with Kit() as kit:
+            job = await kit.run("river_length", {"river": "Po"})
+            job.expect("completed", result={"kilometres": 434.7})
+
+    It knows what is installed, as orchestrators and workers do. `handlers` adds to that or replaces, by name: a stand-in for
+    what would reach out to the world. `workflows` adds files, folders of files, or texts of YAML. Further keywords are
+    settings. Leaving the block normally checks that the events of every job tell its whole history.
+    """
+
+    def __init__(
+        self,
+        *,
+        handlers: Mapping[str, Handler] | None = None,
+        workflows: Iterable[Path | str] = (),
+        orchestrators: int = 1,
+        workers: int = 1,
+        isolate: bool = False,
+        seed: int = 0,
+        **settings: Any,
+    ) -> None:
+        self.settings: Settings = load(**{**PACE, **settings})
+        self.registry = _registry(handlers or {})
+        self.catalog = _catalog(self.settings, self.registry, workflows)
+        self._sizes = orchestrators, workers
+        self._isolate = isolate
+        self._random = Random(seed)  # noqa: S311 - a seed is the point
+        self._faults: Faults = {}
+        self._exchange, self._broker = MemoryExchange(), Broker()
+        self._actors: list[tuple[Orchestrator | Worker, asyncio.Task[None]]] = []
+
+    async def __aenter__(self) -> Self:
+        self._loop = virtual_loop()
+        self.database = MemoryDatabase(self.now)
+        self.ledger = _Ledger(self.database)
+        self._bell = self._exchange.bell()
+        orchestrators, workers = self._sizes
+        for _ in range(orchestrators):
+            self._start_orchestrator()
+        for _ in range(workers):
+            self._start_worker()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_rest: object) -> None:
+        for actor, _ in self._actors:
+            actor.stop()
+        ends = await asyncio.gather(*(running for _, running in self._actors), return_exceptions=True)
+        if kind is not None:
+            return
+        for end in ends:
+            if isinstance(end, Exception):
+                raise end
+        if findings := findings_of(self.database, max_losses=self.settings.max_losses):
+            raise AssertionError("\n".join(map(str, findings)))
+
+    # Jobs
+
+    async def run(self, workflow_id: str, inputs: Mapping[str, Any] | None = None, **options: Any) -> KitJob:
+        """Submit a job and wait for its end, whatever that is."""
+        return await self.wait(await self.submit(workflow_id, inputs, **options))
+
+    async def submit(self, workflow_id: str, inputs: Mapping[str, Any] | None = None, **options: Any) -> UUID:
+        """Options are those of a submission: priority, correlation_id, submitted_by."""
+        submission = Submission(workflow_id=workflow_id, input_params=dict(inputs or {}), **options)
+        milliseconds = int(self.now().timestamp() * 1000)
+        job_id = new_job_id(milliseconds, self._random.randbytes(10))
+        await self.ledger.create_jobs([replace(prepare(self.catalog, submission), job_id=job_id)])
+        self._bell.ring(JOBS)
+        return job_id
+
+    async def wait(self, job_id: UUID, *, timeout_seconds: float = PATIENCE_SECONDS) -> KitJob:
+        """The job, once it is over."""
+        await self.until(lambda: self.database.jobs[job_id].status in JOB_TERMINAL, timeout_seconds=timeout_seconds)
+        return self.job(job_id)
+
+    def job(self, job_id: UUID) -> KitJob:
+        """The job as it is now."""
+        return KitJob.of(self.database, job_id)
+
+    async def until(self, holds: Callable[[], T], *, timeout_seconds: float = PATIENCE_SECONDS) -> T:
+        """Wait until something holds; looked at whenever an orchestrator or a worker has written."""
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                while not (found := holds()):
+                    await self.ledger.change()
+                return found
+        except TimeoutError:
+            stories = "\n\n".join(self.job(job_id).story() for job_id in self.database.jobs)
+            raise AssertionError(f"nothing came of it in {timeout_seconds:g} s of virtual time\n\n{stories}") from None
+
+    def now(self) -> datetime:
+        """The engine's clock. `asyncio.sleep` lets it go on."""
+        return START + timedelta(seconds=self._loop.time())
+
+    # Faults
+
+    def fail(self, node_id: str, error: BaseException, *, attempt: int = 1) -> None:
+        """Let an attempt of a node fail with this error, without calling its handler."""
+        self._faults[node_id, attempt] = error
+
+    def lose_worker(self, node_id: str, *, attempt: int = 1) -> None:
+        """Let the worker vanish that starts this attempt, with all that it runs; another one takes its place."""
+        self._faults[node_id, attempt] = None
+
+    # Actors
+
+    def _start_orchestrator(self) -> None:
+        settings = self.settings
+        planner = Planner(
+            RegistryRouter(self.registry, settings.known_queues, settings.default_queue),
+            self._random,
+            max_losses=settings.max_losses,
+            max_fan_out=settings.max_fan_out,
+            max_params_bytes=settings.max_params_bytes,
+        )
+        bell, transport = self._exchange.bell(JOBS, RESULTS), MemoryTransport(self._broker)
+        self._start(
+            Orchestrator(
+                settings, self.ledger, self.ledger, bell, transport, planner, self.catalog, owner_id=self._uuid()
+            )
+        )
+
+    def _start_worker(self) -> None:
+        pool = plain.pool(isolate=self._isolate, memory_mb=self.settings.worker_memory_mb)
+        worker = Worker(
+            self.settings, self.ledger, MemoryTransport(self._broker, self.settings.worker_queue), self._exchange.bell(),
+            self.registry, name="kit", worker_id=self._uuid(), pool=pool, rng=self._random,
+            progress_seconds=self.settings.lease_renew_sec,
+            runner=_FaultyRunner(self.registry, pool, self._faults, lambda: self._lose(running)),
+        )  # fmt: skip
+        running = self._start(worker)
+
+    def _start(self, actor: Orchestrator | Worker) -> asyncio.Task[None]:
+        running = asyncio.create_task(actor.run())
+        self._actors.append((actor, running))
+        return running
+
+    def _lose(self, worker: asyncio.Task[None]) -> None:
+        worker.cancel()
+        self._start_worker()
+
+    def _uuid(self) -> UUID:
+        return UUID(bytes=self._random.randbytes(16), version=4)
+
+
+class _Ledger(MemoryLedger):
+    """Tells when something may have changed."""
+
+    def __init__(self, database: MemoryDatabase) -> None:
+        super().__init__(database)
+        self._changed = asyncio.Event()
+
+    async def change(self) -> None:
+        await self._changed.wait()
+
+    async def advance(self, owner_id: UUID, claims: Any, look: Look, decide: Decide) -> Advanced:
+        return self._tell(await super().advance(owner_id, claims, look, decide))
+
+    async def exchange(self, *arguments: Any, **options: Any) -> Any:
+        return self._tell(await super().exchange(*arguments, **options))
+
+    async def renew(self, *arguments: Any, **options: Any) -> Any:
+        return self._tell(await super().renew(*arguments, **options))
+
+    def _tell(self, answer: T) -> T:
+        self._changed.set()
+        self._changed = asyncio.Event()
+        return answer
+
+
+class _FaultyRunner(Runner):
+    def __init__(self, registry: Registry, pool: Pool, faults: Faults, lose: Callable[[], None]) -> None:
+        super().__init__(registry, pool)
+        self._faults = faults
+        self._lose = lose
+
+    async def run(self, context: TaskContext) -> tuple[Report, int]:
+        key = (context.node_id, context.attempt)
+        if key not in self._faults:
+            return await super().run(context)
+        error = self._faults.pop(key)
+        if error is None:
+            self._lose()
+            await asyncio.Event().wait()  # until the worker's end takes this along
+        assert error is not None
+        return Report(context.job_id, *key, TaskStatus.FAILED, error=describe(error)), 0
+
+
+def _registry(handlers: Mapping[str, Handler]) -> Registry:
+    known = installed()
+    by_name: dict[str, Registration] = dict(known)
+    stand_ins = {name: given(function, name, by_name.get(name)) for name, function in handlers.items()}
+    return Registry((by_name | stand_ins).values(), refused=known.refused)
+
+
+def _catalog(settings: Settings, registry: Registry, workflows: Iterable[Path | str]) -> Catalog:
+    catalog = load_catalog(settings, registry, settings.known_queues)
+    added = [workflow for given in workflows for workflow in _read(settings, registry, given)]
+    return replace(catalog, workflows={**catalog.workflows, **{workflow.workflow_id: workflow for workflow in added}})
+
+
+def _read(settings: Settings, registry: Registry, given: Path | str) -> list[Workflow]:
+    texts = {"workflow.yaml": given.encode()} if isinstance(given, str) else _texts(given)
+    rules: dict[str, Any] = {"limits": limits_of(settings), "handlers": registry, "queues": settings.known_queues}
+    return [read(text, name, **rules) for name, text in texts.items()]
+
+
+def _texts(path: Path) -> dict[str, bytes]:
+    return {str(file): file.read_bytes() for file in (workflow_files(path) if path.is_dir() else [path])}

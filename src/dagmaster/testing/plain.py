@@ -1,0 +1,82 @@
+"""Plain handlers under test: in this process, where a debugger reaches them, or in a killable one as a worker does it."""
+
+from collections.abc import Coroutine, Iterator
+from typing import Any, TypeVar
+
+from dagmaster.database.ledger import ChildResult
+from dagmaster.errors import Unavailable
+from dagmaster.handlers import calling
+from dagmaster.handlers.context import IsValid
+from dagmaster.handlers.registry import Registration
+from dagmaster.jobs.model import TaskMessage
+from dagmaster.jobs.states import TaskStatus
+from dagmaster.testing.virtual import virtual_loop
+from dagmaster.worker.context import TaskContext
+from dagmaster.worker.isolate import Pool
+from dagmaster.worker.outcome import Outcome
+
+T = TypeVar("T")
+
+
+def at_once(call: Coroutine[Any, Any, T]) -> T:
+    """The answer of a call that never waits, as none of the ledger in memory does."""
+    try:
+        call.send(None)
+    except StopIteration as done:
+        return done.value  # type: ignore[no-any-return]
+    raise AssertionError("a call of the ledger in memory waited")
+
+
+def pool(*, isolate: bool, memory_mb: int = 4096) -> Pool:
+    # One task a child: an idle one would keep a socket open, and time would pass as on a wall from then on.
+    return IsolatedPool(memory_mb=memory_mb, recycle_after=1) if isolate else InlinePool(memory_mb=memory_mb)
+
+
+class InlinePool(Pool):
+    """Calls plain handlers here and now: no time passes meanwhile, and no limit of time or memory holds."""
+
+    async def run(
+        self, registration: Registration, task: TaskMessage, timeout_seconds: float, context: TaskContext
+    ) -> Outcome:
+        plan = calling.plan(registration)
+        inline = InlineContext(context)
+        inline.params = params = plan.parse(task.params)
+        returned = calling.accept(plan.call(inline, params))
+        return Outcome(TaskStatus.SUCCEEDED, returned.output, None, returned.metrics, len(returned.encoded))
+
+
+class IsolatedPool(Pool):
+    """The worker's own way. A child lives outside virtual time, so that none is skipped while one is at work."""
+
+    async def run(
+        self, registration: Registration, task: TaskMessage, timeout_seconds: float, context: TaskContext
+    ) -> Outcome:
+        with virtual_loop().real_time():
+            return await super().run(registration, task, timeout_seconds, context)
+
+
+class InlineContext:
+    """A SyncContext over the worker's half of it."""
+
+    params: Any
+
+    def __init__(self, context: TaskContext) -> None:
+        self._context = context
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    def save_checkpoint(self, name: str, data: Any = None) -> None:
+        at_once(self._context.save_checkpoint(name, data))
+
+    def load_checkpoint(self, is_valid: IsValid | None = None) -> tuple[str, Any] | None:
+        return at_once(self._context.load_checkpoint(is_valid))
+
+    def results(self, page: int = 500) -> Iterator[ChildResult]:
+        offset = 0
+        while rows := at_once(self._context.read_results(offset, page)):
+            yield from rows
+            offset += len(rows)
+
+    def connect(self) -> Any:
+        raise Unavailable("the engine in memory has no database to connect to", code="worker.no-database")

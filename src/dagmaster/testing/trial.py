@@ -1,0 +1,195 @@
+"""One handler under test: called as a worker calls it, with everything that it did besides answering."""
+
+import inspect
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from pydantic import BaseModel
+
+from dagmaster.database.ledger import ChildResult, Report
+from dagmaster.database.memory import MemoryDatabase, MemoryLedger
+from dagmaster.handlers.calling import to_json
+from dagmaster.handlers.registry import DEFAULT_TIMEOUT_SECONDS, Registration, Registry, installed
+from dagmaster.jobs.model import Checkpoint, NodeState, TaskMessage, child_id, task_id
+from dagmaster.jobs.states import Blame, NodeStatus, TaskStatus
+from dagmaster.testing import plain
+from dagmaster.testing.virtual import virtual_time
+from dagmaster.worker.context import TaskContext
+from dagmaster.worker.run import Runner
+
+Handler = Callable[..., Any]
+
+JOB_ID = UUID("01890000-0000-7000-8000-000000000001")
+START = datetime(2030, 1, 1, tzinfo=UTC)
+_EARLIER = "earlier"  # the fan_out whose results a handler is given
+
+
+@dataclass(frozen=True, slots=True)
+class Given(Registration):
+    """A handler that is at hand: also one that stands inside a test, where no name leads to it."""
+
+    function: Handler = field(kw_only=True)
+
+    def resolve(self) -> Handler:
+        return self.function
+
+
+def given(function: Handler, name: str | None = None, like: Registration | None = None) -> Given:
+    """A registration for a function, as its mark says or with the queue, time and memory of another one."""
+    mark: Registration | None = like or getattr(function, "__dagmaster_handler__", None)
+    target = f"{function.__module__}:{function.__qualname__}"
+    known = (mark.queue, mark.timeout_seconds, mark.memory_mb) if mark else ()
+    name = name or (mark.name if mark else function.__qualname__)
+    return Given(name, target, inspect.iscoroutinefunction(function), *known, function=function)
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """How one attempt went: what a worker would report of it, and what the handler told on its way."""
+
+    report: Report
+    progress: list[dict[str, Any]]
+    checkpoints: dict[str, Any]
+    log: list[str]
+
+    @property
+    def status(self) -> TaskStatus:
+        """succeeded, failed, or returned: it gave its task back, as it was told."""
+        return self.report.status
+
+    @property
+    def output(self) -> Any:
+        """What the handler returned, as JSON keeps it. A handler that has not succeeded has none."""
+        if self.status is not TaskStatus.SUCCEEDED:
+            raise AssertionError(f"the handler {self.status}: {(self.error or {}).get('traceback') or self.error}")
+        return self.report.output
+
+    @property
+    def error(self) -> dict[str, Any] | None:
+        """message, code, blame, type, and where there is one hint and traceback."""
+        return self.report.error
+
+    @property
+    def blame(self) -> Blame | None:
+        """Whose move it is: only what blames the data is never tried again."""
+        return Blame(self.error["blame"]) if self.error else None
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        return self.report.metrics or {}
+
+
+def run_handler(
+    handler: Handler | str,
+    params: Mapping[str, Any] | BaseModel | None = None,
+    *,
+    attempt: int = 1,
+    node_id: str = "node",
+    timeout_seconds: float | None = None,
+    checkpoints: Mapping[str, Any] | None = None,
+    results: Sequence[Any] = (),
+    cancelled_after: int | None = None,
+    shutting_down_after: int | None = None,
+    isolate: bool = False,
+) -> Trial:
+    """Call a handler, or the installed one of this name, and tell how it went. It never raises what the handler raises.
+
+    `checkpoints` are those of earlier attempts, oldest first; `results` what `ctx.results()` streams: outputs, or ChildResults
+    to tell more. `cancelled_after` and `shutting_down_after` say how many looks at that flag still find it down. Time is
+    virtual. A plain handler runs in this process, without limits, unless `isolate` gives it one of its own.
+    """
+    if isolate and not (cancelled_after is shutting_down_after is None):
+        raise ValueError("looks at a flag can only be counted in this process: leave `isolate` out")
+    registration = installed()[handler] if isinstance(handler, str) else given(handler)
+    told = to_json({"results_of": {"node_id": _EARLIER}, **_plain(params)} if results else _plain(params), "params")
+    seconds = timeout_seconds or registration.timeout_seconds or DEFAULT_TIMEOUT_SECONDS
+    task = TaskMessage(
+        task_id=task_id(JOB_ID, node_id, attempt), job_id=JOB_ID, node_id=node_id, attempt=attempt,
+        handler=registration.name, params=told, queue="trial", timeout_seconds=seconds, retry_count=attempt - 1,
+    )  # fmt: skip
+    database = _database(task, checkpoints or {}, results)
+    context = _Recorder(task, MemoryLedger(database), cancelled_after, shutting_down_after)
+    report = _attempt(registration, context, isolate)
+    kept = database.checkpoints[JOB_ID, node_id].values()
+    return Trial(report, context.told, {saved.name: saved.data for saved in kept}, context.log_lines() or [])
+
+
+@virtual_time
+async def _attempt(registration: Registration, context: TaskContext, isolate: bool) -> Report:
+    pool = plain.pool(isolate=isolate)
+    try:
+        report, _ = await Runner(Registry([registration]), pool).run(context)
+    finally:
+        await pool.close()
+    return report
+
+
+def _plain(params: Mapping[str, Any] | BaseModel | None) -> dict[str, Any]:
+    return params.model_dump(mode="json") if isinstance(params, BaseModel) else dict(params or {})
+
+
+def _database(task: TaskMessage, checkpoints: Mapping[str, Any], results: Sequence[Any]) -> MemoryDatabase:
+    """As much of a job as a handler can see of it."""
+    seconds = itertools.count()  # no two checkpoints at the same time: the last one counts
+    database = MemoryDatabase(lambda: START + timedelta(seconds=next(seconds)))
+    database.add_task(
+        task.job_id, task.node_id, task.attempt, queue=task.queue, handler=task.handler, priority=0, params=task.params,
+        timeout_seconds=task.timeout_seconds, retry_count=task.retry_count, expires_at=None,
+    )  # fmt: skip
+    database.move_task((task.job_id, task.node_id, task.attempt), TaskStatus.RUNNING)
+    for name, data in checkpoints.items():
+        database.checkpoints[task.job_id, task.node_id][name] = Checkpoint(
+            job_id=task.job_id,
+            node_id=task.node_id,
+            name=name,
+            attempt=task.attempt,
+            data=data,
+            saved_at=database.clock(),
+        )
+    fan_out = (task.params.get("results_of") or {}).get("node_id", _EARLIER)
+    for index, result in enumerate(results):
+        row = _child(fan_out, index, result)
+        database.nodes[task.job_id][row.node_id] = row
+    return database
+
+
+def _child(fan_out: str, index: int, result: Any) -> NodeState:
+    told = result if isinstance(result, ChildResult) else ChildResult(index, "", NodeStatus.COMPLETED, result)
+    return NodeState(
+        job_id=JOB_ID, node_id=child_id(fan_out, index), status=NodeStatus(told.status), parent_node_id=fan_out,
+        fan_out_index=index, output=told.output, error_message=told.error_message,
+    )  # fmt: skip
+
+
+class _Recorder(TaskContext):
+    """A context that remembers, and whose flags go up at a set look."""
+
+    def __init__(
+        self, task: TaskMessage, ledger: MemoryLedger, cancelled_after: int | None, shutting_down_after: int | None
+    ) -> None:
+        super().__init__(task, ledger)
+        self.told: list[dict[str, Any]] = []
+        self._left = {"cancelled": cancelled_after, "shutting_down": shutting_down_after}
+
+    @property
+    def cancelled(self) -> bool:
+        return self._is_up("cancelled")
+
+    @property
+    def shutting_down(self) -> bool:
+        return self._is_up("shutting_down")
+
+    def progress(self, fraction: float | None = None, message: str | None = None, **counts: int) -> None:
+        super().progress(fraction, message, **counts)
+        self.told.append(self.running().progress or {})
+
+    def _is_up(self, flag: str) -> bool:
+        left = self._left[flag]
+        if not left:
+            return left == 0
+        self._left[flag] = left - 1
+        return False

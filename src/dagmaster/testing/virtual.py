@@ -1,0 +1,125 @@
+"""Virtual time: an event loop whose clock jumps to the next timer when nothing is left to do.
+
+Everything that asks the loop for the time (`asyncio.sleep`, timeouts, the engine's own loops) lives on that clock, so that
+hours pass in milliseconds and always in the same order. `time.time()` and `datetime.now()` know nothing of it. While a
+thread, a process or a socket is at work for the loop, no time is skipped: it passes as on a wall.
+"""
+
+import asyncio
+import functools
+import selectors
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from typing import Any, ParamSpec, TypeVar, TypeVarTuple
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+_OWN_DESCRIPTORS = 1  # by which other threads wake the loop
+
+
+class Standstill(RuntimeError):
+    """Everything waits, and there is no timer and nobody outside that could ever wake it."""
+
+
+class _Clock(selectors.DefaultSelector):
+    """The loop asks this where it would sleep: here time passes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.outside: set[object] = set()  # what is at work for the loop, and can't be seen here
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if self.outside or len(self.get_map()) > _OWN_DESCRIPTORS:
+            return self._really_wait(timeout)
+        ready = super().select(0)
+        if not ready and timeout is None:
+            raise Standstill("everything waits for something that can't happen any more")
+        if not ready and timeout:
+            self.now += timeout
+        return ready
+
+    def _really_wait(self, timeout: float | None) -> list[tuple[selectors.SelectorKey, int]]:
+        before = time.monotonic()
+        ready = super().select(timeout)
+        self.now += time.monotonic() - before
+        return ready
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """Starts at 0. Deterministic, as long as nothing outside is at work."""
+
+    def __init__(self) -> None:
+        self._clock = _Clock()
+        super().__init__(self._clock)
+        # A timer is due when this added to the time makes a difference: a nanosecond no longer does after some months.
+        self._clock_resolution = 1e-6
+
+    def time(self) -> float:
+        return self._clock.now
+
+    @contextmanager
+    def real_time(self) -> Iterator[None]:
+        """Inside, no time is skipped: something that the loop can't see is at work for it."""
+        mark = object()
+        self._clock.outside.add(mark)
+        try:
+            yield
+        finally:
+            self._clock.outside.discard(mark)
+
+    def run_in_executor(self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
+        future = super().run_in_executor(executor, func, *args)
+        self._clock.outside.add(future)
+        future.add_done_callback(self._clock.outside.discard)
+        return future
+
+    async def shutdown_default_executor(self, *arguments: Any) -> None:
+        with self.real_time():
+            await super().shutdown_default_executor(*arguments)
+
+    async def subprocess_exec(self, protocol_factory: Any, *args: Any, **options: Any) -> Any:
+        return await self._watching(super().subprocess_exec, protocol_factory, *args, **options)
+
+    async def subprocess_shell(self, protocol_factory: Any, *args: Any, **options: Any) -> Any:
+        return await self._watching(super().subprocess_shell, protocol_factory, *args, **options)
+
+    async def _watching(self, start: Callable[..., Any], make: Callable[[], Any], *args: Any, **options: Any) -> Any:
+        """A process is at work from its start until it has ended."""
+        protocol = make()
+        tell = protocol.process_exited
+
+        def exited() -> None:
+            self._clock.outside.discard(protocol)
+            tell()
+
+        protocol.process_exited = exited
+        self._clock.outside.add(protocol)
+        try:
+            return await start(lambda: protocol, *args, **options)
+        except BaseException:
+            self._clock.outside.discard(protocol)
+            raise
+
+
+def virtual_loop() -> VirtualLoop:
+    """The running loop, which must be a virtual one."""
+    loop = asyncio.get_running_loop()
+    if not isinstance(loop, VirtualLoop):
+        raise RuntimeError("this needs virtual time: decorate the test with @virtual_time")
+    return loop
+
+
+def virtual_time(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
+    """Make an async function a plain one that runs on a loop and a clock of its own; for tests, with any test runner."""
+
+    @functools.wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+            return runner.run(function(*args, **kwargs))
+
+    return run

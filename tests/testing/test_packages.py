@@ -1,0 +1,209 @@
+"""Other packages add handlers and workflows; one that is broken is told of and holds up nobody [H1]."""
+
+import sys
+
+import pytest
+
+from dagmaster.database.embedded import Cluster
+from dagmaster.errors import NotFound
+from dagmaster.handlers import shipped
+from dagmaster.handlers.registry import installed
+from dagmaster.operations.catalog import load_catalog
+from dagmaster.settings import load
+from tests.cli.processes import call, up
+from tests.conftest import fresh_database
+from tests.engine.processes import fleet
+from tests.testing.packages import install_example, write_package
+
+MARKED = """
+from dagmaster.handlers.registry import register_handler
+
+@register_handler("{name}")
+async def handler(ctx):
+    return "{name}"
+"""
+WORKFLOW = """
+workflow_id: {name}
+nodes:
+  start: {{type: start, next: work}}
+  work: {{handler: {handler}, next: end}}
+  end: {{type: end}}
+"""
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """A folder for packages, on this process's path."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(folder)
+    before = set(sys.modules)
+    yield folder
+    for name in set(sys.modules) - before:
+        if str(folder) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def catalog(site):
+    def read():
+        settings = load()
+        return load_catalog(settings, installed(), settings.known_queues)
+
+    return read
+
+
+def good(site, name="good_package"):
+    files = {
+        "handlers.py": MARKED.format(name="good.work"),
+        "good.yaml": WORKFLOW.format(name="good", handler="good.work"),
+    }
+    write_package(site, name, files, handlers=f"{name}.handlers", workflows=name)
+
+
+def test_a_package_adds_handlers_and_workflows(site, catalog):
+    good(site)
+
+    assert installed()["good.work"].target == "good_package.handlers:handler"
+    assert "good" in catalog().workflows
+    assert installed().refused == []
+    assert catalog().refused == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("import no_such_library", "ModuleNotFoundError: No module named 'no_such_library'"),
+        ("def broken(:", "SyntaxError"),
+        ("raise RuntimeError('no licence')", "RuntimeError: no licence"),
+        ("raise SystemExit('not on this machine')", "SystemExit: not on this machine"),
+        ("REGISTRATIONS = ('a name',)", "no Registration"),
+    ],
+)
+def test_handlers_that_can_not_be_loaded_are_told_and_hold_up_nobody(site, catalog, capsys, text, told):
+    write_package(site, "bad_package", {"handlers.py": text}, handlers="bad_package.handlers")
+    good(site)
+
+    found = installed()
+
+    assert "good.work" in found
+    (problem,) = found.refused
+    assert problem.startswith("entry point dagmaster.handlers: bad_package = bad_package.handlers (of bad_package): ")
+    assert told in problem
+    assert told in capsys.readouterr().out
+    assert "good" in catalog().workflows
+
+
+def test_an_entry_point_that_leads_nowhere_is_told(site):
+    write_package(site, "bad_package", {}, handlers="bad_package.handlers:nothing", workflows="no_such_package")
+    write_package(site, "worse_package", {}, workflows="worse_package")
+    settings = load()
+
+    refused = [error.message for error in load_catalog(settings, installed(), settings.known_queues).refused]
+
+    assert len(installed().refused) == 1
+    assert "no_such_package" in refused[0]
+    assert "worse_package" in refused[1]
+    assert "no .yaml files" in refused[1]
+
+
+def test_a_name_that_is_taken_is_refused_and_the_others_of_the_package_are_not(site):
+    two = MARKED.format(name="echo") + MARKED.format(name="mine.echo").replace("async def handler", "async def other")
+    write_package(site, "clashing", {"handlers.py": two}, handlers="clashing.handlers")
+
+    found = installed()
+
+    assert found["echo"].target == next(r.target for r in shipped.REGISTRATIONS if r.name == "echo")
+    assert "mine.echo" in found
+    (problem,) = found.refused
+    assert "two handlers are named 'echo'" in problem
+    assert "clashing.handlers:handler" in problem
+
+
+def test_of_two_packages_with_one_name_the_same_one_stands_in_every_process(site):
+    for name in ("b_package", "a_package", "c_package"):
+        files = {"handlers.py": MARKED.format(name="shared.work")}
+        write_package(site, name, files, handlers=f"{name}.handlers")
+
+    assert installed()["shared.work"].target == "a_package.handlers:handler"
+    assert len(installed().refused) == 2
+
+
+def test_one_bad_workflow_of_a_package_does_not_hold_up_the_other(site, catalog):
+    files = {
+        "bad.yaml": WORKFLOW.format(name="bad", handler="echo").replace("type: end", "type: ende"),
+        "fine.yml": WORKFLOW.format(name="fine", handler="echo"),
+        "taken.yaml": WORKFLOW.format(name="hello_world", handler="echo"),
+        "needy.yaml": WORKFLOW.format(name="needy", handler="no.such.handler"),
+    }
+    write_package(site, "mixed", files, workflows="mixed")
+
+    found = catalog()
+
+    assert "fine" in found.workflows
+    told = "\n".join(error.message for error in found.refused)
+    assert len(found.refused) == 3
+    assert f"{site}/mixed/bad.yaml:6:3: node 'end'" in told
+    assert f"{site}/mixed/taken.yaml: workflow_id 'hello_world' is already taken" in told
+    assert "no.such.handler" in told
+
+
+def test_whoever_asks_for_a_workflow_that_was_refused_hears_of_it(site, catalog):
+    files = {"bad.yaml": WORKFLOW.format(name="bad", handler="echo").replace("type: end", "type: ende")}
+    write_package(site, "mixed", files, workflows="mixed")
+
+    with pytest.raises(NotFound, match=r"mixed/bad\.yaml:6:3"):
+        catalog().get("bad")
+
+
+def test_workflows_may_lie_in_a_folder_that_is_no_package_of_its_own(site, catalog):
+    files = {"flows/one.yaml": WORKFLOW.format(name="one", handler="echo")}
+    write_package(site, "nested", files, workflows="nested.flows")
+
+    assert "one" in catalog().workflows
+
+
+# The example, in real processes
+
+
+def test_orchestrator_worker_and_command_line_know_an_installed_package(cluster: Cluster, tmp_path):
+    site = install_example(tmp_path / "site", tmp_path)
+    write_package(site, "half_package", {"bad.yaml": "workflow_id: half"}, workflows="half_package")
+    path = {"PYTHONPATH": str(site), "DAGMASTER_DATA": str(tmp_path / "data")}
+
+    with (
+        fresh_database(cluster, "template0") as dsn,
+        up(tmp_path / "data", DATABASE_URL=dsn, API_PORT="0", **path) as platform,
+    ):
+        listed = call("workflows", "ls", **path)
+        job = call("submit", "river_length", "-p", "river=Po", "--wait", **path)
+        failed = call("submit", "river_length", "-p", "river=Styx", "--wait", **path)
+        refused = call("submit", "half", **path)
+        _, _, said = platform.end()
+
+    assert "river_length" in listed.stdout, listed.stderr
+    assert job.returncode == 0, job.stderr
+    assert "434.7" in job.stdout
+    assert failed.returncode == 1
+    assert "no river is named Styx" in failed.stdout + failed.stderr
+    assert refused.returncode == 4
+    assert "half_package/bad.yaml" in refused.stderr
+    assert "half_package/bad.yaml" in said
+
+
+async def test_broken_packages_beside_it_are_told_and_hold_up_nobody(database, tmp_path):
+    site = install_example(tmp_path / "path", tmp_path)
+    write_package(site, "bad_package", {"handlers.py": "import no_such_library"}, handlers="bad_package.handlers")
+    write_package(site, "clashing", {"handlers.py": MARKED.format(name="echo")}, handlers="clashing.handlers")
+    write_package(site, "half_package", {"bad.yaml": "workflow_id: half"}, workflows="half_package")
+
+    async with fleet(database, tmp_path, orchestrators=1, workers=1) as running:
+        definition = (site / "rivers/workflows/river_length.yaml").read_text()
+        job_id = await running.submit_one(definition, river="Loire")
+        assert await running.wait(job_id) == ["completed"]
+        orchestrator, worker = (process.log.read_text() for process in running.processes)
+
+    for log in (orchestrator, worker):
+        assert "No module named 'no_such_library'" in log
+        assert "two handlers are named 'echo'" in log
+    assert "half_package/bad.yaml" in orchestrator

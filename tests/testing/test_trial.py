@@ -1,0 +1,229 @@
+"""`run_handler`: one handler, called as a worker calls it."""
+
+import asyncio
+import os
+import time
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, Field
+
+from dagmaster.database.ledger import ChildResult
+from dagmaster.errors import HandlerFailed, NotFound, Unavailable, UnfitData
+from dagmaster.handlers.context import HandlerResult
+from dagmaster.handlers.registry import register_handler
+from dagmaster.testing import run_handler
+
+
+class Box(BaseModel):
+    width: float = Field(gt=0)
+    height: float
+
+
+class Area(BaseModel):
+    square_metres: float
+
+
+@register_handler("tests.area", timeout_seconds=5)
+async def area(_ctx: Any, box: Box) -> Area:
+    return Area(square_metres=box.width * box.height)
+
+
+def plain_area(_ctx: Any, box: Box) -> Area:
+    return Area(square_metres=box.width * box.height)
+
+
+@pytest.mark.parametrize("handler", [area, plain_area])
+@pytest.mark.parametrize("params", [{"width": 2, "height": 3}, Box(width=2, height=3)])
+def test_the_output_is_what_would_be_stored(handler, params):
+    trial = run_handler(handler, params)
+
+    assert trial.status == "succeeded"
+    assert trial.output == {"square_metres": 6.0}
+    assert trial.error is None
+    assert trial.blame is None
+
+
+def test_an_installed_handler_is_found_by_its_name():
+    assert run_handler("hello_world", {"name": "Ada"}).output == {"message": "Hello, Ada!"}
+    with pytest.raises(NotFound):
+        run_handler("no_such_handler")
+
+
+@pytest.mark.parametrize("handler", [area, plain_area])
+def test_params_that_do_not_fit_blame_the_data(handler):
+    trial = run_handler(handler, {"width": 0, "height": 3})
+
+    assert (trial.status, trial.blame, trial.error["code"]) == ("failed", "data", "params.invalid")
+    assert "params.width" in trial.error["message"]
+
+
+@pytest.mark.parametrize(
+    ("error", "blame"),
+    [
+        (UnfitData("x"), "data"),
+        (Unavailable("x"), "environment"),
+        (ConnectionResetError("x"), "environment"),
+        (HandlerFailed("x"), "handler"),
+        (KeyError("x"), "handler"),
+    ],
+)
+def test_errors_are_blamed_as_a_worker_does(error, blame):
+    def raises(_ctx):
+        raise error
+
+    async def raises_too(_ctx):
+        raise error
+
+    assert run_handler(raises).blame == blame
+    assert run_handler(raises_too).blame == blame
+
+
+def test_the_output_of_a_handler_that_failed_says_why():
+    def raises(_ctx):
+        raise ValueError("seven is not a prime")
+
+    with pytest.raises(AssertionError, match=r"failed: Traceback(.|\n)*seven is not a prime"):
+        _ = run_handler(raises).output
+
+
+def test_output_that_can_not_be_stored_is_refused():
+    def returns_nan(_ctx):
+        return {"mean": float("nan")}
+
+    assert "output.mean is nan" in run_handler(returns_nan).error["message"]
+
+
+def test_metrics_and_logs_are_kept():
+    def tells(ctx):
+        ctx.logger.info("tile written", bytes=12)
+        return HandlerResult(output=1, metrics={"tiles": 3})
+
+    trial = run_handler(tells)
+
+    assert trial.metrics["tiles"] == 3
+    assert trial.log == ["info: tile written bytes=12"]
+
+
+def test_every_progress_is_remembered():
+    async def goes(ctx):
+        ctx.progress(0.5, "half", tiles=1)
+        ctx.progress(2.0)
+
+    assert run_handler(goes).progress == [{"tiles": 1, "fraction": 0.5, "message": "half"}, {"fraction": 1.0}]
+
+
+def test_checkpoints_are_found_and_kept():
+    def phases(ctx):
+        last = ctx.load_checkpoint(lambda _name, data: data["good"])
+        ctx.save_checkpoint("third", {"good": True})
+        return last
+
+    async def phases_too(ctx):
+        last = await ctx.load_checkpoint(lambda _name, data: data["good"])
+        await ctx.save_checkpoint("third", {"good": True})
+        return last
+
+    before = {"first": {"good": True}, "second": {"good": False}}
+    for handler in (phases, phases_too):
+        trial = run_handler(handler, checkpoints=before, attempt=2)
+        assert trial.output == ["first", {"good": True}]
+        assert trial.checkpoints == {**before, "third": {"good": True}}
+
+
+def test_the_last_of_several_checkpoints_counts():
+    def last(ctx):
+        return ctx.load_checkpoint()[0]
+
+    assert run_handler(last, checkpoints={"z": 1, "a": 2}).output == "a"
+
+
+def test_results_are_streamed():
+    def largest(ctx):
+        return [(row.index, row.status, row.output, row.error_message) for row in ctx.results(page=2)]
+
+    async def largest_too(ctx):
+        return [(row.index, row.status, row.output, row.error_message) async for row in ctx.results(page=2)]
+
+    given = [{"v": 3}, ChildResult(1, "n__1", "failed", None, "it broke"), 5]
+    for handler in (largest, largest_too):
+        assert run_handler(handler, results=given).output == [
+            [0, "completed", {"v": 3}, None],
+            [1, "failed", None, "it broke"],
+            [2, "completed", 5, None],
+        ]
+
+
+@pytest.mark.parametrize("flag", ["cancelled", "shutting_down"])
+def test_a_flag_goes_up_after_so_many_looks(flag):
+    def works(ctx):
+        for step in range(10):
+            if getattr(ctx, flag):
+                raise ctx.give_back()
+            ctx.progress(step / 10)
+
+    assert run_handler(works).status == "succeeded"
+    stopped = run_handler(works, **{f"{flag}_after": 3})
+    assert stopped.status == "returned"
+    assert len(stopped.progress) == 3
+    assert run_handler(works, **{f"{flag}_after": 0}).progress == []
+
+
+def test_giving_back_unasked_is_a_failure():
+    def leaves(ctx):
+        raise ctx.give_back()
+
+    assert run_handler(leaves).error["code"] == "handler.gave-back"
+
+
+def test_time_is_virtual_and_the_timeout_holds():
+    async def sleeps(_ctx):
+        await asyncio.sleep(3000)
+
+    started = time.monotonic()
+    assert run_handler(sleeps).metrics["seconds"] == 3000
+    assert run_handler(sleeps, timeout_seconds=100).error["code"] == "handler.timed-out"
+    assert time.monotonic() - started < 2
+
+
+def test_the_registrations_own_timeout_holds_too():
+    @register_handler("tests.short", timeout_seconds=5)
+    async def sleeps(_ctx):
+        await asyncio.sleep(6)
+
+    assert run_handler(sleeps).error["code"] == "handler.timed-out"
+
+
+def test_the_attempt_is_told():
+    def tells(ctx):
+        return [ctx.attempt, ctx.retry_count, ctx.node_id]
+
+    assert run_handler(tells, attempt=3, node_id="spread__4").output == [3, 2, "spread__4"]
+
+
+def where(ctx):
+    ctx.progress(0.5)
+    ctx.save_checkpoint("here", os.getpid())
+    return os.getpid()
+
+
+def test_a_handler_may_have_a_process_of_its_own():
+    trial = run_handler(where, isolate=True)
+
+    assert trial.output != os.getpid()
+    assert trial.checkpoints == {"here": trial.output}
+    assert trial.progress == [{"fraction": 0.5}]
+    with pytest.raises(ValueError, match="isolate"):
+        run_handler(where, isolate=True, cancelled_after=1)
+
+
+def test_a_database_is_not_there():
+    def connects(ctx):
+        ctx.connect()
+
+    async def queries(ctx):
+        async with ctx.database.connection():
+            pass
+
+    for handler in (connects, queries):
+        assert run_handler(handler).error["code"] == "worker.no-database"

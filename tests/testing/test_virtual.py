@@ -1,0 +1,111 @@
+"""Virtual time: waits are skipped, work outside the loop is not."""
+
+import asyncio
+import socket
+import sys
+import threading
+import time
+
+import pytest
+
+from dagmaster.testing import Standstill, VirtualLoop, virtual_time
+
+
+@virtual_time
+async def test_a_year_passes_at_once():
+    loop, started = asyncio.get_running_loop(), time.monotonic()
+
+    await asyncio.sleep(365 * 24 * 3600)
+
+    assert loop.time() == 365 * 24 * 3600
+    assert time.monotonic() - started < 2
+
+
+@virtual_time
+async def test_waits_end_in_the_order_of_their_times():
+    seen = []
+
+    async def wait(name, seconds):
+        await asyncio.sleep(seconds)
+        seen.append((name, asyncio.get_running_loop().time()))
+
+    await asyncio.gather(wait("late", 7200), wait("soon", 0.5), wait("between", 3600))
+
+    assert seen == [("soon", 0.5), ("between", 3600), ("late", 7200)]
+
+
+@virtual_time
+async def test_timeouts_are_virtual():
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(3600):
+            await asyncio.sleep(3601)
+
+    assert asyncio.get_running_loop().time() == 3600
+
+
+@virtual_time
+async def test_a_thread_is_waited_for_and_its_time_counts():
+    async with asyncio.timeout(30):
+        await asyncio.to_thread(time.sleep, 0.05)
+
+    assert 0.04 < asyncio.get_running_loop().time() < 30
+
+
+@virtual_time
+async def test_a_process_is_waited_for():
+    async with asyncio.timeout(30):
+        process = await asyncio.create_subprocess_exec(sys.executable, "-c", "import time; time.sleep(0.1)")
+        assert await process.wait() == 0
+
+    assert 0.09 < asyncio.get_running_loop().time() < 30
+
+
+@virtual_time
+async def test_a_process_that_could_not_be_started_is_not_waited_for():
+    with pytest.raises(FileNotFoundError):
+        await asyncio.create_subprocess_exec("/no/such/program")
+
+    before = time.monotonic()
+    await asyncio.sleep(3600)
+    assert time.monotonic() - before < 2
+
+
+@virtual_time
+async def test_a_socket_is_waited_for():
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    timer = threading.Timer(0.05, theirs.send, [b"hello"])
+    timer.start()
+
+    async with asyncio.timeout(30):
+        assert await asyncio.get_running_loop().sock_recv(ours, 10) == b"hello"
+
+    timer.join()
+    ours.close()
+    theirs.close()
+
+
+def test_waiting_for_what_can_never_happen_is_told():
+    @virtual_time
+    async def wait():
+        await asyncio.Event().wait()
+
+    with pytest.raises(Standstill):
+        wait()
+
+
+def test_a_decorated_test_answers_and_takes_arguments():
+    @virtual_time
+    async def add(one, *, other):
+        return one + other
+
+    assert add(1, other=2) == 3
+    assert add.__name__ == "add"
+
+
+def test_every_run_starts_at_zero():
+    loop = VirtualLoop()
+    assert loop.time() == 0
+    loop.run_until_complete(asyncio.sleep(5))
+    assert loop.time() == 5
+    loop.close()
