@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 COMMAND = [sys.executable, "-m", "dagmaster"]
-CLEARED = ("DATABASE_URL", "POSTGRES_HOST", "RUN_MODE", "DAGMASTER_DATA", "LOG_LEVEL", "CRASH_POINT")
+CLEARED = ("DATABASE_URL", "POSTGRES_HOST", "RUN_MODE", "DAGMASTER_DATA", "DAGMASTER_URL", "LOG_LEVEL", "CRASH_POINT")
 
 
 def environment(**extra: str) -> dict[str, str]:

@@ -1,63 +1,57 @@
 """What is drawn while a job runs, from made-up snapshots [M3]."""
 
 import io
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from uuid import UUID
 
 from rich.console import Console
 
-from dagmaster.cli.live import Lines, Picture, counts_of, state_of
-from dagmaster.cli.show import jobs_table
-from dagmaster.database.reads import JobLine, NodeLine, Snapshot
-from dagmaster.jobs.states import JobStatus, NodeStatus
-from dagmaster.workflows.graph import Graph, build
-from dagmaster.workflows.model import Workflow
+from dagmaster.cli.answers import Children, Job, JobDetail, JobLine, Node
+from dagmaster.cli.live import Lines, Picture, counts_of
+from dagmaster.cli.show import print_jobs
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-SPREAD = {"type": "fan_out", "source": [1], "task": {"handler": "noop"}, "next": "gather"}
+JOB_ID = "00000000-0000-0000-0000-000000000007"
+COUNTS = {"total": 100, "done": 38, "running": 8, "retrying": 3, "waiting": 49, "failed": 2, "cancelled": 0}
 
 
-def a_graph(extra: int = 0) -> Graph:
-    first = {"start": {"type": "start", "next": ["spread", *(f"n{i}" for i in range(extra))]}, "spread": SPREAD}
-    more = {f"n{i}": {"handler": "noop", "next": "end"} for i in range(extra)}
-    last = {"gather": {"type": "fan_in", "next": "end"}, "end": {"type": "end"}}
-    return build(Workflow.model_validate({"workflow_id": "made", "nodes": {**first, **more, **last}}))
+def a_node(node_id: str, state: str = "pending", **more: object) -> Node:
+    given = {"node_id": node_id, "status": state, "state": state, "type": "task", "stage": node_id, **more}
+    return Node.model_validate(given)
 
 
-def a_node(node_id: str, status: str = "pending", **more: object) -> NodeLine:
-    nothing = dict.fromkeys(NodeLine.__dataclass_fields__)
-    zero = dict.fromkeys(("attempt", "retry_count", "max_retries", "loss_count", "running_count", "retrying_count"), 0)
-    return NodeLine(**{**nothing, **zero, "node_id": node_id, "status": NodeStatus(status), **more})
+def a_job(*nodes: Node, status: str = "running", seconds: float = 1.0) -> JobDetail:
+    job = Job(
+        job_id=JOB_ID, workflow_id="made", workflow_version="1", definition_hash="0", status=status, priority=0,
+        created_at=NOW,
+    )  # fmt: skip
+    return JobDetail(job=job, is_over=status != "running", seconds=seconds, nodes=list(nodes), stages=[])
 
 
-def a_snapshot(graph: Graph, *nodes: NodeLine, seconds: float = 1.0) -> Snapshot:
-    known = {node.node_id: node for node in nodes}
-    rows = tuple(known.get(node_id) or a_node(node_id) for node_id in graph.order)
-    return Snapshot(JobStatus.RUNNING, NOW, NOW, None, None, NOW + timedelta(seconds=seconds), rows)
+def a_fan_out(state: str = "running", **counts: int) -> Node:
+    return a_node("spread", state, children=Children(**{**COUNTS, **counts}))
 
 
-def a_fan_out(**more: object) -> NodeLine:
-    counts = {"total": 100, "expanded": 100, "remaining": 60, "failed_count": 2, "cancelled_count": 0}
-    return a_node("spread", "completed", **{**counts, "running_count": 8, "retrying_count": 3, **more})
-
-
-def drawn(graph: Graph, snapshot: Snapshot, height: int = 40) -> str:
+def drawn(detail: JobDetail, height: int = 40, held_up: tuple[str, ...] = ()) -> str:
     console = Console(
         file=io.StringIO(), width=140, height=height, force_terminal=True, color_system=None, markup=False
     )
-    picture = Picture(console, UUID(int=1), graph)
-    picture.show(snapshot)
+    picture = Picture(console)
+    picture.show(detail, held_up)
     picture.close()
     return console.file.getvalue()
+
+
+def listed(*jobs: JobLine, width: int) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, markup=False)
+    print_jobs(console, jobs, NOW + timedelta(hours=3))
+    return console.file.getvalue().splitlines()
 
 
 def test_a_fan_out_is_one_line_with_its_counts_m3():
     node = a_fan_out()
 
-    assert state_of(node) == "running"
     assert counts_of(node) == "38/100 done, 8 running, 3 retrying, 49 waiting, 2 failed"
-    assert "38/100 done" in drawn(a_graph(), a_snapshot(a_graph(), node))
+    assert "38/100 done" in drawn(a_job(node))
 
 
 def test_a_retry_says_when_and_why_m3():
@@ -65,54 +59,79 @@ def test_a_retry_says_when_and_why_m3():
         "n0", "ready", retry_count=2, max_retries=5, error_message="HTTP 503", not_before=NOW + timedelta(seconds=39)
     )
 
-    text = drawn(a_graph(1), a_snapshot(a_graph(1), node))
+    text = drawn(a_job(node))
 
     assert "retry 2 of 5 in 38.0 s; HTTP 503" in text
 
 
 def test_on_a_small_screen_what_fails_and_runs_is_shown_and_the_rest_counted_m3():
-    graph = a_graph(100)
-    nodes = [a_node("n77", "failed", error_message="broken"), a_node("n88", "running")]
+    nodes = [a_node(f"n{number}") for number in range(100)]
+    nodes[77], nodes[88] = a_node("n77", "failed", error_message="broken"), a_node("n88", "running")
 
-    text = drawn(graph, a_snapshot(graph, *nodes), height=15)
+    text = drawn(a_job(*nodes), height=15)
 
     assert "broken" in text
     assert "n88" in text
-    assert "97 more: " in text
+    assert "93 more: " in text
     assert text.count("pending") < 15
+
+
+def test_what_holds_a_job_up_is_drawn_below_it_m3():
+    assert "n0: no live worker" in drawn(a_job(a_node("n0", "dispatched")), held_up=("n0: no live worker",))
 
 
 def test_what_handlers_say_is_never_markup_m3():
     node = a_node("n0", "failed", error_message="[red]:smile: not markup[/red]")
 
-    assert "[red]:smile: not markup[/red]" in drawn(a_graph(1), a_snapshot(a_graph(1), node))
+    assert "[red]:smile: not markup[/red]" in drawn(a_job(node))
+
+
+def test_between_two_looks_the_clock_goes_on_m3():
+    detail = a_job(a_node("n0", "running", dispatched_at=NOW), seconds=10)
+
+    assert "13.0 s" in drawn(detail.later(3))
+    assert detail.model_copy(update={"is_over": True}).later(3).seconds == 10
 
 
 def test_lines_tell_changes_once_and_counts_once_a_second_m3():
-    graph, said = a_graph(), []
-    lines = Lines(said.append, graph, heartbeat_seconds=60)
+    said = []
+    lines = Lines(said.append, heartbeat_seconds=60)
 
-    lines.show(a_snapshot(graph, a_fan_out()))
-    lines.show(a_snapshot(graph, a_fan_out()))
-    lines.show(a_snapshot(graph, a_fan_out(remaining=50)))
-    ended = a_snapshot(graph, a_fan_out(remaining=0, running_count=0, retrying_count=0), seconds=2)
-    lines.show(replace(ended, status=JobStatus.COMPLETED))
+    lines.show(a_job(a_fan_out()))
+    lines.show(a_job(a_fan_out()), ("no worker",))
+    lines.show(a_job(a_fan_out(done=48, waiting=39)), ("no worker",))
+    ended = a_fan_out("completed", done=98, running=0, retrying=0, waiting=0)
+    lines.show(a_job(ended, status="completed", seconds=2))
 
     assert [line.split("s  ", 1)[1] for line in said] == [
         "spread: running, 38/100 done, 8 running, 3 retrying, 49 waiting, 2 failed",
         "job running",
+        "no worker",
         "spread: completed, 98/100 done, 2 failed",
         "job completed",
     ]
 
 
-def test_a_list_of_jobs_keeps_ids_whole_m3():
-    job = JobLine(
-        UUID(int=7), "made", "1", "failed", 0, None, None, "it broke\nbadly", NOW, NOW, NOW, NOW + timedelta(hours=3)
-    )
-    console = Console(file=io.StringIO(), width=120, markup=False)
+A_FAILED_JOB = JobLine(
+    job_id=JOB_ID, workflow_id="a_workflow_with_a_long_name", status="partial_success", created_at=NOW, completed_at=NOW,
+    error_message="it broke\nbadly",
+)  # fmt: skip
 
-    console.print(jobs_table([job]))
 
-    row = console.file.getvalue().splitlines()[1].split()
-    assert row == [str(UUID(int=7)), "made", "✖", "failed", "2026-01-01", "00:00:00", "3", "h", "0.0", "it", "broke"]
+def test_a_list_of_jobs_shows_everything_where_there_is_room_m3():
+    row = listed(A_FAILED_JOB, width=200)[1].split()
+
+    assert row == [
+        JOB_ID, "a_workflow_with_a_long_name", "!", "partial", "success", "2026-01-01", "00:00:00", "3", "h", "0.0",
+        "it", "broke",
+    ]  # fmt: skip
+
+
+def test_a_list_of_jobs_keeps_ids_whole_where_it_is_narrow_m3():
+    for width in (120, 100, 80, 60, 20):
+        first = listed(A_FAILED_JOB, width=width)[1]
+
+        assert JOB_ID in first
+        assert "partial success" in first
+
+    assert max(map(len, listed(A_FAILED_JOB, width=80))) <= 80

@@ -1,5 +1,6 @@
 """`dagmaster up` as people run it: real processes, real signals [P1, M3]."""
 
+import errno
 import json
 import os
 import shutil
@@ -12,7 +13,10 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from dagmaster.cli.main import described
+from dagmaster.cli.platform import hold
 from dagmaster.database.embedded import Cluster
+from dagmaster.errors import DagmasterError
 from tests.cli.processes import Up, alive, call, eventually, start, up
 
 # A crash is noticed sooner than by default.
@@ -95,8 +99,40 @@ def test_ctrl_c_while_starting_stops_what_was_started_p1(folder):
     out, _ = process.communicate(timeout=30)
 
     assert process.returncode == 0
-    assert "everything stopped" in out
+    assert out.index("stopping …") < out.index("everything stopped")
     assert not alive({server})
+
+
+def test_a_folder_that_cannot_be_used_is_refused_p1(tmp_path):
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked/platform.lock").symlink_to(tmp_path / "elsewhere")
+    folders = {
+        "/proc/nothing": "No such file or directory",
+        str(tmp_path / "linked"): "platform.lock is a symbolic link",
+        str(tmp_path / ("long" * 100)): "File name too long",
+    }
+
+    refused = {folder: call("up", "--data", folder) for folder in folders}
+
+    for folder, told in refused.items():
+        assert told.returncode == 2
+        assert f"can't be used: {folders[folder]}\nhint: choose another one with --data\n" in told.stderr
+    assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(errno.EACCES, 3), (errno.EROFS, 3), (errno.ENOSPC, 5), (errno.ENAMETOOLONG, 2)]
+)
+def test_what_the_system_says_of_a_folder_decides_the_exit_code_p1(tmp_path, monkeypatch, number, code):
+    def refuse(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("dagmaster.cli.platform.os.open", refuse)
+
+    with pytest.raises(DagmasterError) as raised, hold(tmp_path):
+        pass
+
+    assert described(raised.value)[0] == code
 
 
 def test_a_second_signal_hurries_the_stop_p1(folder, deaf):

@@ -1,14 +1,16 @@
 """What works without a platform, and what is said where one is needed [M2, M3]."""
 
 import json
+import os
 import subprocess
 import sys
 import textwrap
 import time
 
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
-from tests.cli.processes import call, start
+from tests.cli.processes import call, environment, start
 
 BROKEN = """
 workflow_id: broken
@@ -24,15 +26,37 @@ nodes:
 """
 
 
-@pytest.mark.parametrize("command", [("submit", "hello_world"), ("jobs", "ls"), ("db", "status"), ("worker",)])
-def test_without_a_platform_commands_say_how_to_start_one_m3(dagmaster, command):
+@pytest.mark.parametrize(
+    "command", [("submit", "hello_world"), ("jobs", "ls"), ("queues", "ls"), ("db", "status"), ("workflows", "ls")]
+)
+def test_without_a_platform_commands_say_how_to_start_or_name_one_m3(dagmaster, command):
     told = dagmaster(*command)
     as_json = dagmaster(*command, "--json")
 
     assert told.code == as_json.code == 5
-    assert told.err == "error: no platform is running\nhint: start one with `dagmaster up`, or set DATABASE_URL\n"
+    assert told.err == (
+        "error: no platform is running\n"
+        "hint: start one with `dagmaster up`, or name one with --server URL (or DAGMASTER_URL)\n"
+    )
     assert json.loads(as_json.err)["error"]["code"] == "platform.none"
     assert as_json.out == ""
+
+
+@pytest.mark.parametrize("command", [("worker",), ("verify-history", "--all")])
+def test_without_a_database_commands_on_it_say_how_to_name_one_m3(dagmaster, command):
+    told = dagmaster(*command)
+
+    assert told.code == 5
+    assert told.err == "error: no platform is running\nhint: start one with `dagmaster up`, or set DATABASE_URL\n"
+
+
+def test_a_database_alone_is_not_enough_to_ask_about_jobs_m3(dagmaster, monkeypatch):
+    monkeypatch.setenv("DATABASE_URL", "postgresql://me@127.0.0.1:1/none")
+
+    told = dagmaster("jobs", "ls")
+
+    assert told.code == 5
+    assert "DATABASE_URL is not enough: name the API of an orchestrator on it with --server URL" in told.err
 
 
 def test_usage_errors_exit_2_in_words_and_in_json_m3(dagmaster):
@@ -42,13 +66,6 @@ def test_usage_errors_exit_2_in_words_and_in_json_m3(dagmaster):
     assert told.code == as_json.code == 2
     assert told.err.startswith("error: Invalid value for '--limit'")
     assert json.loads(as_json.err)["error"]["code"] == "usage"
-
-
-def test_an_unknown_workflow_exits_4_and_names_the_known_ones_m3(dagmaster):
-    told = dagmaster("submit", "nope")
-
-    assert told.code == 4
-    assert "hello_world" in told.err
 
 
 def test_a_bad_setting_is_told_by_its_name_m2(dagmaster, monkeypatch):
@@ -63,19 +80,20 @@ def test_a_bad_setting_is_told_by_its_name_m2(dagmaster, monkeypatch):
 def test_secrets_are_never_printed_m2(dagmaster, monkeypatch):
     monkeypatch.setenv("DATABASE_URL", "postgresql://me:hush@127.0.0.1:1/none?connect_timeout=1")
 
-    told = dagmaster("jobs", "ls", "-v")
+    direct = dagmaster("db", "status", "-v")
+    over_http = dagmaster("jobs", "ls", "-v", "--server", "http://me:hush@127.0.0.1:1")
 
-    assert told.code == 5
-    assert "hush" not in told.out + told.err
+    assert direct.code == over_http.code == 5
+    assert "hush" not in direct.out + direct.err + over_http.out + over_http.err
 
 
 def test_an_undeployed_database_is_refused_with_the_remedy_m3(dagmaster, monkeypatch, empty_database):
     monkeypatch.setenv("DATABASE_URL", empty_database)
 
-    listing, role = dagmaster("jobs", "ls"), dagmaster("orchestrator")
+    check, role = dagmaster("verify-history", "--all"), dagmaster("orchestrator")
 
-    assert listing.code == role.code == 5
-    assert "dagmaster db deploy" in listing.err
+    assert check.code == role.code == 5
+    assert "dagmaster db deploy" in check.err
     assert "dagmaster db deploy" in role.err
 
 
@@ -87,6 +105,7 @@ def test_the_schema_is_deployed_and_looked_at_d4(dagmaster, monkeypatch, empty_d
     migrated = dagmaster("db", "migrate", "--json").json
     after = dagmaster("db", "status", "--json").json
     text = dagmaster("db", "status").out
+    tables = dagmaster("db", "tables", "--json").json
     ddl = dagmaster("db", "ddl").out
 
     assert before["deployed"] is False
@@ -94,7 +113,23 @@ def test_the_schema_is_deployed_and_looked_at_d4(dagmaster, monkeypatch, empty_d
     assert migrated == {"changes": [], "pending": [], "is_current": True}
     assert after["is_current"] is True
     assert "up to date" in text
+    assert tables["tables"]["dag_jobs"] == 0
     assert "CREATE TABLE dagapp.dag_jobs" in ddl
+
+
+def test_rebuilding_must_be_allowed_and_confirmed_d4(dagmaster, monkeypatch, empty_database):
+    name = conninfo_to_dict(empty_database)["dbname"]
+    monkeypatch.setenv("DATABASE_URL", empty_database)
+
+    off = dagmaster("db", "rebuild", "--confirm", name)
+    monkeypatch.setenv("ALLOW_REBUILD", "true")
+    unsure = dagmaster("db", "rebuild", "--confirm", "another")
+    rebuilt = dagmaster("db", "rebuild", "--confirm", name, "--json")
+
+    assert off.code == unsure.code == 3
+    assert "rebuilding is off" in off.err
+    assert "--confirm is not the name" in unsure.err
+    assert rebuilt.json["is_current"] is True
 
 
 def test_unexpected_errors_are_short_and_show_their_traceback_when_asked_m3(dagmaster, monkeypatch):
@@ -125,26 +160,21 @@ def test_validate_tells_every_mistake_at_once_w3(dagmaster, tmp_path):
     assert dagmaster("workflows", "validate", str(good)).code == 0
 
 
-def test_a_broken_file_is_not_submitted_w3(dagmaster, tmp_path):
-    bad = tmp_path / "bad.yaml"
-    bad.write_text(BROKEN)
+def test_files_are_shown_and_drawn_without_a_platform_m3(dagmaster, sleepy):
+    shown = dagmaster("workflows", "show", str(sleepy))
+    drawn = dagmaster("workflows", "graph", str(sleepy))
 
-    told = dagmaster("submit", str(bad), "--json")
+    assert shown.out.startswith("workflow_id: sleepy\n")
+    assert drawn.out.startswith("flowchart TD\n")
+
+
+def test_a_pipe_or_device_is_refused_instead_of_read_for_ever_w3(dagmaster, tmp_path):
+    os.mkfifo(tmp_path / "pipe.yaml")
+
+    told = dagmaster("workflows", "validate", str(tmp_path / "pipe.yaml"), "/dev/zero")
 
     assert told.code == 2
-    assert len(json.loads(told.err)["error"]["problems"]) == 2
-
-
-def test_workflows_are_listed_shown_and_drawn_m3(dagmaster):
-    listed = dagmaster("workflows", "ls", "--json").json
-    shown = dagmaster("workflows", "show", "demo")
-    drawn = dagmaster("workflows", "graph", "demo")
-
-    assert {"hello_world", "demo"} <= {workflow["workflow_id"] for workflow in listed["workflows"]}
-    assert listed["refused"] == []
-    assert dagmaster("workflows", "ls").code == 0
-    assert shown.out.startswith("workflow_id: demo\n")
-    assert drawn.out.startswith("flowchart TD\n")
+    assert told.out.count("cannot be read: it is not a regular file") == 2
 
 
 def test_run_mode_selects_the_role_and_people_get_help_p1(dagmaster, monkeypatch):
@@ -158,19 +188,37 @@ def test_run_mode_selects_the_role_and_people_get_help_p1(dagmaster, monkeypatch
     assert "no platform is running" in role.err
 
 
-def test_help_is_fast_and_imports_nothing_heavy_m3():
-    heavy = "{'psycopg', 'sqlalchemy', 'rich', 'pydantic', 'jinja2'}"
-    script = textwrap.dedent(f"""
+def imported(*arguments: str, heavy: set[str]) -> set[str]:
+    """Which of these a command imports."""
+    script = f"""
         import sys
         from dagmaster.cli.main import run
-        assert run(['--help']) == 0
-        assert not {heavy} & sys.modules.keys()
-    """)
-    begun = time.monotonic()
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+        run({list(arguments)!r})
+        print(*({heavy!r} & sys.modules.keys()), file=sys.stderr)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return set(done.stderr.splitlines()[-1].split())
 
-    assert done.returncode == 0, done.stderr
+
+def test_help_is_fast_and_imports_nothing_heavy_m3():
+    begun = time.monotonic()
+    found = imported("--help", heavy={"psycopg", "sqlalchemy", "rich", "pydantic", "jinja2", "httpx2", "fastapi"})
+
+    assert found == set()
     assert time.monotonic() - begun < 2.0
+
+
+def test_a_client_imports_nothing_of_the_engine_m3():
+    """It needs an HTTP client and settings, and that it has them shows that this test looks."""
+    heavy = {"psycopg", "sqlalchemy", "alembic", "fastapi", "starlette", "jinja2", "uvicorn", "httpx2"}
+
+    assert imported("jobs", "ls", "--server", "http://127.0.0.1:1", heavy=heavy) == {"httpx2"}
 
 
 def test_an_interrupt_is_quiet_m3():

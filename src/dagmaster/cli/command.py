@@ -1,6 +1,7 @@
-"""What every command shares: `--json`, `-v`, `--data`, and how its answer reaches people and programs.
+"""What every command shares: `--json`, `-v`, `--data`, `--server`, and how its answer reaches people and programs.
 
-Answers go to standard output, as JSON where asked; everything else (logs, notes, errors) goes to standard error.
+Answers go to standard output, as JSON where asked; everything else (logs, notes, errors) goes to standard error. Whatever is
+told to people is made neutral first: most of it was written by others.
 """
 
 import sys
@@ -8,17 +9,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
+
+from dagmaster.cli.printable import ascii_json, is_unicode, neutral, neutral_json
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from dagmaster.cli.client import Client
     from dagmaster.settings import Settings
 
-# Without a terminal there is no width to fit into: ids and paths shall stay in one piece.
-UNBOUNDED_WIDTH = 160
+# Without a terminal there is no width to fit into: ids, paths and messages shall stay in one piece.
+UNBOUNDED_WIDTH = 4000
 
 
 @dataclass
@@ -28,60 +32,80 @@ class State:
     json: bool = False
     verbose: bool = False
     data: Path | None = None
+    server: str | None = None
 
     @cached_property
     def settings(self) -> "Settings":
-        """The environment's settings. Logging is set up with them, since its default would write to standard output."""
+        """The environment's settings."""
         from dagmaster import log, settings
 
         chosen = {"DAGMASTER_DATA": self.data} if self.data else {}
         loaded = settings.load(**chosen)
-        log.configure("debug" if self.verbose else "warning", loaded.log_format)
+        for warning in settings.warnings():
+            log.configure("warning", loaded.log_format)
+            log.get("settings").warning(warning)
         return loaded
 
     @cached_property
     def dsn(self) -> str:
         """The database of the platform that is meant."""
-        from dagmaster.cli.platform import find_platform
+        from dagmaster.cli.platform import find_database
 
-        return find_platform(self.settings)
+        self.log()
+        return find_database(self.settings)
+
+    @cached_property
+    def client(self) -> "Client":
+        """A client of the platform that is meant."""
+        from dagmaster.cli.client import Client
+        from dagmaster.cli.platform import find_api
+
+        return Client(lambda: find_api(self.settings, self.server))
+
+    def log(self) -> None:
+        """Set up logging, for commands that do more than ask: its default would write to standard output."""
+        from dagmaster import log
+
+        log.configure("debug" if self.verbose else "warning", self.settings.log_format)
 
     @cached_property
     def console(self) -> "Console":
-        return _console(stderr=False)
+        from rich.console import Console
 
-    @cached_property
-    def notes(self) -> "Console":
-        """For what is told besides the answer."""
-        return _console(stderr=True)
+        width = None if sys.stdout.isatty() else UNBOUNDED_WIDTH
+        return Console(width=width, highlight=False, markup=False, emoji=False)
 
     def say(self, text: str) -> None:
         """A line of an answer for people."""
-        click.echo(text)
+        write(sys.stdout, neutral(text))
 
     def note(self, text: str) -> None:
         """A remark beside the answer."""
-        click.echo(text, err=True)
+        write(sys.stderr, neutral(text))
 
     def emit(self, value: Any, *, line: bool = False) -> None:
         """An answer for programs; as a line where more may follow."""
-        click.echo(as_json(value, indent=not line))
-        sys.stdout.flush()
+        text = as_json(value, indent=not line)
+        write(sys.stdout, text if is_unicode(sys.stdout.encoding) else ascii_json(text))
+
+
+def write(stream: TextIO, text: str) -> None:
+    stream.write(f"{text}\n")
+    stream.flush()
 
 
 def as_json(value: Any, *, indent: bool = True) -> str:
     import orjson
 
     options = orjson.OPT_INDENT_2 if indent else 0
-    return orjson.dumps(value, default=str, option=options | orjson.OPT_NON_STR_KEYS | orjson.OPT_UTC_Z).decode()
+    text = orjson.dumps(value, default=str, option=options | orjson.OPT_NON_STR_KEYS | orjson.OPT_UTC_Z).decode()
+    return neutral_json(text)
 
 
-def _console(*, stderr: bool) -> "Console":
-    from rich.console import Console
-
-    stream = sys.stderr if stderr else sys.stdout
-    width = None if stream.isatty() else UNBOUNDED_WIDTH
-    return Console(stderr=stderr, width=width, highlight=False, markup=False, emoji=False)
+def end_the_line() -> None:
+    """After Ctrl-C a terminal shows ^C, and what comes next would stand behind it."""
+    if sys.stderr.isatty():
+        write(sys.stderr, "")
 
 
 def _setter(name: str) -> Callable[[click.Context, click.Parameter, Any], None]:
@@ -101,6 +125,10 @@ def _shared_options() -> list[click.Parameter]:
         click.Option(
             ["--data"], type=folder, expose_value=False, callback=_setter("data"), metavar="DIR",
             help="Data folder of the local platform (or DAGMASTER_DATA)",
+        ),
+        click.Option(
+            ["--server"], expose_value=False, callback=_setter("server"), metavar="URL",
+            help="API of the platform that is meant (or DAGMASTER_URL); else the one running here",
         ),
         flag("--json", target="json", help="Answer in JSON"),
         flag("-v", "--verbose", target="verbose", help="Say more, and show tracebacks"),

@@ -1,6 +1,5 @@
 """`dagmaster demo`: a platform of its own, a workflow with hundreds of tasks, live; then everything is gone again."""
 
-import asyncio
 import os
 import shutil
 import tempfile
@@ -8,14 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 import click
 
 from dagmaster.cli.command import Command, State, as_json, pass_state
+from dagmaster.cli.printable import counted
 
 if TYPE_CHECKING:
-    from uuid import UUID
-
     from dagmaster.cli.local import LocalPlatform
     from dagmaster.cli.show import Page
     from dagmaster.database.reads import TaskTotals
@@ -32,6 +31,7 @@ def demo(state: State, count: int, workers: int) -> int:
     """See it work: a private platform, a workflow with retries, live progress, a summary, and nothing left behind."""
     from dagmaster.cli.up import stopping_on_signals
 
+    state.log()
     code = 130
     with _temporary(state, workers) as local, stopping_on_signals(local):
         if not state.json:
@@ -39,7 +39,7 @@ def demo(state: State, count: int, workers: int) -> int:
         with local.running():
             if not state.json:
                 state.say(f"ready in {local.ready_seconds:.1f} s; running workflow `{_WORKFLOW}`\n")
-            code = asyncio.run(_run(state, local, count))
+            code = _run(state, local, count)
     if not state.json:
         state.say("\neverything stopped, its data removed" if code == 0 else "\nstopped, its data removed")
     return code
@@ -64,7 +64,7 @@ def _temporary(state: State, workers: int) -> "Iterator[LocalPlatform]":
 
 def _own_settings(state: State) -> "Settings":
     """Whatever server is configured is none of the demonstration's business."""
-    return state.settings.model_copy(update={"database_url": None, "postgres_host": None})
+    return state.settings.model_copy(update={"database_url": None, "postgres_host": None, "api_enabled": True})
 
 
 def _remove_leftovers() -> None:
@@ -76,35 +76,33 @@ def _remove_leftovers() -> None:
             shutil.rmtree(f"/run/dagmaster-{folder.name}", ignore_errors=True)
 
 
-async def _run(state: State, local: "LocalPlatform", count: int) -> int:
-    from dagmaster.cli.follow import Patience, watch
+def _run(state: State, local: "LocalPlatform", count: int) -> int:
+    import asyncio
+
+    from dagmaster.cli.feed import Patience
+    from dagmaster.cli.follow import watch
     from dagmaster.cli.show import Page
-    from dagmaster.cli.submit import create_job
-    from dagmaster.database.reads import Reads
 
-    state.__dict__["dsn"] = local.dsn
-    job_id = await create_job(local.dsn, _demo_workflow(state), {"count": count}, {})
-    async with Reads(local.dsn) as reads:
-        await watch(state, reads, job_id, Patience(state), on_tick=local.tend, heartbeat_seconds=1.0)
-        page = await Page.read(reads, str(job_id))
-        totals = await reads.task_totals(job_id)
-    history = await _history(local.dsn, job_id)
+    state.server = local.api_url
+    client = state.client
+    job_id = client.submit({"workflow_id": _WORKFLOW, "input_params": {"count": count}})["job_id"]
+    watch(state, job_id, Patience(state, job_id), on_tick=local.tend, heartbeat_seconds=1.0)
+    page = Page.ask(client, job_id)
+    totals, history = asyncio.run(_measured(local.dsn, UUID(job_id)))
     _summarise(state, page, totals, history)
-    return 0 if page.job.status == "completed" and history["is_clean"] is not False else 1
+    return 0 if page.detail.job.status == "completed" and history["is_clean"] is not False else 1
 
 
-def _demo_workflow(state: State) -> Any:
-    from dagmaster.cli.submit import find_workflow
-
-    return find_workflow(state, _WORKFLOW)
-
-
-async def _history(dsn: str, job_id: "UUID") -> dict[str, Any]:
+async def _measured(dsn: str, job_id: UUID) -> "tuple[dict[str, TaskTotals], dict[str, Any]]":
+    """What the API does not tell: sums over attempts, and whether the history is clean."""
     from dagmaster.cli.history import public, summary
     from dagmaster.database.history import verify
+    from dagmaster.database.reads import Reads
 
+    async with Reads(dsn) as reads:
+        totals = await reads.task_totals(job_id)
     report = await verify(dsn, [job_id], lambda *_: None)
-    return public(report) | {"summary": summary(report)}
+    return totals, public(report) | {"summary": summary(report)}
 
 
 def _summarise(state: State, page: "Page", totals: "dict[str, TaskTotals]", history: dict[str, Any]) -> None:
@@ -114,7 +112,8 @@ def _summarise(state: State, page: "Page", totals: "dict[str, TaskTotals]", hist
         return
     state.say(f"\njob {facts['status']} in {facts['seconds']:.2f} s")
     state.say(
-        f"{facts['tasks']} tasks, {facts['attempts']} attempts, {facts['retries']} retries; "
+        f"{counted(facts['tasks'], 'task')}, {counted(facts['attempts'], 'attempt')}, "
+        f"{counted(facts['retries'], 'retry', 'retries')}; "
         f"{facts['tasks_per_second']:.0f} tasks/s from submission to end"
     )
     state.say("where the time went:")
@@ -129,28 +128,24 @@ def _summarise(state: State, page: "Page", totals: "dict[str, TaskTotals]", hist
 
 def _facts(page: "Page", totals: "dict[str, TaskTotals]") -> dict[str, Any]:
     tasks, attempts = sum(t.tasks for t in totals.values()), sum(t.attempts for t in totals.values())
-    seconds = page.snapshot.seconds
+    job, seconds = page.answer["job"], page.detail.seconds
     return {
-        "job_id": str(page.job.job_id),
-        "status": page.job.status,
+        "job_id": job["job_id"],
+        "status": job["status"],
         "seconds": round(seconds, 3),
         "tasks": tasks,
         "attempts": attempts,
         "retries": attempts - tasks,
         "tasks_per_second": round(tasks / seconds, 1) if seconds else 0.0,
-        "stages": [row for row in (_stage_row(page, totals, name) for name in _stage_names(page)) if row],
-        "result": page.job.result_data,
-        "error": page.job.error_message,
+        "stages": [row for row in (_stage_row(page, totals, stage.name) for stage in page.detail.stages) if row],
+        "result": job["result_data"],
+        "error": job["error_message"],
     }
-
-
-def _stage_names(page: "Page") -> list[str]:
-    return [stage.name for stage in page.stages()]
 
 
 def _stage_row(page: "Page", totals: "dict[str, TaskTotals]", name: str) -> dict[str, Any] | None:
     """A stage lasts from its first task's dispatch to its last task's end."""
-    mine = [t for node_id, t in totals.items() if page.graph.stages[node_id][1] == name]
+    mine = [totals[node.node_id] for node in page.detail.nodes if node.stage == name and node.node_id in totals]
     begun, ended = [t.first_at for t in mine if t.first_at], [t.last_at for t in mine if t.last_at]
     attempts = sum(t.attempts for t in mine)
     if not begun or not ended:

@@ -1,204 +1,244 @@
 """Stay with a job until it is over: silently, with a live picture, or line by line.
 
-Ctrl-C only ends the watching. A database that goes away for a while is waited for: the job outlives it too.
+Ctrl-C only ends the watching. A platform that goes away for a while is waited for: the job outlives it too.
 """
 
-import asyncio
 import sys
-from collections.abc import Awaitable, Callable
-from dataclasses import asdict
-from typing import Any, Protocol, TypeVar
-from uuid import UUID
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
 
-from dagmaster.cli.command import State
-from dagmaster.database.reads import NodeLine, Reads, Snapshot
+from dagmaster.cli.answers import JobDetail, JobLine, Json, Node, Waiting, read, read_all
+from dagmaster.cli.client import Client
+from dagmaster.cli.command import State, end_the_line
+from dagmaster.cli.feed import Feed, Patience
 from dagmaster.errors import Unavailable
-from dagmaster.jobs.model import Job
-from dagmaster.jobs.states import JOB_TERMINAL, JobStatus
-from dagmaster.workflows.graph import Graph, build
 
 T = TypeVar("T")
-REFRESH_SECONDS = 0.25
-OUTAGE_PATIENCE_SECONDS = 60.0
 MOST_FAILURES_SHOWN = 5
+_TICK_SECONDS = 0.25
+_LOOK_ANYWAY_SECONDS = 2.0  # what handlers say of their progress is no event
+_QUIET_SECONDS = 3.0
+_ASK_WHY_SECONDS = 5.0
+_REMEDIES = {
+    "no_orchestrator": "start one with `dagmaster orchestrator`",
+    "no_worker": "start one with `dagmaster worker --queues {queue}`",
+    "queue_paused": "open it with `dagmaster queues resume {queue}`",
+}
 
 
 class Display(Protocol):
-    def show(self, snapshot: Snapshot) -> None: ...
+    def show(self, detail: JobDetail, held_up: Sequence[str] = ()) -> None: ...
 
     def close(self) -> None: ...
 
 
-def follow(state: State, job_id: UUID, *, live: bool, is_outcome_wanted: bool = True) -> int:
+def follow(state: State, job_id: str, *, live: bool) -> int:
     """Wait for the end of a job and tell it; the answer is the exit code."""
     try:
-        return asyncio.run(_follow(state, job_id, live=live, is_outcome_wanted=is_outcome_wanted))
+        patience = Patience(state, job_id)
+        if live:
+            watch(state, job_id, patience)
+        else:
+            _wait(state, job_id, patience)
+        outcome = patiently(patience, lambda: Outcome.ask(state.client, job_id))
     except KeyboardInterrupt:
         say_detached(state, job_id)
         return 0
+    tell(state, outcome)
+    return 0 if outcome.status == "completed" else 1
 
 
-def say_detached(state: State, job_id: UUID) -> None:
+def say_detached(state: State, job_id: str) -> None:
     again = f"dagmaster jobs watch {job_id}"
     if state.json:
-        state.emit({"job_id": str(job_id), "status": "detached", "watch": again}, line=True)
-    else:
-        state.note(f"\ndetached: the job goes on; watch it with: {again}")
+        state.emit({"job_id": job_id, "status": "detached", "watch": again}, line=True)
+        return
+    end_the_line()
+    state.note(f"detached: the job goes on; watch it with: {again}")
 
 
-async def _follow(state: State, job_id: UUID, *, live: bool, is_outcome_wanted: bool) -> int:
-    async with Reads(state.dsn, "watch") as reads:
-        patience = Patience(state)
-        if live:
-            await watch(state, reads, job_id, patience)
+def patiently(patience: Patience, ask: Callable[[], T]) -> T:
+    while True:
+        try:
+            answer = ask()
+        except Unavailable as error:
+            patience.bear(error)
         else:
-            await _warn_if_nobody_works(state, reads)
-            await _wait(reads, job_id, patience)
-        outcome = await Outcome.read(reads, job_id)
-    if is_outcome_wanted:
-        tell(state, outcome)
-    return 0 if outcome.job.status is JobStatus.COMPLETED else 1
+            patience.relieved()
+            return answer
 
 
-async def _wait(reads: Reads, job_id: UUID, patience: "Patience") -> None:
-    pause = 0.02
-    while await patience.with_(lambda: reads.outcome(job_id)) not in JOB_TERMINAL:
-        await asyncio.sleep(pause)
-        pause = min(REFRESH_SECONDS, pause * 1.5)
+def _wait(state: State, job_id: str, patience: Patience) -> None:
+    """Ask less often the longer it takes: a long job is noticed a twentieth of its time later, at most two seconds."""
+    begun = time.monotonic()
+    told: list[str] = []
+    why = HoldUps(state.client, job_id)
+    while not patiently(patience, lambda: read(JobLine, state.client.job_line(job_id))).is_over:
+        waited = time.monotonic() - begun
+        for line in why.look(is_quiet=waited > _QUIET_SECONDS):
+            if line not in told:
+                told.append(line)
+                state.note(f"note: {line}")
+        time.sleep(min(2.0, max(0.02, waited / 20)))
 
 
-async def watch(
+def watch(
     state: State,
-    reads: Reads,
-    job_id: UUID,
-    patience: "Patience",
+    job_id: str,
+    patience: Patience,
     *,
     on_tick: Callable[[], None] = lambda: None,
     heartbeat_seconds: float = 30.0,
-) -> Snapshot:
-    """Show a job until it is over; the last snapshot is the answer."""
-    _, workflow = await reads.show_job(job_id)
-    graph = build(workflow)
-    await _warn_if_nobody_works(state, reads)
-    display = _display(state, job_id, graph, heartbeat_seconds)
+) -> JobDetail:
+    """Show a job until it is over; how it was then is the answer."""
+    client = state.client
+    detail = patiently(patience, lambda: read(JobDetail, client.job(job_id)))
+    asked_at = changed_at = time.monotonic()
+    display, why = _display(state, heartbeat_seconds), HoldUps(client, job_id)
+    feed = Feed(client, job_id, detail.job.last_sequence)
     try:
         while True:
-            snapshot = await patience.with_(lambda: reads.watch_job(job_id, graph.order))
-            display.show(snapshot)
-            if snapshot.is_over:
-                return snapshot
+            now = time.monotonic()
+            display.show(detail.later(now - asked_at), why.look(is_quiet=now - changed_at > _QUIET_SECONDS))
+            if detail.is_over:
+                return detail
             on_tick()
-            await asyncio.sleep(REFRESH_SECONDS)
+            has_news = _paced(feed, now)
+            if has_news or time.monotonic() - asked_at > _LOOK_ANYWAY_SECONDS:
+                detail = patiently(patience, lambda: read(JobDetail, client.job(job_id)))
+                asked_at = time.monotonic()
+                changed_at = asked_at if has_news else changed_at
     finally:
+        feed.close()
         display.close()
 
 
-def _display(state: State, job_id: UUID, graph: Graph, heartbeat_seconds: float) -> Display:
+def _paced(feed: Feed, drawn_at: float) -> bool:
+    """Whether something happened, a tick after the last drawing at the earliest: of a busy job not every event is drawn."""
+    has_news = feed.wait(_TICK_SECONDS)
+    rest = drawn_at + _TICK_SECONDS / 2 - time.monotonic()
+    if rest > 0:
+        time.sleep(rest)
+    return has_news
+
+
+def _display(state: State, heartbeat_seconds: float) -> Display:
     from dagmaster.cli.live import JsonLines, Lines, Picture
 
     if state.json:
-        return JsonLines(state, job_id)
+        return JsonLines(state)
     if sys.stdout.isatty():
-        return Picture(state.console, job_id, graph)
-    return Lines(state.say, graph, heartbeat_seconds)
+        return Picture(state.console)
+    return Lines(state.say, heartbeat_seconds)
 
 
-class Patience:
-    """Ask again while the database is away, up to a limit, and say so once."""
+class HoldUps:
+    """What keeps a job from going on until someone does something; asked for now and then while nothing happens."""
 
-    def __init__(self, state: State) -> None:
-        self._state = state
-        self._since: float | None = None
+    def __init__(self, client: Client, job_id: str) -> None:
+        self._client = client
+        self._job_id = job_id
+        self._asked_at = 0.0
+        self._lines: list[str] = []
 
-    async def with_(self, ask: Callable[[], Awaitable[T]]) -> T:
-        loop = asyncio.get_running_loop()
-        while True:
+    def look(self, *, is_quiet: bool) -> list[str]:
+        now = time.monotonic()
+        if not is_quiet:
+            self._lines = []
+        elif now - self._asked_at > _ASK_WHY_SECONDS:
+            self._asked_at = now
             try:
-                answer = await ask()
-            except Unavailable as error:
-                if self._since is None:
-                    self._since = loop.time()
-                    self._state.note(f"{error.message}; waiting for it")
-                if loop.time() - self._since > OUTAGE_PATIENCE_SECONDS:
-                    raise
-                await asyncio.sleep(0.5)
-            else:
-                self._since = None
-                return answer
+                self._lines = hold_ups(read(Waiting, self._client.waiting(self._job_id)))
+            except Unavailable:
+                self._lines = []  # whoever asks for the job itself tells it
+        return self._lines
 
 
-async def _warn_if_nobody_works(state: State, reads: Reads) -> None:
-    """A job without anyone to run it waits for ever; the person should know."""
-    roles = {instance.role for instance in await reads.live_instances()}
-    for role in ("orchestrator", "worker"):
-        if role not in roles:
-            state.note(f"note: no {role} is alive; the job waits until one is (`dagmaster {role}`, or `dagmaster up`)")
+def hold_ups(waiting: Waiting) -> list[str]:
+    """Each reason that time alone does not mend, once, with what to do about it."""
+    held: dict[str, list[str]] = {}
+    for node in waiting.nodes:
+        for reason in node.reasons:
+            if remedy := _REMEDIES.get(reason.code):
+                line = f"{reason.detail}; {remedy.format(queue=reason.queue)}"
+                held.setdefault(line, []).append(node.node_id)
+    return [f"{', '.join(nodes[:3])}{', …' if len(nodes) > 3 else ''}: {line}" for line, nodes in held.items()]
 
 
 class Outcome:
-    """How a job ended: its row, what failed, and the first of its failed children."""
+    """How a job ended: what the platform says of it, what failed, and the first of its failed children."""
 
-    def __init__(self, job: Job, failed: list[NodeLine]) -> None:
-        self.job = job
-        self.failed = failed
+    def __init__(self, answer: Json, failed: list[Json]) -> None:
+        self._job: Json = answer["job"]
+        self._seconds = answer["seconds"]
+        self._failed = failed
+        self.detail = read(JobDetail, answer)
+        self.failed = read_all(Node, failed)
 
     @classmethod
-    async def read(cls, reads: Reads, job_id: UUID) -> "Outcome":
-        job, workflow = await reads.show_job(job_id)
-        if job.status is JobStatus.COMPLETED:
-            return cls(job, [])
-        snapshot = await reads.watch_job(job_id, build(workflow).order)
-        return cls(job, await failures(reads, job_id, snapshot))
+    def ask(cls, client: Client, job_id: str) -> "Outcome":
+        answer = client.job(job_id)
+        detail = read(JobDetail, answer)
+        return cls(answer, [] if detail.job.status == "completed" else failures(client, answer))
 
-    def public(self) -> dict[str, Any]:
-        took = (self.job.completed_at or self.job.updated_at) - self.job.created_at
+    @property
+    def status(self) -> str:
+        return self.detail.job.status
+
+    @property
+    def result(self) -> object:
+        return self._job.get("result_data")
+
+    def public(self) -> Json:
         return {
-            "job_id": str(self.job.job_id),
-            "workflow_id": self.job.workflow_id,
-            "status": self.job.status,
-            "seconds": round(took.total_seconds(), 3),
-            "result": self.job.result_data,
-            "error": self.job.error_message,
-            "failed_nodes": [failure_facts(node) for node in self.failed],
+            "job_id": self._job["job_id"],
+            "workflow_id": self._job["workflow_id"],
+            "status": self._job["status"],
+            "seconds": self._seconds,
+            "result": self.result,
+            "error": self._job.get("error_message"),
+            "failed_nodes": [failure_facts(node) for node in self._failed],
         }
 
 
-async def failures(reads: Reads, job_id: UUID, snapshot: Snapshot) -> list[NodeLine]:
+def failures(client: Client, answer: Json) -> list[Json]:
     """Failed nodes, and for each fan_out with failed children the first few of them."""
-    failed: list[NodeLine] = []
-    for node in snapshot.nodes:
+    failed: list[Json] = []
+    for raw, node in zip(answer["nodes"], read(JobDetail, answer).nodes, strict=True):
         if node.status == "failed":
-            failed.append(node)
-        if node.failed_count:
-            failed += await reads.page_children(job_id, node.node_id, limit=MOST_FAILURES_SHOWN, status="failed")
+            failed.append(raw)
+        if node.children and node.children.failed:
+            children, _ = client.nodes(
+                answer["job"]["job_id"], MOST_FAILURES_SHOWN, parent=raw["node_id"], status="failed"
+            )
+            failed += children
     return failed
 
 
-def failure_facts(node: NodeLine) -> dict[str, Any]:
-    facts = asdict(node)
-    return {name: facts[name] for name in ("node_id", "status", "label", "error_message", "attempt", "max_retries")}
+def failure_facts(node: Json) -> Json:
+    return {name: node.get(name) for name in ("node_id", "status", "label", "error_message", "attempt", "max_retries")}
 
 
 def tell(state: State, outcome: Outcome) -> None:
-    from dagmaster.cli.command import as_json
-
     if state.json:
         state.emit(outcome.public(), line=True)
         return
-    facts = outcome.public()
-    if outcome.job.status is JobStatus.COMPLETED:
-        state.say(as_json(facts["result"]))
-        state.note(f"completed in {facts['seconds']:.2f} s")
+    job, seconds = outcome.detail.job, outcome.detail.seconds
+    if outcome.status == "completed":
+        state.emit(outcome.result)
+        state.note(f"completed in {seconds:.2f} s")
         return
-    state.note(f"{outcome.job.status} after {facts['seconds']:.2f} s: {facts['error'] or 'no reason was recorded'}")
+    word = outcome.status.replace("_", " ")
+    state.note(f"{word} after {seconds:.2f} s: {job.error_message or 'no reason was recorded'}")
     for line in failure_lines(outcome.failed):
         state.note(line)
-    state.note(f"look closer with: dagmaster jobs show {outcome.job.job_id}")
-    if facts["result"] is not None:
-        state.say(as_json(facts["result"]))
+    state.note(f"look closer with: dagmaster jobs show {job.job_id}")
+    if outcome.result is not None:
+        state.emit(outcome.result)
 
 
-def failure_lines(failed: list[NodeLine]) -> list[str]:
+def failure_lines(failed: list[Node]) -> list[str]:
     return [
         f"  {node.node_id}{f' ({node.label})' if node.label else ''}, attempt {node.attempt}: {node.error_message}"
         for node in failed

@@ -1,6 +1,5 @@
 """`dagmaster verify-history`: hold what was written about jobs against the rules."""
 
-import asyncio
 import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -9,6 +8,7 @@ from uuid import UUID
 import click
 
 from dagmaster.cli.command import Command, State, pass_state
+from dagmaster.cli.printable import counted
 from dagmaster.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -24,10 +24,17 @@ _MOST_FINDINGS_SHOWN = 200
 def verify_history(state: State, job: str | None, everything: bool) -> int:
     """Check that a job's events, nodes, tasks and results tell one possible story.
 
-    JOB is an id, the beginning of one, or `last`. Exit code 1 if something is wrong.
+    JOB is an id, the beginning of one, or `last`. Exit code 1 if something is wrong. It reads the database itself: the one
+    that DATABASE_URL or POSTGRES_HOST names, else that of the platform running here.
     """
+    import asyncio
+
     if (job is None) == (not everything):
         raise InvalidRequest("name a job, or say --all", code="usage")
+    if state.server:
+        raise InvalidRequest(
+            "a history is verified on its database, not over --server", code="usage", hint="set DATABASE_URL"
+        )
     report = asyncio.run(_verified(state, job))
     if state.json:
         state.emit(public(report))
@@ -50,7 +57,8 @@ async def _verified(state: State, job: str | None) -> "HistoryReport":
 def _show_progress(state: State, report: "HistoryReport") -> None:
     """A long check shows that it lives, to a person."""
     if sys.stderr.isatty() and not state.json:
-        click.echo(f"\r{report.jobs_checked} jobs, {report.events_checked} events …\r", nl=False, err=True)
+        checked = f"{counted(report.jobs_checked, 'job')}, {counted(report.events_checked, 'event')}"
+        click.echo(f"\r{checked} …\r", nl=False, err=True)
 
 
 def public(report: "HistoryReport") -> dict[str, Any]:
@@ -64,8 +72,9 @@ def public(report: "HistoryReport") -> dict[str, Any]:
 
 
 def summary(report: "HistoryReport") -> str:
-    checked = f"{report.jobs_checked} jobs, {report.events_checked} events, {report.tasks_checked} tasks checked"
-    return f"{checked}: {'clean' if report.is_clean else f'{len(report.findings)} findings'}"
+    numbers = {"job": report.jobs_checked, "event": report.events_checked, "task": report.tasks_checked}
+    checked = ", ".join(counted(number, thing) for thing, number in numbers.items())
+    return f"{checked} checked: {'clean' if report.is_clean else counted(len(report.findings), 'finding')}"
 
 
 def _print(state: State, report: "HistoryReport") -> None:

@@ -1,25 +1,19 @@
 """`dagmaster jobs`: look at jobs, their nodes and events."""
 
-import asyncio
-from collections.abc import Awaitable, Callable
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from dagmaster.cli.command import Group, State, pass_state
-from dagmaster.errors import InvalidRequest, NotFound
+from dagmaster.cli.command import Group, State, as_json, end_the_line, pass_state
+from dagmaster.cli.completion import complete_jobs, complete_workflows
+from dagmaster.cli.printable import one_line
+from dagmaster.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from uuid import UUID
-
-    from dagmaster.database.reads import EventLine, NodeLine, Reads
-
-T = TypeVar("T")
+    from dagmaster.cli.answers import Json
 
 JOB_STATES = ("pending", "running", "completed", "partial_success", "failed", "cancelled")
 NODE_STATES = ("pending", "ready", "dispatched", "running", "completed", "failed", "skipped", "cancelled")
-_FOLLOW_SECONDS = 0.3
 _DATA_LENGTH = 100
 
 
@@ -28,60 +22,58 @@ def jobs() -> None:
     """Look at jobs. JOB is an id, the beginning of one, or `last`."""
 
 
-def _ask(state: State, question: "Callable[[Reads], Awaitable[T]]") -> T:
-    async def asked() -> T:
-        from dagmaster.database.reads import Reads
-
-        async with Reads(state.dsn) as reads:
-            return await question(reads)
-
-    return asyncio.run(asked())
-
-
 @jobs.command("ls")
 @click.option("--status", type=click.Choice(JOB_STATES), help="Only jobs in this state")
-@click.option("--workflow", metavar="ID", help="Only jobs of this workflow")
+@click.option("--workflow", metavar="ID", shell_complete=complete_workflows, help="Only jobs of this workflow")
+@click.option("--submitted-by", metavar="WHO", help="Only jobs that they asked for")
+@click.option("--correlation-id", metavar="ID", help="Only jobs with this id of yours")
 @click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True)
 @click.option("--after", metavar="CURSOR", help="Go on behind this job (`next` of the page before)")
 @pass_state
-def list_jobs(state: State, *, status: str | None, workflow: str | None, limit: int, after: str | None) -> None:
+def list_jobs(
+    state: State, *, status: str | None, workflow: str | None, submitted_by: str | None, correlation_id: str | None,
+    limit: int, after: str | None,
+) -> None:  # fmt: skip
     """List jobs, newest first."""
-    from dagmaster.cli.show import jobs_table
-
-    cursor = _cursor(after)
-    # One more than asked for tells whether there is another page.
-    found = _ask(
-        state, lambda reads: reads.list_jobs(limit=limit + 1, after=cursor, status=status, workflow_id=workflow)
-    )
-    page, following = found[:limit], str(found[limit - 1].job_id) if len(found) > limit else None
+    page, following = state.client.jobs(
+        limit, _cursor(after), status=status, workflow_id=workflow, submitted_by=submitted_by,
+        correlation_id=correlation_id,
+    )  # fmt: skip
     if state.json:
-        state.emit({"jobs": [{k: v for k, v in asdict(job).items() if k != "now"} for job in page], "next": following})
+        state.emit({"jobs": page, "next": following})
         return
     if not page:
         state.note("no jobs")
         return
-    state.console.print(jobs_table(page))
-    if following:
+    from dagmaster.cli.answers import JobLine, read_all
+    from dagmaster.cli.show import print_jobs
+
+    print_jobs(state.console, read_all(JobLine, page), state.client.now)
+    _say_more(state, following)
+
+
+def _say_more(state: State, following: object) -> None:
+    if following is not None:
         state.note(f"more with: --after {following}")
 
 
-def _cursor(after: str | None) -> "UUID | None":
+def _cursor(after: str | None) -> str | None:
     from uuid import UUID
 
     try:
-        return UUID(after) if after else None
+        return str(UUID(after)) if after else None
     except ValueError:
         raise InvalidRequest(f"--after {after}: not a job id", code="request.invalid") from None
 
 
 @jobs.command("show")
-@click.argument("job")
+@click.argument("job", shell_complete=complete_jobs)
 @pass_state
 def show(state: State, job: str) -> None:
-    """Show a job: its state, what failed first, its nodes and stages, its result."""
+    """Show a job: its state, what failed first, what it waits for, its nodes and stages, its result."""
     from dagmaster.cli.show import Page, print_page
 
-    page = _ask(state, lambda reads: Page.read(reads, job))
+    page = Page.ask(state.client, state.client.find_job(job))
     if state.json:
         state.emit(page.public())
     else:
@@ -89,131 +81,102 @@ def show(state: State, job: str) -> None:
 
 
 @jobs.command("watch")
-@click.argument("job")
+@click.argument("job", shell_complete=complete_jobs)
 @pass_state
 def watch(state: State, job: str) -> int:
-    """Watch a job until it is over. Ctrl-C ends the watching, not the job."""
+    """Watch a job until it is over. Ctrl-C ends the watching, not the job.
+
+    A platform that goes away meanwhile is waited for, up to a minute.
+    """
     from dagmaster.cli.follow import follow
 
-    job_id = _ask(state, lambda reads: reads.find_job(job))
-    return follow(state, job_id, live=True)
+    return follow(state, state.client.find_job(job), live=True)
 
 
 @jobs.command("events")
-@click.argument("job")
+@click.argument("job", shell_complete=complete_jobs)
 @click.option("--node", metavar="NODE", help="Only events of this node (a child is NODE__INDEX)")
 @click.option("--limit", type=click.IntRange(1, 10_000), default=100, show_default=True)
-@click.option("--after", type=click.IntRange(min=0), default=0, metavar="SEQ", help="Go on behind this number")
+@click.option("--after", type=click.IntRange(0, 2**53), default=0, metavar="SEQ", help="Go on behind this number")
 @click.option("--follow", is_flag=True, help="Go on until the job is over")
 @pass_state
 def events(state: State, *, job: str, node: str | None, limit: int, after: int, follow: bool) -> None:
     """List the events of a job in order: everything that ever happened to it."""
+    job_id = state.client.find_job(job)
     if follow:
-        _follow_events(state, job, node, after)
+        _follow_events(state, job_id, node, after)
         return
-    found = _ask(state, lambda reads: _events(reads, job, node, limit + 1, after))
-    page, following = found[:limit], found[limit - 1].sequence if len(found) > limit else None
+    page, following = state.client.events(job_id, limit, after, node)
     if state.json:
-        state.emit({"events": [asdict(event) for event in page], "next": following})
+        state.emit({"events": page, "next": _number(following)})
         return
     for event in page:
-        _print_event(state, event)
-    if following is not None:
-        state.note(f"more with: --after {following}")
+        state.say(_event_text(event))
+    _say_more(state, following)
 
 
-async def _events(reads: "Reads", job: str, node: str | None, limit: int, after: int) -> "list[EventLine]":
-    job_id = await reads.find_job(job)
-    return await reads.page_events(job_id, limit=limit, after=after, node_id=node)
+def _number(cursor: str | None) -> int | None:
+    return int(cursor) if cursor is not None else None
 
 
-def _follow_events(state: State, job: str, node: str | None, after: int) -> None:
+def _follow_events(state: State, job_id: str, node: str | None, after: int) -> None:
+    import orjson
+
+    from dagmaster.cli.feed import Patience, resumed
+
+    patience = Patience(state, job_id)
     try:
-        _ask(state, lambda reads: _print_events(state, reads, job, node, after))
+        for event in resumed(state.client, job_id, after, patience.bear, patience.relieved):
+            told = orjson.loads(event.data)
+            if node in (None, told.get("node_id")):
+                _tell_event(state, told)
     except KeyboardInterrupt:
         if not state.json:
-            state.note("\ndetached: the job goes on")
+            end_the_line()
+            state.note("detached: the job goes on")
 
 
-async def _print_events(state: State, reads: "Reads", job: str, node: str | None, after: int) -> None:
-    from dagmaster.cli.follow import Patience
-    from dagmaster.jobs.states import JOB_TERMINAL
-
-    job_id, patience = await reads.find_job(job), Patience(state)
-
-    async def news() -> "list[EventLine]":
-        return await reads.page_events(job_id, limit=1000, after=after, node_id=node)
-
-    while True:
-        # Asked before the events: the last ones are written together with the end.
-        is_over = await patience.with_(lambda: reads.outcome(job_id)) in JOB_TERMINAL
-        while page := await patience.with_(news):
-            after = page[-1].sequence
-            for event in page:
-                _print_event(state, event)
-        if is_over:
-            return
-        await asyncio.sleep(_FOLLOW_SECONDS)
-
-
-def _print_event(state: State, event: "EventLine") -> None:
+def _tell_event(state: State, event: "Json") -> None:
     if state.json:
-        state.emit(asdict(event), line=True)
+        state.emit(event, line=True)
     else:
         state.say(_event_text(event))
 
 
-def _event_text(event: "EventLine") -> str:
-    from dagmaster.cli.command import as_json
+def _event_text(answer: "Json") -> str:
+    from dagmaster.cli.answers import Event, read
 
+    event = read(Event, answer)
     attempt = f" attempt {event.attempt}" if event.attempt else ""
-    data = f"  {as_json(event.event_data, indent=False)}" if event.event_data else ""
-    if len(data) > _DATA_LENGTH:
-        data = data[: _DATA_LENGTH - 1] + "…"
+    data = _short(answer.get("event_data"))
     at = event.created_at.strftime("%H:%M:%S.%f")[:-3]
-    return f"{event.sequence:>6}  {at}  {event.event_type:<16} {event.node_id or ''}{attempt}{data}"
+    return f"{event.sequence:>6}  {at}  {event.event_type:<16} {one_line(event.node_id)}{attempt}{data}"
+
+
+def _short(data: Any) -> str:
+    text = f"  {as_json(data, indent=False)}" if data else ""
+    return text if len(text) <= _DATA_LENGTH else text[: _DATA_LENGTH - 1] + "…"
 
 
 @jobs.command("nodes")
-@click.argument("job")
+@click.argument("job", shell_complete=complete_jobs)
 @click.option("--parent", metavar="FAN_OUT", help="The children of this fan_out instead")
 @click.option("--status", type=click.Choice(NODE_STATES), help="Only nodes in this state")
 @click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True)
-@click.option("--after", type=click.IntRange(min=-1), default=-1, metavar="N", help="Go on behind this one")
+@click.option("--after", type=click.IntRange(-1, 2**31 - 2), default=-1, metavar="N", help="Go on behind this one")
 @pass_state
 def nodes(state: State, *, job: str, parent: str | None, status: str | None, limit: int, after: int) -> None:
     """List a job's nodes, or with --parent the children of a fan_out, a page at a time."""
-    from dagmaster.cli.show import nodes_table
-
-    rows = _ask(state, lambda reads: _nodes(reads, job, parent, status=status, limit=limit + 1, after=after))
-    page, following = rows[:limit], rows[limit - 1][0] if len(rows) > limit else None
+    client = state.client
+    page, following = client.nodes(client.find_job(job), limit, after, parent=parent, status=status)
     if state.json:
-        state.emit({"nodes": [asdict(node) for _, node in page], "next": following})
+        state.emit({"nodes": page, "next": _number(following)})
         return
-    state.console.print(nodes_table([node for _, node in page]))
-    if following is not None:
-        state.note(f"more with: --after {following}")
+    if not page:
+        state.note("no nodes")
+        return
+    from dagmaster.cli.answers import Node, read_all
+    from dagmaster.cli.show import print_nodes
 
-
-async def _nodes(
-    reads: "Reads", job: str, parent: str | None, *, status: str | None, limit: int, after: int
-) -> "list[tuple[int, NodeLine]]":
-    """Nodes with their places: a child's index, or the place in the order of the graph."""
-    from dagmaster.workflows.graph import build
-
-    job_id = await reads.find_job(job)
-    _, workflow = await reads.show_job(job_id)
-    if parent is not None:
-        _require_fan_out(workflow.nodes, parent)
-        children = await reads.page_children(job_id, parent, limit=limit, after=after, status=status)
-        return [(child.fan_out_index or 0, child) for child in children]
-    snapshot = await reads.watch_job(job_id, build(workflow).order)
-    placed = [(place, node) for place, node in enumerate(snapshot.nodes) if place > after]
-    return [(place, node) for place, node in placed if status in (None, node.status)][:limit]
-
-
-def _require_fan_out(nodes: dict[str, Any], name: str) -> None:
-    fan_outs = [node_id for node_id, node in nodes.items() if node.type == "fan_out"]
-    if name not in fan_outs:
-        hint = f"fan_outs are: {', '.join(fan_outs)}" if fan_outs else "this workflow has none"
-        raise NotFound(f"no fan_out is named '{name}'", code="node.not-found", hint=hint)
+    print_nodes(state.console, read_all(Node, page), client.now)
+    _say_more(state, following)

@@ -54,6 +54,7 @@ class LocalPlatform:
     orchestrators: int = 1
     workers: int = 1
     log_level: str = "warning"
+    on_stopping: Callable[[], None] = lambda: None
     children: list[Child] = field(default_factory=list)
     api_url: str | None = None
     ready_seconds: float = 0.0
@@ -72,6 +73,9 @@ class LocalPlatform:
                 self._publish()
                 self.ready_seconds = time.monotonic() - begun
                 yield
+            except KeyboardInterrupt:
+                self.on_stopping()
+                raise
             finally:
                 self._stop()
 
@@ -104,8 +108,8 @@ class LocalPlatform:
         # One of them serves the API: several would fight for the port.
         without_api = {**environment, "API_ENABLED": "false"}
         port = self._api_port()
-        with_api = {**environment, "API_PORT": str(port)}
-        self.api_url = f"http://{self.settings.api_host}:{port}" if self.settings.api_enabled else None
+        with_api = {**environment, "API_ENABLED": str(self.settings.api_enabled).lower(), "API_PORT": str(port)}
+        self.api_url = _url(self.settings.api_host, port) if self.settings.api_enabled else None
         self.children = [
             Child(role, number + 1, with_api if (role, number) == ("orchestrator", 0) else without_api)
             for role, number in roles
@@ -168,6 +172,12 @@ class LocalPlatform:
             self.say(f"{child.name} (process {child.pid}) had to be killed; its tasks are run again")
         if self.cluster:
             self.cluster.stop()
+
+
+def _url(host: str, port: int) -> str:
+    """Where commands on this machine reach the API: what listens everywhere is asked here."""
+    here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  a name, not a choice
+    return f"http://[{here}]:{port}" if ":" in here else f"http://{here}:{port}"
 
 
 def ensure_schema(dsn: str, say: Callable[[str], None]) -> None:

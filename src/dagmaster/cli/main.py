@@ -9,32 +9,44 @@
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from importlib import import_module
 from typing import Any
 
 import click
 
 from dagmaster import __version__, errors
-from dagmaster.cli.command import Group, State, as_json, pass_state
-from dagmaster.cli.database import db
-from dagmaster.cli.demo import demo
-from dagmaster.cli.history import verify_history
-from dagmaster.cli.jobs import jobs
-from dagmaster.cli.serve import orchestrator, worker
-from dagmaster.cli.submit import submit
-from dagmaster.cli.up import up
-from dagmaster.cli.workflows import workflows
+from dagmaster.cli.command import Group, State, as_json, pass_state, write
+from dagmaster.cli.printable import neutral, prepare_streams
 
-FINE, USAGE, NOT_ALLOWED, BUG, INTERRUPTED = 0, 2, 3, 70, 130
+# Each is imported when it is needed: whoever lists jobs need not wait for what an orchestrator is made of.
+COMMANDS = {
+    "up": "up:up",
+    "submit": "submit:submit",
+    "jobs": "jobs:jobs",
+    "workflows": "workflows:workflows",
+    "queues": "operate:queues",
+    "workers": "operate:workers",
+    "orchestrators": "operate:orchestrators",
+    "dead-letters": "operate:dead_letters",
+    "db": "database:db",
+    "verify-history": "history:verify_history",
+    "orchestrator": "serve:orchestrator",
+    "worker": "serve:worker",
+    "demo": "demo:demo",
+    "completion": "completion:completion",
+}
+FINE, USAGE, NOT_ALLOWED, UNAVAILABLE, BUG, INTERRUPTED = 0, 2, 3, 5, 70, 130
 # Most particular first.
 EXIT_CODES: tuple[tuple[type[errors.DagmasterError], int], ...] = (
+    (errors.NotAllowed, NOT_ALLOWED),
     (errors.InvalidRequest, USAGE),
     (errors.NotFound, 4),
     (errors.Conflict, 4),
     (errors.Fenced, 4),
-    (errors.Unavailable, 5),
+    (errors.Unavailable, UNAVAILABLE),
     (errors.DagmasterError, 1),
 )
-NOT_ALLOWED_CODES = frozenset({"database.not-allowed", "not-allowed"})
 
 
 class ReaderLeft(Exception):
@@ -42,8 +54,25 @@ class ReaderLeft(Exception):
 
 
 class Root(Group):
+    """Tells a closed pipe before click does, which would make it a failure."""
+
+    def list_commands(self, _ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, _ctx: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[name].partition(":")
+        command: click.Command = getattr(import_module(f"dagmaster.cli.{module}"), attribute)
+        return command
+
+    def make_context(self, *arguments: Any, **more: Any) -> click.Context:
+        try:
+            return super().make_context(*arguments, **more)
+        except BrokenPipeError:
+            raise ReaderLeft from None
+
     def invoke(self, ctx: click.Context) -> Any:
-        """Tell a closed pipe before click does, which would make it a failure."""
         try:
             result = super().invoke(ctx)
             sys.stdout.flush()
@@ -65,16 +94,12 @@ def cli(state: State, context: click.Context) -> None:
         _without_subcommand(state, context)
 
 
-for _command in (up, submit, jobs, workflows, db, verify_history, orchestrator, worker, demo):
-    cli.add_command(_command)
-
-
 def _without_subcommand(state: State, context: click.Context) -> None:
     """In a container RUN_MODE selects the role; people get help."""
     if "run_mode" not in state.settings.model_fields_set:
         click.echo(context.get_help())
         return
-    role = cli.commands.get(state.settings.run_mode)
+    role = cli.get_command(context, state.settings.run_mode)
     if role is None:
         raise errors.InvalidRequest(
             f"RUN_MODE={state.settings.run_mode} is not part of this version",
@@ -85,6 +110,7 @@ def _without_subcommand(state: State, context: click.Context) -> None:
 
 
 def main() -> None:
+    prepare_streams()
     sys.exit(run(sys.argv[1:]))
 
 
@@ -93,9 +119,11 @@ def run(arguments: Sequence[str]) -> int:
     # An error in the arguments themselves is told in JSON too, though they could not be read to their end.
     state = State(json="--json" in arguments)
     try:
+        _refuse_unreadable(arguments)
         code = cli.main(list(arguments), prog_name="dagmaster", standalone_mode=False, obj=state)
     except ReaderLeft:
-        return _reader_left()
+        _silence_output()
+        return FINE
     except (KeyboardInterrupt, click.Abort):
         return INTERRUPTED
     except Exception as error:  # the door: whatever comes this far is told to a person
@@ -103,56 +131,89 @@ def run(arguments: Sequence[str]) -> int:
     return code if isinstance(code, int) else FINE
 
 
-def _reader_left() -> int:
-    """Not an error. Python would complain once more when it flushes at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return FINE
+def _refuse_unreadable(arguments: Sequence[str]) -> None:
+    """What is not UTF-8 reaches us as halves of characters, which nothing behind this can take."""
+    for number, argument in enumerate(arguments, 1):
+        if any("\ud800" <= character <= "\udfff" for character in argument):
+            shown = argument.encode("ascii", "backslashreplace").decode()
+            raise errors.InvalidRequest(f"argument {number} is not UTF-8: {shown}", code="usage")
+
+
+def _silence_output() -> None:
+    """Nobody takes what is left to be written. Python would complain once more when it flushes at exit."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _give_up_output() -> None:
+    """What was said before an error is still written, if that can be."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _silence_output()
 
 
 def _tell(error: Exception, state: State) -> int:
-    if isinstance(error, click.exceptions.NoArgsIsHelpError):
-        click.echo(error.format_message(), err=True)
-        return USAGE
-    code, facts = described(error)
-    if state.verbose:
-        _print_traceback(error)
-    if state.json:
-        click.echo(as_json({"error": facts}, indent=False), err=True)
-        return code
-    click.echo(f"error: {facts['message']}", err=True)
-    if facts.get("hint"):
-        click.echo(f"hint: {facts['hint']}", err=True)
+    _give_up_output()
+    code, lines = _told(error, state)
+    # Where standard error can't be written to either, the exit code is all there is.
+    with suppress(OSError):
+        for line in lines:
+            write(sys.stderr, line)
     return code
 
 
-def _print_traceback(error: Exception) -> None:
+def _told(error: Exception, state: State) -> tuple[int, list[str]]:
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        return USAGE, [error.format_message()]
+    code, facts = described(error)
+    lines = [_traceback(error)] if state.verbose else []
+    if state.json:
+        return code, [*lines, as_json({"error": facts}, indent=False)]
+    lines.append(neutral(f"error: {facts['message']}"))
+    if facts.get("hint"):
+        lines.append(neutral(f"hint: {facts['hint']}"))
+    told = facts.get("facts") or {}
+    if told.get("request_id") and told.get("status", 0) >= 500:
+        lines.append(neutral(f"request id: {told['request_id']}"))
+    return code, lines
+
+
+def _traceback(error: Exception) -> str:
     import traceback
 
     from dagmaster.log import redact
 
-    click.echo(redact("".join(traceback.format_exception(error))), err=True)
+    return neutral(redact("".join(traceback.format_exception(error))))
 
 
 def described(error: Exception) -> tuple[int, dict[str, Any]]:
     """The exit code of an error, and what is said about it, without secrets."""
+    from dagmaster.log import redact_value
+
     match error:
         case errors.DagmasterError():
-            return _exit_code(error), _clean(_facts(error))
+            return _exit_code(error), redact_value(_facts(error))
         case click.ClickException():
             hint = (
                 f"see `{error.ctx.command_path} --help`" if isinstance(error, click.UsageError) and error.ctx else None
             )
-            return USAGE, _clean({"code": "usage", "message": error.format_message(), "hint": hint})
+            return USAGE, redact_value({"code": "usage", "message": error.format_message(), "hint": hint})
         case PermissionError():
-            return NOT_ALLOWED, _clean({"code": "not-allowed", "message": str(error), "hint": None})
+            return NOT_ALLOWED, redact_value({"code": "not-allowed", "message": str(error), "hint": None})
+        case OSError():
+            return UNAVAILABLE, redact_value({"code": "system", "message": _of_system(error), "hint": None})
     what = f"{type(error).__name__}: {error}".strip(": ")
     hint = "this is a bug of dagmaster; run again with -v for the traceback"
-    return BUG, _clean({"code": "bug", "message": f"something unexpected happened: {what}", "hint": hint})
+    return BUG, redact_value({"code": "bug", "message": f"something unexpected happened: {what}", "hint": hint})
+
+
+def _of_system(error: OSError) -> str:
+    where = f"{error.filename}: " if error.filename else "the answer can't be written: "
+    return f"{where}{error.strerror or error}"
 
 
 def _exit_code(error: errors.DagmasterError) -> int:
-    if error.code in NOT_ALLOWED_CODES:
-        return NOT_ALLOWED
     return next(code for kind, code in EXIT_CODES if isinstance(error, kind))
 
 
@@ -163,17 +224,6 @@ def _facts(error: errors.DagmasterError) -> dict[str, Any]:
 
         facts["problems"] = [asdict(problem) for problem in error.problems]
     return facts
-
-
-def _clean(value: Any) -> Any:
-    """Each text by itself: in a whole document a secret's end could not be told from the next value."""
-    from dagmaster.log import redact
-
-    if isinstance(value, dict):
-        return {key: _clean(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_clean(part) for part in value]
-    return redact(value) if isinstance(value, str) else value
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ The lock is the truth: a file that a killed platform left behind is not taken fo
 """
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -15,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from dagmaster.errors import Conflict, Unavailable
+from dagmaster.errors import Conflict, DagmasterError, InvalidRequest, NotAllowed, Unavailable
 from dagmaster.settings import Settings
 
 _ROOT_HOME = Path("/var/lib/dagmaster")
@@ -36,37 +37,63 @@ def data_folder(settings: Settings) -> Path:
     return _ROOT_HOME if os.geteuid() == 0 else Path.home() / ".local/share/dagmaster"
 
 
-def find_platform(settings: Settings) -> str:
+def find_database(settings: Settings) -> str:
     """The address of the database that is meant: the configured one, or that of the platform running here."""
     if dsn := settings.dsn():
         return dsn
     platform = running_platform(data_folder(settings))
     if platform is None:
-        raise Unavailable(
-            "no platform is running",
-            code="platform.none",
-            hint="start one with `dagmaster up`, or set DATABASE_URL",
-        )
+        raise _none("start one with `dagmaster up`, or set DATABASE_URL")
     return platform.database_url
+
+
+def find_api(settings: Settings, chosen: str | None = None) -> str:
+    """The address of the API that is meant: the one named, or that of the platform running here."""
+    if url := chosen or settings.server_url:
+        return url
+    folder, dsn = data_folder(settings), settings.dsn()
+    platform = running_platform(folder)
+    if platform is None and dsn:
+        raise _none(
+            "DATABASE_URL is not enough: name the API of an orchestrator on it with --server URL (DAGMASTER_URL)"
+        )
+    if platform is None:
+        raise _none("start one with `dagmaster up`, or name one with --server URL (or DAGMASTER_URL)")
+    if dsn not in (None, platform.database_url):
+        raise Conflict(
+            f"the platform running on {folder} uses another database than DATABASE_URL names",
+            code="platform.other-database",
+            hint="say which one is meant with --server URL, or unset DATABASE_URL",
+        )
+    if platform.api_url is None:
+        what = f"the platform running on {folder} serves no API"
+        raise Unavailable(what, code="platform.no-api", hint="start it without API_ENABLED=false")
+    return platform.api_url
+
+
+def _none(hint: str) -> Unavailable:
+    return Unavailable("no platform is running", code="platform.none", hint=hint)
 
 
 def running_platform(folder: Path) -> Platform | None:
     """The platform of a data folder, if it is up."""
-    if not _is_held(folder / "platform.lock"):
-        return None
-    try:
-        return Platform(**json.loads((folder / "platform.json").read_text()))
-    except (FileNotFoundError, TypeError, ValueError):
-        return None  # it is just starting, or just stopping
+    with _told(folder):
+        if not _is_held(folder / "platform.lock"):
+            return None
+        try:
+            return Platform(**json.loads((folder / "platform.json").read_text()))
+        except (FileNotFoundError, TypeError, ValueError):
+            return None  # it is just starting, or just stopping
 
 
 def publish(folder: Path, platform: Platform) -> None:
     """Let others find this platform."""
     unfinished = folder / f"platform.json.{os.getpid()}"
-    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _NO_DETOUR, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        json.dump(asdict(platform), file)
-    unfinished.replace(folder / "platform.json")
+    with _told(folder):
+        descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _NO_DETOUR, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            json.dump(asdict(platform), file)
+        unfinished.replace(folder / "platform.json")
 
 
 def withdraw(folder: Path) -> None:
@@ -76,8 +103,9 @@ def withdraw(folder: Path) -> None:
 @contextlib.contextmanager
 def hold(folder: Path) -> Iterator[None]:
     """Be the only platform of this data folder."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor = os.open(folder / "platform.lock", os.O_RDWR | os.O_CREAT | _NO_DETOUR, 0o600)
+    with _told(folder):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(folder / "platform.lock", os.O_RDWR | os.O_CREAT | _NO_DETOUR, 0o600)
     try:
         _acquire(descriptor, folder)
         os.truncate(descriptor, 0)
@@ -85,6 +113,29 @@ def hold(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _told(folder: Path) -> Iterator[None]:
+    """A folder that can't be used is told as what it means."""
+    try:
+        yield
+    except OSError as error:
+        kind: type[DagmasterError] = InvalidRequest
+        if isinstance(error, PermissionError) or error.errno == errno.EROFS:
+            kind = NotAllowed
+        elif error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EIO}:
+            kind = Unavailable
+        reason = "platform.lock is a symbolic link" if error.errno == errno.ELOOP else error.strerror
+        raise kind(
+            f"the data folder {_short(folder)} can't be used: {reason}", code="platform.bad-folder",
+            hint="choose another one with --data",
+        ) from None  # fmt: skip
+
+
+def _short(folder: Path) -> str:
+    text = str(folder)
+    return text if len(text) <= 200 else f"{text[:199]}…"
 
 
 def _acquire(descriptor: int, folder: Path, patience_seconds: float = 0.5) -> None:
@@ -111,7 +162,7 @@ def _runs_already(pid: str, folder: Path) -> Conflict:
 def _is_held(lock: Path) -> bool:
     try:
         descriptor = os.open(lock, os.O_RDONLY | _NO_DETOUR)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)

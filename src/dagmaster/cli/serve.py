@@ -9,8 +9,8 @@ import os
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 import click
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from dagmaster.handlers.registry import Registry
     from dagmaster.operations.catalog import Catalog
     from dagmaster.orchestrator.loop import Orchestrator
+    from dagmaster.probes import Probes, Subject
     from dagmaster.settings import Settings
 
 DATABASE_PATIENCE_SECONDS = 60.0
@@ -63,6 +64,7 @@ def worker(state: State, queues: str | None, slots: int | None, processes: int |
 def _settings_of_role(state: State) -> "Settings":
     from dagmaster import log
 
+    _ = state.dsn  # before: looking for the database sets logging up as commands want it
     log.configure("debug" if state.verbose else state.settings.log_level, state.settings.log_format)
     return state.settings
 
@@ -132,6 +134,7 @@ async def _orchestrator(settings: "Settings", dsn: str) -> AsyncIterator[_Role]:
     from dagmaster.database.postgres import PostgresLedger
     from dagmaster.handlers.registry import installed
     from dagmaster.jobs.plan import Planner
+    from dagmaster.orchestrator.health import OrchestratorHealth
     from dagmaster.orchestrator.loop import Orchestrator
     from dagmaster.orchestrator.routing import RegistryRouter
     from dagmaster.transports.postgres import PostgresTransport
@@ -157,11 +160,15 @@ async def _orchestrator(settings: "Settings", dsn: str) -> AsyncIterator[_Role]:
             settings, ledger, beats, bell, PostgresTransport(bell), planner, catalog,
             host=socket.gethostname(), pid=os.getpid(), software_version=__version__,
         )  # fmt: skip
-        yield _WithApi(role, lambda: _api(settings, dsn, role, registry, bound)) if bound else role
+        if bound:
+            yield _WithApi(role, lambda: _api(settings, dsn, role, registry, bound))
+            return
+        with _probed(settings, OrchestratorHealth(role), role.patience_seconds):
+            yield role
 
 
 def _bound(settings: "Settings") -> "socket.socket | None":
-    from dagmaster.api.listen import bind
+    from dagmaster.listen import bind
 
     if not settings.api_enabled:
         return None
@@ -174,7 +181,24 @@ def _api(
     from dagmaster.api.app import create_app
     from dagmaster.api.server import ApiServer
 
-    return ApiServer(create_app(settings, dsn, role.catalog, registry, owner_id=role.owner_id), bound)
+    app = create_app(settings, dsn, role.catalog, registry, orchestrator=role)
+    return ApiServer(app, bound)
+
+
+@contextmanager
+def _probed(settings: "Settings", subject: "Subject", patience_seconds: float) -> "Iterator[Probes | None]":
+    """Answer probes meanwhile. Several of a machine don't fight for the port: who comes second takes a free one."""
+    from dagmaster.listen import HEALTH, bind_somewhere
+    from dagmaster.probes import Probes
+
+    if not settings.health_enabled:
+        yield None
+        return
+    bound = bind_somewhere(
+        settings.health_host, settings.health_port, is_insecure=settings.health_insecure, entrance=HEALTH
+    )
+    with Probes(bound, subject, patience_seconds=patience_seconds, is_open_to_all=settings.health_insecure) as probes:
+        yield probes
 
 
 class _WithApi:
@@ -235,8 +259,9 @@ async def _worker(settings: "Settings", dsn: str) -> AsyncIterator[_Role]:
     from dagmaster.database.postgres import PostgresLedger
     from dagmaster.handlers.registry import installed
     from dagmaster.transports.postgres import PostgresTransport, topics_of
+    from dagmaster.worker.health import WorkerHealth
     from dagmaster.worker.loop import Worker
-    from dagmaster.worker.watchdog import Watchdog
+    from dagmaster.worker.process import worker_process
 
     queues, worker_id = settings.worker_queue, uuid4()
     bell = PostgresBell(dsn, topics_of(queues, str(worker_id)))
@@ -249,7 +274,13 @@ async def _worker(settings: "Settings", dsn: str) -> AsyncIterator[_Role]:
             settings, ledger, PostgresTransport(bell, queues, str(worker_id)), bell, installed(),
             lease_ledger=leases, handler_ledger=handlers, database=database, worker_id=worker_id,
         )  # fmt: skip
-        with Watchdog(settings.task_lease_sec):
+        # A loop that stands still for longer than this misses renewals.
+        patience_seconds = settings.lease_renew_sec
+        with (
+            worker_process(settings, worker, lambda: PostgresLedger(dsn, "rescue")),
+            _probed(settings, WorkerHealth(worker, settings), patience_seconds) as told,
+        ):
+            worker.health_url = told.url if told else None
             yield worker
 
 

@@ -1,119 +1,164 @@
 """`dagmaster submit`: create a job, and if wanted stay until it is over."""
 
-import asyncio
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from uuid import UUID
+from types import FrameType
+from typing import Any
 
 import click
 
-from dagmaster.cli.command import Command, State, pass_state
-from dagmaster.errors import InvalidRequest
+from dagmaster.api.limits import MAX_BODY_BYTES
+from dagmaster.cli.command import Command, State, end_the_line, pass_state
+from dagmaster.cli.completion import complete_workflows_or_files
+from dagmaster.cli.naming import is_file, workflow_bytes
+from dagmaster.errors import InvalidRequest, InvalidWorkflow, Problem, Unavailable
 
-if TYPE_CHECKING:
-    from dagmaster.operations.catalog import Catalog
-    from dagmaster.workflows.model import Input, Workflow
+Schema = dict[str, Any]
 
 
 @click.command(cls=Command)
-@click.argument("workflow")
+@click.argument("workflow", shell_complete=complete_workflows_or_files)
 @click.option("-p", "--param", "pairs", multiple=True, metavar="K=V", help="An input; JSON unless declared a string")
-@click.option("--params", metavar="@FILE|JSON", help="Inputs as a JSON object")
+@click.option("--params", metavar="@FILE|JSON", help="Inputs as a JSON object, up to 1 MiB")
 @click.option("--priority", type=click.IntRange(0, 10), default=0, show_default=True, help="10 goes first")
 @click.option("--correlation-id", help="An id of yours, up to 64 characters")
-@click.option("--submitted-by", help="Who asks for it")
+@click.option("--submitted-by", help="Who asks for it; keys are theirs")
+@click.option("--idempotency-key", metavar="KEY", help="Submit once: the same key again answers with the same job")
+@click.option("--force", is_flag=True, help="Start a new run even if the same was submitted before")
 @click.option("--wait", is_flag=True, help="Stay until it is over, and print the result")
 @click.option("--watch", is_flag=True, help="Show live progress, then the result")
 @pass_state
 def submit(
     state: State, *, workflow: str, pairs: tuple[str, ...], params: str | None, priority: int, correlation_id: str | None,
-    submitted_by: str | None, wait: bool, watch: bool,
+    submitted_by: str | None, idempotency_key: str | None, force: bool, wait: bool, watch: bool,
 ) -> int:  # fmt: skip
-    """Submit a job of WORKFLOW: the name of one, or a YAML file.
+    """Submit a job of WORKFLOW: the name of one that the platform knows, or a YAML file.
 
     With --wait or --watch the exit code tells how it ended: 0 completed, 1 otherwise. Ctrl-C leaves the job running.
     """
     from dagmaster.cli.follow import follow, say_detached
 
-    chosen = find_workflow(state, workflow)
-    inputs = _inputs(chosen, pairs, params)
-    extras = {"priority": priority, "correlation_id": correlation_id, "submitted_by": submitted_by}
-    created: list[UUID] = []
-    try:
-        asyncio.run(
-            create_job(
-                state.dsn, chosen, inputs, extras, created.append, max_params_bytes=state.settings.max_params_bytes
-            )
-        )
-    except KeyboardInterrupt:
-        if not created:
-            raise
-        say_detached(state, created[0])
-        return 0
-    job_id = created[0]
-    if wait or watch:
-        return follow(state, job_id, live=watch)
-    if state.json:
-        state.emit({"job_id": str(job_id), "workflow_id": chosen.workflow_id, "status": "pending"})
-    else:
-        state.say(str(job_id))
-        state.note(f"watch it with: dagmaster jobs watch {job_id}")
-    return 0
-
-
-def find_workflow(state: State, name: str) -> "Workflow":
-    """A workflow by its name, or as a file says."""
-    if name.endswith((".yaml", ".yml")) or "/" in name:
-        return read_file(state, Path(name))
-    return catalog_of(state).get(name)
-
-
-def catalog_of(state: State) -> "Catalog":
-    from dagmaster.handlers.registry import installed
-    from dagmaster.operations.catalog import load_catalog
-
-    return load_catalog(state.settings, installed(), state.settings.known_queues)
-
-
-def read_file(state: State, path: Path) -> "Workflow":
-    """The workflow in a file, or every problem in it."""
-    from dagmaster.handlers.registry import installed
-    from dagmaster.operations.catalog import limits_of
-    from dagmaster.workflows.load import read_all
-
-    settings = state.settings
-    loaded = read_all([path], limits=limits_of(settings), handlers=installed(), queues=settings.known_queues)
-    if loaded.refused:
-        raise loaded.refused[0]
-    return next(iter(loaded.workflows.values()))
-
-
-def _inputs(workflow: "Workflow", pairs: tuple[str, ...], params: str | None) -> dict[str, Any]:
-    """The object first, then single inputs, which have the last word."""
     given = _object(params) if params else {}
+    submission = {
+        "priority": priority, "correlation_id": correlation_id, "submitted_by": submitted_by,
+        "idempotency_key": idempotency_key,
+    }  # fmt: skip
+    chosen, schema = _from_file(state, Path(workflow)) if is_file(workflow) else _known(state, workflow, pairs)
+    inputs = _inputs(schema, pairs, given)
+    with _held_back() as is_interrupted:
+        answer = _submitted(state, {**submission, **chosen, "input_params": inputs}, force=force)
+    if is_interrupted():
+        say_detached(state, answer["job_id"])
+        return 0
+    if wait or watch:
+        if answer["status"] != "accepted" and not state.json:
+            state.note("the same was submitted before; this is its job")
+        return follow(state, answer["job_id"], live=watch)
+    return _tell(state, {**answer, "workflow_id": chosen["workflow_id"]})
+
+
+@contextmanager
+def _held_back() -> Iterator[Callable[[], bool]]:
+    """The first Ctrl-C waits until it is known which job was created; a second one does not."""
+    received: list[int] = []
+
+    def hold_back(number: int, _frame: FrameType | None) -> None:
+        received.append(number)
+        if len(received) > 1:
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, hold_back)
+    try:
+        yield lambda: bool(received)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _known(state: State, workflow: str, pairs: tuple[str, ...]) -> tuple[dict[str, Any], Schema]:
+    """The platform knows the types of a workflow's inputs; they matter only where inputs were given one by one."""
+    schema = state.client.workflow(workflow)["inputs_schema"] if pairs else {}
+    return {"workflow_id": workflow}, schema
+
+
+def _from_file(state: State, path: Path) -> tuple[dict[str, Any], Schema]:
+    """A workflow that comes along. The platform judges it: it knows which handlers there are."""
+    from dagmaster.cli.client import problems_of
+
+    text = workflow_bytes(path, MAX_BODY_BYTES)
+    checked = state.client.validate(text)
+    if not checked.get("is_valid"):
+        raise InvalidWorkflow(str(path), problems_of(checked.get("problems") or []))
+    try:
+        definition = text.decode()
+    except UnicodeDecodeError:
+        raise InvalidWorkflow(str(path), [Problem("is not UTF-8")]) from None
+    chosen = {"workflow_id": checked["workflow_id"], "definition": definition}
+    return chosen, checked.get("inputs_schema") or {}
+
+
+def _submitted(state: State, submission: dict[str, Any], *, force: bool) -> dict[str, Any]:
+    """Submit. Whoever does not get the answer is told what that means."""
+    unknown = "whether the job was created is not known; see `dagmaster jobs ls`"
+    try:
+        return state.client.submit(submission, force=force)
+    except Unavailable as error:
+        if error.code not in {"server.lost", "server.slow"}:
+            raise
+        hint = f"{unknown}; with --idempotency-key it can be submitted again without harm"
+        raise Unavailable(error.message, code=error.code, hint=hint) from None
+    except KeyboardInterrupt:
+        end_the_line()
+        state.note(f"interrupted: {unknown}")
+        raise
+
+
+def _tell(state: State, answer: dict[str, Any]) -> int:
+    from dagmaster.cli.answers import Submitted, read
+
+    code = 1 if answer["status"] == "previously_failed" else 0
+    if state.json:
+        state.emit(answer)
+        return code
+    told = read(Submitted, answer)
+    state.say(told.job_id)
+    if told.status == "accepted":
+        state.note(f"watch it with: dagmaster jobs watch {told.job_id}")
+        return code
+    word = told.job_status.replace("_", " ")
+    reason = f": {told.error_message}" if told.error_message else ""
+    state.note(f"the same was submitted before; its job is {word}{reason}")
+    state.note("start a new run with --force")
+    return code
+
+
+def _inputs(schema: Schema, pairs: tuple[str, ...], given: dict[str, Any]) -> dict[str, Any]:
+    """The object first, then single inputs, which have the last word."""
+    declared = schema.get("properties", {})
+    inputs = dict(given)
     for pair in pairs:
         name, separator, text = pair.partition("=")
         if not separator or not name:
             raise InvalidRequest(f"-p {pair}: expected name=value", code="inputs.invalid")
-        given[name] = _value(name, workflow.inputs.get(name), text)
-    return given
+        inputs[name] = _value(name, declared.get(name, {}).get("type", "string"), text)
+    return inputs
 
 
-def _value(name: str, declared: "Input | None", text: str) -> Any:
+def _value(name: str, kind: str, text: str) -> Any:
     """A string as it stands, anything else as JSON. An input that nobody declared is refused later, by name."""
     import orjson
 
-    if declared is None or declared.type == "string":
+    if kind == "string":
         return text
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
         shown = text if len(text) <= 60 else text[:59] + "…"
         raise InvalidRequest(
-            f"-p {name}: {declared.type} is expected, and {shown!r} is not JSON ({error})",
+            f"-p {name}: {kind} is expected, and {shown!r} is not JSON ({error})",
             code="inputs.invalid",
-            hint=_EXAMPLES[str(declared.type)].format(name=name),
+            hint=_EXAMPLES.get(kind, "").format(name=name) or None,
             fields=[name],
         ) from None
 
@@ -130,12 +175,12 @@ _EXAMPLES = {
 def _object(params: str) -> dict[str, Any]:
     import orjson
 
-    text: str | bytes = params
-    if params.startswith("@"):
-        try:
-            text = Path(params[1:]).read_bytes()
-        except OSError as error:
-            raise InvalidRequest(f"--params {params}: {error.strerror}", code="inputs.invalid") from None
+    text = _file(params) if params.startswith("@") else params.encode()
+    if len(text) > MAX_BODY_BYTES:
+        raise InvalidRequest(
+            f"--params has more than {MAX_BODY_BYTES:,} bytes, which is all that the API takes", code="inputs.too-large",
+            hint="large data goes to storage, by reference",
+        )  # fmt: skip
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError as error:
@@ -145,39 +190,11 @@ def _object(params: str) -> dict[str, Any]:
     return value
 
 
-async def create_job(
-    dsn: str,
-    workflow: "Workflow",
-    inputs: dict[str, Any],
-    extras: dict[str, Any],
-    on_created: Callable[[UUID], None] = lambda _: None,
-    *,
-    max_params_bytes: int = 262_144,
-) -> UUID:
-    """Create a job and ring for it. `on_created` is told at once, whatever happens to the ringing."""
-    from pydantic import ValidationError
-
-    from dagmaster.database.bell import JOBS
-    from dagmaster.database.bell_postgres import PostgresBell
-    from dagmaster.database.postgres import PostgresLedger
-    from dagmaster.jobs.model import Submission
-    from dagmaster.operations import submit as operation
-    from dagmaster.operations.catalog import Catalog
+def _file(params: str) -> bytes:
+    from dagmaster.cli.files import bytes_of
 
     try:
-        submission = Submission(workflow_id=workflow.workflow_id, input_params=inputs, **extras)
-    except ValidationError as error:
-        what = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_url=False))
-        raise InvalidRequest(what, code="request.invalid") from None
-    ledger, bell = PostgresLedger(dsn, "submit"), PostgresBell(dsn)
-    # Only a hint (whoever misses it finds the job at its next look), but one that connects while the job is written.
-    bell.start()
-    try:
-        catalog = Catalog({workflow.workflow_id: workflow}, max_params_bytes=max_params_bytes)
-        (job_id,) = await operation.submit(ledger, catalog, [submission])
-        on_created(job_id)
-        bell.ring(JOBS)
-        return job_id
-    finally:
-        await bell.close()
-        await ledger.close()
+        return bytes_of(Path(params[1:]), MAX_BODY_BYTES)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InvalidRequest(f"--params {params}: {reason}", code="inputs.invalid") from None

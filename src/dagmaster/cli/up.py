@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dagmaster.cli.command import Command, State, pass_state
+from dagmaster.cli.command import Command, State, end_the_line, pass_state
 
 if TYPE_CHECKING:
     from dagmaster.cli.local import LocalPlatform
@@ -34,11 +34,13 @@ def up(state: State, workers: int, orchestrators: int) -> None:
     from dagmaster.cli.local import LocalPlatform, database_of
     from dagmaster.cli.platform import data_folder
 
+    state.log()
     settings = state.settings
     dsn, cluster = database_of(settings)
     local = LocalPlatform(
-        settings, data_folder(settings), dsn, state.note, cluster, orchestrators, workers, _log_level(state)
-    )
+        settings, data_folder(settings), dsn, state.note, cluster, orchestrators, workers, _log_level(state),
+        on_stopping=lambda: _say_stopping(state),
+    )  # fmt: skip
     if not state.json:
         state.say("starting …")
     with stopping_on_signals(local), local.running():
@@ -48,6 +50,12 @@ def up(state: State, workers: int, orchestrators: int) -> None:
             time.sleep(_TICK_SECONDS)
     if not state.json:
         state.say("everything stopped; the data stays" + (f" in {cluster.folder}" if cluster else " on the server"))
+
+
+def _say_stopping(state: State) -> None:
+    if not state.json:
+        end_the_line()
+        state.say("stopping …")
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""`dagmaster workflows`: what can be submitted, and whether a file is right. Needs no platform."""
+"""`dagmaster workflows`: what can be submitted, and whether a file is right. Files are read here, without a platform."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -7,7 +7,9 @@ from typing import Any
 import click
 
 from dagmaster.cli.command import Group, State, pass_state
-from dagmaster.cli.submit import catalog_of, find_workflow, read_file
+from dagmaster.cli.completion import complete_workflows_or_files
+from dagmaster.cli.naming import is_file, read_workflow
+from dagmaster.cli.printable import counted, one_line
 from dagmaster.errors import InvalidWorkflow
 
 
@@ -19,49 +21,31 @@ def workflows() -> None:
 @workflows.command("ls")
 @pass_state
 def list_workflows(state: State) -> None:
-    """List the workflows that ship and those in WORKFLOW_FOLDERS."""
-    catalog = catalog_of(state)
-    found = sorted(catalog.workflows.values(), key=lambda workflow: workflow.workflow_id)
+    """List the workflows that the platform knows."""
+    found = state.client.workflows()
     if state.json:
-        state.emit({"workflows": [_brief(workflow) for workflow in found], "refused": _refused(catalog.refused)})
+        state.emit({"workflows": found})
         return
-    from rich.table import Table
-    from rich.text import Text
+    from dagmaster.cli.answers import Workflow, read_all
+    from dagmaster.cli.tables import Column, print_table
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("workflow", "version", "nodes", "inputs", "description"):
-        table.add_column(heading, no_wrap=heading not in {"inputs", "description"})
-    for workflow in found:
-        inputs = ", ".join(f"{name}{'*' if i.required else ''}" for name, i in workflow.inputs.items())
-        row = (workflow.workflow_id, workflow.version, str(len(workflow.nodes)), inputs)
-        table.add_row(*map(Text, row), Text(workflow.description or workflow.name))
-    state.console.print(table)
-    for refused in catalog.refused:
-        state.note(f"refused:\n{refused.message}")
-
-
-def _brief(workflow: Any) -> dict[str, Any]:
-    return {
-        "workflow_id": workflow.workflow_id,
-        "version": workflow.version,
-        "name": workflow.name,
-        "description": workflow.description,
-        "nodes": len(workflow.nodes),
-        "inputs": {name: declared.model_dump(mode="json") for name, declared in workflow.inputs.items()},
-        "definition_hash": workflow.content_hash(),
-    }
-
-
-def _refused(errors: tuple[InvalidWorkflow, ...]) -> list[dict[str, Any]]:
-    return [{"file": e.file, "problems": [asdict(problem) for problem in e.problems]} for e in errors]
+    columns = [
+        Column("workflow"), Column("version", drop=1), Column("nodes", drop=2, is_number=True),
+        Column("inputs", is_long=True), Column("description", is_long=True),
+    ]  # fmt: skip
+    rows = [
+        (w.workflow_id, w.version, str(w.nodes), ", ".join(w.inputs), one_line(w.description or w.name))
+        for w in read_all(Workflow, found)
+    ]
+    print_table(state.console, columns, rows)
 
 
 @workflows.command("show")
-@click.argument("workflow")
+@click.argument("workflow", shell_complete=complete_workflows_or_files)
 @pass_state
 def show(state: State, workflow: str) -> None:
     """Show the definition of a workflow, or of a file."""
-    body = find_workflow(state, workflow).body()
+    body = _body_of_file(state, Path(workflow)) if is_file(workflow) else state.client.workflow(workflow)["definition"]
     if state.json:
         state.emit(body)
         return
@@ -70,11 +54,18 @@ def show(state: State, workflow: str) -> None:
     state.say(yaml.safe_dump(body, sort_keys=False, allow_unicode=True, width=100).rstrip())
 
 
+def _body_of_file(state: State, path: Path) -> dict[str, Any]:
+    return read_workflow(state, path).body()
+
+
 @workflows.command("validate")
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="FILE...")
 @pass_state
 def validate(state: State, files: tuple[Path, ...]) -> int:
-    """Check workflow files and tell every mistake at once; exit code 2 if there is any."""
+    """Check workflow files and tell every mistake at once; exit code 2 if there is any.
+
+    They are checked against the handlers installed here; no platform is needed.
+    """
     reports = [_validated(state, file) for file in files]
     if state.json:
         state.emit({"files": reports})
@@ -86,25 +77,30 @@ def validate(state: State, files: tuple[Path, ...]) -> int:
 
 def _validated(state: State, file: Path) -> dict[str, Any]:
     try:
-        workflow = read_file(state, file)
+        workflow = read_workflow(state, file)
     except InvalidWorkflow as error:
         problems = [asdict(problem) for problem in error.problems]
         return {"file": str(file), "ok": False, "workflow_id": None, "problems": problems, "said": error.message}
-    said = f"{file}: ok (workflow {workflow.workflow_id} version {workflow.version}, {len(workflow.nodes)} nodes)"
+    nodes = counted(len(workflow.nodes), "node")
+    said = f"{file}: ok (workflow {workflow.workflow_id} version {workflow.version}, {nodes})"
     return {"file": str(file), "ok": True, "workflow_id": workflow.workflow_id, "problems": [], "said": said}
 
 
 @workflows.command("graph")
-@click.argument("workflow")
+@click.argument("workflow", shell_complete=complete_workflows_or_files)
 @pass_state
 def graph(state: State, workflow: str) -> None:
     """Draw a workflow, or a file, as a Mermaid flowchart."""
+    drawn = _drawn_from_file(state, Path(workflow)) if is_file(workflow) else state.client.graph(workflow)
+    if state.json:
+        state.emit({name: drawn[name] for name in ("workflow_id", "mermaid")})
+    else:
+        state.say(str(drawn["mermaid"]).rstrip())
+
+
+def _drawn_from_file(state: State, path: Path) -> dict[str, Any]:
     from dagmaster.workflows.draw import mermaid
     from dagmaster.workflows.graph import build
 
-    found = find_workflow(state, workflow)
-    drawn = mermaid(build(found))
-    if state.json:
-        state.emit({"workflow_id": found.workflow_id, "mermaid": drawn})
-    else:
-        state.say(drawn.rstrip())
+    found = read_workflow(state, path)
+    return {"workflow_id": found.workflow_id, "mermaid": mermaid(build(found))}

@@ -1,0 +1,260 @@
+"""What the API answers, as far as people are shown it.
+
+A platform may be of another release than the command: what it says beyond this is passed over, and every text in it is made
+neutral, since people read it on a terminal. Programs (`--json`) get the answer as it came.
+"""
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from dagmaster.cli.printable import neutral_value
+from dagmaster.errors import Unavailable
+
+Json = dict[str, Any]
+
+
+class Answer(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+A = TypeVar("A", bound=Answer)
+
+
+def read(kind: type[A], value: Any) -> A:
+    try:
+        return kind.model_validate(neutral_value(value))
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or kind.__name__
+        raise unexpected(f"{where}: {first['msg']}") from None
+
+
+def read_all(kind: type[A], values: Iterable[Any]) -> list[A]:
+    return [read(kind, value) for value in values]
+
+
+def unexpected(what: str) -> Unavailable:
+    return Unavailable(
+        f"the platform's answer is not understood: {what}",
+        code="server.unexpected",
+        hint="is it of another version than this command? compare `dagmaster orchestrators ls` and `dagmaster --version`",
+    )
+
+
+class JobLine(Answer):
+    """A job in a list."""
+
+    job_id: str
+    workflow_id: str
+    status: str
+    error_message: str | None = None
+    created_at: datetime
+    completed_at: datetime | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return self.status not in {"pending", "running"}
+
+
+class Children(Answer):
+    """A fan_out's children, counted."""
+
+    total: int
+    done: int
+    running: int
+    retrying: int
+    waiting: int
+    failed: int
+    cancelled: int
+
+    @property
+    def ended(self) -> int:
+        return self.done + self.failed + self.cancelled
+
+
+class Node(Answer):
+    """A node, or a fan_out's child. `state` is the word for people: a fan_out runs as long as its children do."""
+
+    node_id: str
+    status: str
+    state: str
+    type: str
+    stage: str
+    label: str | None = None
+    error_message: str | None = None
+    reason: str | None = None
+    attempt: int = 0
+    retry_count: int = 0
+    max_retries: int = 0
+    loss_count: int = 0
+    not_before: datetime | None = None
+    dispatched_at: datetime | None = None
+    started_at: datetime | None = None
+    completed_at: datetime | None = None
+    progress: Json | None = None
+    children: Children | None = None
+
+
+class Stage(Answer):
+    number: int
+    name: str
+    status: str
+    nodes: int
+    completed: int
+    children: int
+    children_failed: int
+    seconds: float | None = None
+
+
+class Job(Answer):
+    job_id: str
+    workflow_id: str
+    workflow_version: str
+    definition_hash: str
+    status: str
+    priority: int
+    owner_id: str | None = None
+    epoch: int = 0
+    correlation_id: str | None = None
+    submitted_by: str | None = None
+    idempotency_key: str | None = None
+    error_message: str | None = None
+    resume_count: int = 0
+    last_sequence: int = 0
+    created_at: datetime
+    completed_at: datetime | None = None
+
+
+class JobDetail(Answer):
+    """A job and its own nodes at one moment, in the order of the definition's graph."""
+
+    job: Job
+    is_over: bool
+    seconds: float
+    nodes: list[Node]
+    stages: list[Stage]
+
+    @property
+    def now(self) -> datetime:
+        """The moment this was so, on the platform's clock; of a job that is over, its end."""
+        return self.job.created_at + timedelta(seconds=self.seconds)
+
+    def later(self, seconds: float) -> "JobDetail":
+        """The same some time later, if nothing has happened since."""
+        return self if self.is_over else self.model_copy(update={"seconds": self.seconds + seconds})
+
+
+class Reason(Answer):
+    """Something that holds a node up."""
+
+    code: str
+    detail: str
+    queue: str | None = None
+
+
+class WaitingNode(Answer):
+    node_id: str
+    reasons: list[Reason]
+
+
+class Waiting(Answer):
+    nodes: list[WaitingNode]
+
+
+class Event(Answer):
+    sequence: int
+    created_at: datetime
+    event_type: str
+    node_id: str | None = None
+    attempt: int | None = None
+
+
+class Workflow(Answer):
+    """A workflow in a list."""
+
+    workflow_id: str
+    version: str
+    name: str
+    description: str
+    nodes: int
+    inputs: list[str]
+
+
+class Submitted(Answer):
+    """What became of a submission."""
+
+    status: str
+    job_id: str
+    job_status: str
+    error_message: str | None = None
+    hint: str | None = None
+
+
+class Queue(Answer):
+    queue: str
+    kind: str
+    depth: int
+    oldest_age_seconds: float | None = None
+    running_count: int
+    live_workers: int
+    max_running: int | None = None
+    is_paused: bool
+
+
+class RunningTask(Answer):
+    task_id: str
+    handler: str
+
+
+class Worker(Answer):
+    worker_id: str
+    host: str
+    pid: int
+    software_version: str
+    worker_type: str
+    queues: list[str]
+    handlers: list[str]
+    started_at: datetime
+    heartbeat_age_seconds: float
+    is_alive: bool
+    running_count: int
+    running: list[RunningTask]
+
+
+class Orchestrator(Answer):
+    owner_id: str
+    host: str
+    pid: int
+    software_version: str
+    started_at: datetime
+    heartbeat_age_seconds: float
+    is_alive: bool
+    job_count: int
+
+
+class DeadLetter(Answer):
+    dead_letter_id: str
+    queue: str
+    message_id: str | None = None
+    reason: str
+    description: str
+    created_at: datetime
+
+
+class SchemaStatus(Answer):
+    deployed: bool
+    is_current: bool
+    software: str
+    stored: str | None = None
+    pending: list[str]
+    server_version: str
+    extensions: dict[str, str]
+
+
+class Migrated(Answer):
+    changes: list[str]
+    pending: list[str]
+    is_current: bool

@@ -1,0 +1,101 @@
+"""`dagmaster completion`: scripts for shells, and what they ask for: names and ids that only the platform knows.
+
+Whoever presses Tab waits for the answer: a platform that is away or slow is passed over in silence.
+"""
+
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.shell_completion import CompletionItem, get_completion_class
+
+from dagmaster.cli.command import Command, State, pass_state
+from dagmaster.cli.printable import neutral, one_line
+
+if TYPE_CHECKING:
+    from dagmaster.cli.client import Client
+
+_TIMEOUT_SECONDS = 0.4
+_MOST = 50
+_VARIABLE = "_DAGMASTER_COMPLETE"
+# Anything else would mean something to a shell.
+_PLAIN = re.compile(r"[\w.:-]+")
+_SETUP = {
+    "bash": 'eval "$(dagmaster completion bash)"  # in ~/.bashrc',
+    "zsh": 'eval "$(dagmaster completion zsh)"  # in ~/.zshrc, after compinit',
+    "fish": "dagmaster completion fish > ~/.config/fish/completions/dagmaster.fish",
+}
+
+Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+
+
+@click.command(cls=Command)
+@click.argument("shell", type=click.Choice(list(_SETUP)))
+@pass_state
+def completion(state: State, shell: str) -> None:
+    """Print the script that lets a shell complete commands, workflows and jobs.
+
+    \b
+    bash:  eval "$(dagmaster completion bash)"
+    zsh:   eval "$(dagmaster completion zsh)"
+    fish:  dagmaster completion fish > ~/.config/fish/completions/dagmaster.fish
+    """
+    kind = get_completion_class(shell)
+    assert kind is not None
+    # The template only: click would also look for the shell, which need not be on the machine that makes the script.
+    root = click.get_current_context().find_root().command
+    script = kind.source_template % kind(root, {}, "dagmaster", _VARIABLE).source_vars()
+    if state.json:
+        state.emit({"shell": shell, "script": script, "setup": _SETUP[shell]})
+    else:
+        state.say(script.rstrip())
+
+
+def _completing(ask: "Callable[[Client], list[CompletionItem]]") -> Complete:
+    def complete(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        try:
+            items = ask(_client(context))
+        except Exception:  # whatever it is, it is not worth a word between two keys
+            return []
+        return [item for item in items if item.value.startswith(incomplete) and _PLAIN.fullmatch(item.value)]
+
+    return complete
+
+
+def _client(context: click.Context) -> "Client":
+    from dagmaster.cli.client import Client
+    from dagmaster.cli.platform import find_api
+
+    state = context.find_object(State) or State()
+    return Client(lambda: find_api(state.settings, state.server), _TIMEOUT_SECONDS)
+
+
+def _items(answers: list[dict[str, Any]], name: str, help_of: Callable[[dict[str, Any]], str]) -> list[CompletionItem]:
+    return [CompletionItem(str(answer[name]), help=help_of(answer)) for answer in answers]
+
+
+def _workflows(client: "Client") -> list[CompletionItem]:
+    return _items(client.workflows(200), "workflow_id", lambda workflow: neutral(one_line(workflow["name"])))
+
+
+def _jobs(client: "Client") -> list[CompletionItem]:
+    jobs, _ = client.jobs(_MOST)
+    return _items(jobs, "job_id", lambda job: f"{job['workflow_id']} {job['status']}")
+
+
+def _queues(client: "Client") -> list[CompletionItem]:
+    return _items(client.queues(), "queue", lambda queue: f"{queue['depth']} waiting")
+
+
+complete_jobs = _completing(_jobs)
+complete_queues = _completing(_queues)
+complete_workflows = _completing(_workflows)
+
+
+def complete_workflows_or_files(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Names, unless what is there looks like a file."""
+    names = [] if "/" in incomplete or "." in incomplete else complete_workflows(context, parameter, incomplete)
+    return names or [CompletionItem(incomplete, type="file")]

@@ -1,0 +1,35 @@
+"""What people type to mean a workflow: a name that the platform knows, or a file."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dagmaster.errors import InvalidWorkflow, Problem
+
+if TYPE_CHECKING:
+    from dagmaster.cli.command import State
+    from dagmaster.workflows.model import Workflow
+
+
+def is_file(name: str) -> bool:
+    return name.endswith((".yaml", ".yml")) or "/" in name
+
+
+def workflow_bytes(path: Path, limit: int) -> bytes:
+    from dagmaster.cli.files import bytes_of
+
+    try:
+        return bytes_of(path, limit)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InvalidWorkflow(str(path), [Problem(f"cannot be read: {reason}")]) from None
+
+
+def read_workflow(state: "State", path: Path) -> "Workflow":
+    """The workflow in a file, or every problem in it, as this installation sees it: no platform is asked."""
+    from dagmaster.handlers.registry import installed
+    from dagmaster.operations.catalog import limits_of
+    from dagmaster.workflows.load import read
+
+    settings = state.settings
+    text = workflow_bytes(path, settings.max_yaml_bytes)
+    return read(text, str(path), limits=limits_of(settings), handlers=installed(), queues=settings.known_queues)

@@ -1,0 +1,108 @@
+"""Tables that fit: ids and states stay whole, to be read and copied; what is less important is left out where it is narrow."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from dagmaster.cli.printable import is_unicode
+
+_LEAST_LONG = 16
+_GAP = 2
+_STYLES = {
+    "completed": "green", "partial_success": "yellow", "failed": "bold red", "cancelled": "magenta",
+    "running": "cyan", "dispatched": "blue", "ready": "blue", "skipped": "dim", "pending": "dim",
+    "alive": "green", "gone": "bold red", "paused": "yellow", "open": "green",
+}  # fmt: skip
+_SIGNS = {
+    "completed": "✔", "partial_success": "!", "failed": "✖", "cancelled": "■",
+    "running": "▶", "dispatched": "»", "ready": "»", "skipped": "–", "pending": "·",
+    "alive": "✔", "gone": "✖", "paused": "■", "open": "▶",
+}  # fmt: skip
+
+
+Row = Sequence[Text | str]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """`drop` says how soon it is left out where it is narrow, the highest first; 0 stays. A long one gives way by folding."""
+
+    heading: str
+    drop: int = 0
+    is_long: bool = False
+    is_number: bool = False
+
+
+def print_table(console: Console, columns: Sequence[Column], rows: Sequence[Row]) -> None:
+    cells = [[cell if isinstance(cell, Text) else Text(cell) for cell in row] for row in rows]
+    kept = _fitting(console.width, columns, cells)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for place in kept:
+        column = columns[place]
+        table.add_column(
+            column.heading, no_wrap=not column.is_long, overflow="fold", justify="right" if column.is_number else "left"
+        )
+    for row in cells:
+        table.add_row(*(row[place] for place in kept))
+    with _as_wide_as(console, _width(kept, columns, cells)):
+        console.print(table)
+
+
+@contextmanager
+def _as_wide_as(console: Console, needed: int) -> Iterator[None]:
+    """Lines that the terminal breaks are better than lines that are cut off."""
+    width = console.width
+    console.width = max(width, needed)
+    try:
+        yield
+    finally:
+        console.width = width
+
+
+def _fitting(width: int, columns: Sequence[Column], rows: Sequence[Sequence[Text]]) -> list[int]:
+    """The places of the columns that fit."""
+    kept = list(range(len(columns)))
+    while _width(kept, columns, rows) > width:
+        droppable = [place for place in kept if columns[place].drop]
+        if not droppable:
+            break
+        kept.remove(max(droppable, key=lambda place: columns[place].drop))
+    return kept
+
+
+def _width(kept: Sequence[int], columns: Sequence[Column], rows: Sequence[Sequence[Text]]) -> int:
+    total = _GAP * (len(kept) - 1)
+    for place in kept:
+        widest = max([len(columns[place].heading), *(_cell_width(row[place]) for row in rows)])
+        total += min(widest, _LEAST_LONG) if columns[place].is_long else widest
+    return total
+
+
+def _cell_width(text: Text) -> int:
+    return max((line.cell_len for line in text.split("\n")), default=0)
+
+
+def state_text(status: str, encoding: str | None = "utf-8") -> Text:
+    """Never colour alone: a sign and a word."""
+    sign = f"{_SIGNS.get(status, ' ')} " if is_unicode(encoding) else ""
+    return Text(f"{sign}{status.replace('_', ' ')}", style=_STYLES.get(status, ""), no_wrap=True)
+
+
+def at(moment: datetime) -> str:
+    return moment.strftime("%Y-%m-%d %H:%M:%S")
+
+
+def ago(moment: datetime, now: datetime) -> str:
+    return duration((now - moment).total_seconds())
+
+
+def duration(seconds: float) -> str:
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"

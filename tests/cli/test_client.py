@@ -1,0 +1,247 @@
+"""The client and servers that answer in every way but the right one [M3]."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from dagmaster.api.limits import MAX_BODY_BYTES
+from dagmaster.cli.client import Client, checked_url
+from dagmaster.cli.feed import resumed
+from dagmaster.cli.main import described
+from dagmaster.errors import (
+    Conflict,
+    DagmasterError,
+    InvalidRequest,
+    InvalidWorkflow,
+    NotAllowed,
+    NotFound,
+    Unavailable,
+)
+
+JOB = "01a1e1fc-b109-718d-b3a2-6cd03fec0f75"
+Answering = Callable[[BaseHTTPRequestHandler], None]
+
+
+@contextmanager
+def answering(answer: Answering, timeout_seconds: float = 5) -> Iterator[Client]:
+    """A client of a server that answers everything so."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            answer(self)
+
+        def do_POST(self) -> None:
+            answer(self)
+
+        def log_message(self, *_: Any) -> None:
+            """Tests are quiet."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    client = Client(lambda: f"http://127.0.0.1:{server.server_port}", timeout_seconds)
+    try:
+        yield client
+    finally:
+        client.close()
+        server.shutdown()
+        server.server_close()
+
+
+def plain(status: int, media_type: str | None, body: bytes = b"", **headers: str) -> Answering:
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(status)
+        if media_type:
+            request.send_header("Content-Type", media_type)
+        for name, value in headers.items():
+            request.send_header(name, value)
+        request.end_headers()
+        request.wfile.write(body)
+
+    return answer
+
+
+def as_json(value: object) -> Answering:
+    return plain(200, "application/json", json.dumps(value).encode())
+
+
+def a_problem(status: int, **members: object) -> Answering:
+    told = {"title": "x", "status": status, "detail": "it is so", "code": "some.code", "hint": "do this", **members}
+    return plain(status, "application/problem+json", json.dumps(told).encode())
+
+
+@pytest.mark.parametrize(
+    ("answer", "said", "code", "exit_code"),
+    [
+        (plain(200, "text/html", b"<html>"), "not as the API of a platform does (text/html)", "server.not-a-platform", 5),
+        (plain(200, None), "(no content type)", "server.not-a-platform", 5),
+        (plain(502, "text/html", b"<html>"), "answers 502 Bad Gateway", "server.not-a-platform", 5),
+        (plain(401, None), "answers 401 Unauthorized", "server.not-a-platform", 3),
+        (plain(404, "text/html"), "answers 404 Not Found", "server.not-a-platform", 4),
+        (plain(302, None, Location="http://u:hush@elsewhere/"), "sends us on to http://u:***@elsewhere/", "server.redirects", 5),
+        (plain(200, "application/json", b"{oops"), "it is not JSON", "server.unexpected", 5),
+        (plain(200, "application/json", b"[]"), "it is not an object", "server.unexpected", 5),
+        (plain(400, "application/problem+json", b"<"), "a problem that is not JSON", "server.unexpected", 5),
+        (plain(200, "application/json", b"{", **{"Content-Length": "9"}), "was lost", "server.lost", 5),
+        (plain(200, "application/json", b"no", **{"Content-Encoding": "gzip"}), "not understood", "server.unexpected", 5),
+        (lambda request: request.wfile.write(b"SSH-2.0-OpenSSH\r\n"), "was lost", "server.lost", 5),
+    ],
+)  # fmt: skip
+def test_what_is_no_answer_of_a_platform_is_told_as_what_it_is_m3(answer, said, code, exit_code):
+    with answering(answer) as client, pytest.raises(DagmasterError) as raised:
+        client.job(JOB)
+
+    assert said in raised.value.message
+    assert raised.value.code == code
+    assert described(raised.value)[0] == exit_code
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "exit_code"),
+    [
+        (400, InvalidRequest, 2), (401, NotAllowed, 3), (403, NotAllowed, 3), (404, NotFound, 4), (409, Conflict, 4),
+        (413, InvalidRequest, 2), (422, InvalidRequest, 2), (429, Unavailable, 5), (500, Unavailable, 5),
+        (503, Unavailable, 5),
+    ],
+)  # fmt: skip
+def test_a_problem_is_the_error_it_was_on_the_platform_m3(status, kind, exit_code):
+    with (
+        answering(a_problem(status, facts={"queue": "q", "message": "m"}, request_id="abc")) as client,
+        pytest.raises(kind) as raised,
+    ):
+        client.job(JOB)
+
+    error = raised.value
+    assert (error.message, error.code, error.hint) == ("it is so", "some.code", "do this")
+    assert error.facts == {"queue": "q", "request_id": "abc", "status": status}
+    assert described(error)[0] == exit_code
+
+
+def test_mistakes_in_a_workflow_keep_their_lines_w3():
+    mistake = {"message": "wrong", "line": 3, "column": 5, "node": "a", "code": "workflow.x"}
+
+    answer = a_problem(422, code="workflow.invalid", errors=[mistake])
+    with answering(answer) as client, pytest.raises(InvalidWorkflow) as raised:
+        client.submit({"workflow_id": "w"})
+
+    assert raised.value.message == "workflow:3:5: node 'a': wrong"
+
+
+def test_who_does_not_answer_is_told_apart_from_who_is_slow_m3():
+    done = threading.Event()
+
+    with answering(lambda _: done.wait(1) and None, 0.2) as client, pytest.raises(Unavailable) as slow:
+        client.job(JOB)
+    done.set()
+    with pytest.raises(Unavailable) as nobody:
+        Client(lambda: "http://127.0.0.1:1").job(JOB)
+
+    assert slow.value.code == "server.slow"
+    assert nobody.value.code == "server.unreachable"
+    assert "Connection refused" in nobody.value.message
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["localhost:8000", "ftp://here", "http://", "http://[::1", "http://here/?a=1", "http://here/#x", "/run/socket"],
+)
+def test_what_is_no_address_of_an_api_is_refused_m3(url):
+    with pytest.raises(InvalidRequest) as raised:
+        checked_url(url)
+
+    assert raised.value.code == "server.bad-url"
+    assert "--server http://localhost:8000" in (raised.value.hint or "")
+
+
+def test_an_address_may_have_a_path_and_a_slash_m3():
+    assert checked_url("https://gateway/dagmaster/") == "https://gateway/dagmaster"
+    assert checked_url("http://localhost:8000/api/v1") == "http://localhost:8000"
+
+
+def test_what_is_too_large_is_not_sent_m3():
+    with answering(as_json({})) as client, pytest.raises(InvalidRequest) as raised:
+        client.submit({"workflow_id": "w", "input_params": {"text": "x" * MAX_BODY_BYTES}})
+
+    assert raised.value.code == "request.too-large"
+
+
+def test_lists_are_asked_for_in_pages_until_there_are_enough_m3():
+    asked = []
+
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        asked.append(request.path)
+        items = [{"sequence": len(asked) * 1000 + number} for number in range(200)]
+        as_json({"items": items, "next": str(len(asked))})(request)
+
+    with answering(answer) as client:
+        events, following = client.events(JOB, 400)
+
+    assert len(events) == 400
+    assert following == "2"
+    assert [path.partition("?")[2] for path in asked] == ["limit=200&after=0", "limit=200&after=1"]
+
+
+def test_after_a_lost_connection_the_platform_is_looked_for_again_m3():
+    """It may have been started again, and listen elsewhere."""
+    found = iter(["http://127.0.0.1:1"])
+
+    with answering(as_json({"job": 1})) as other:
+        client = Client(lambda: next(found, None) or other._find())
+        with pytest.raises(Unavailable):
+            client.job(JOB)
+
+        assert client.job(JOB) == {"job": 1}
+
+
+def frames(*sequences: int) -> bytes:
+    return b"".join(b'id: %d\nevent: x\ndata: {"sequence": %d}\n\n' % (number, number) for number in sequences)
+
+
+def test_a_stream_that_is_cut_goes_on_without_gaps_or_repeats_m3():
+    """The server breaks off, repeats, leaves out, and is away; whoever listens sees each event once, in order."""
+
+    def open_ended(body: bytes) -> Answering:
+        def answer(request: BaseHTTPRequestHandler) -> None:
+            plain(200, "text/event-stream", body)(request)
+            is_left_open.append(not asked_again.wait(2))
+
+        return answer
+
+    said = [
+        plain(200, "text/event-stream", b"retry: 1\n\n: still here\n\n" + frames(1, 2)),
+        plain(503, "application/problem+json", b'{"detail": "away", "code": "database.unavailable"}'),
+        plain(200, "text/event-stream", frames(1, 2, 3), **{"Content-Length": "9999"}),
+        open_ended(frames(4, 6)),
+        plain(200, "text/event-stream", frames(5, 6)),
+        plain(204, None),
+    ]
+    behind, troubles = [], []
+    asked_again, is_left_open = threading.Event(), []
+
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        behind.append(int(request.headers["Last-Event-ID"]))
+        if len(behind) > 4:
+            asked_again.set()
+        said[len(behind) - 1](request)
+
+    with answering(answer) as client:
+        seen = [event.sequence for event in resumed(client, JOB, 0, lambda error: troubles.append(error.code))]
+
+    assert seen == [1, 2, 3, 4, 5, 6]
+    assert behind == [0, 2, 2, 3, 4, 6]
+    assert troubles == ["database.unavailable", "server.lost"]
+    assert is_left_open == [False]
+
+
+def test_a_stream_that_is_none_is_refused_m3():
+    def give_up(error: Unavailable) -> None:
+        raise error
+
+    with answering(plain(200, "text/html", b"<html>")) as client, pytest.raises(Unavailable) as raised:
+        list(resumed(client, JOB, 0, give_up))
+
+    assert raised.value.code == "server.not-a-platform"

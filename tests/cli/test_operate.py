@@ -1,0 +1,236 @@
+"""A platform looked at and steered over its API, from here or from afar [M3, E16, E19, Q4]."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from tests.cli.conftest import written
+from tests.cli.processes import eventually, start
+
+BROKEN = """
+workflow_id: broken
+nodes:
+  start:
+    type: start
+    next: [missing, work]
+  work:
+    handler: no_such_handler
+    next: end
+  end:
+    type: end
+"""
+
+
+@pytest.fixture
+def from_afar(dagmaster, platform, monkeypatch):
+    """Commands that know nothing but the address of the API."""
+    monkeypatch.setenv("DAGMASTER_URL", platform.facts["api_url"])
+    return dagmaster
+
+
+@pytest.fixture
+def queued(tmp_path: Path, sleepy: Path) -> Path:
+    """Its task goes to a queue of its own."""
+    text = sleepy.read_text().replace("handler: sleep", "handler: sleep\n    queue: container-tasks")
+    return written(tmp_path / "queued.yaml", text)
+
+
+def test_a_platform_is_used_from_afar_m3(from_afar, platform, sleepy):
+    done = from_afar("submit", str(sleepy), "--wait", "--json")
+    named = from_afar("jobs", "show", done.json["job_id"], "--json", "--server", platform.facts["api_url"] + "/")
+    wrong = from_afar("jobs", "ls", "--server", "http://127.0.0.1:1")
+
+    assert done.json["result"] == {"nap": {"slept_seconds": 0.1}}
+    assert named.json["job"]["status"] == "completed"
+    assert wrong.code == 5
+    assert "no platform answers at http://127.0.0.1:1" in wrong.err
+
+
+def test_another_database_than_the_platforms_is_noticed_m3(on_platform, monkeypatch):
+    monkeypatch.setenv("DATABASE_URL", "postgresql://me@127.0.0.1:1/another")
+
+    told = on_platform("jobs", "ls")
+
+    assert told.code == 4
+    assert "uses another database than DATABASE_URL names" in told.err
+
+
+def test_workflows_of_the_platform_are_listed_shown_and_drawn_m3(from_afar):
+    listed = from_afar("workflows", "ls", "--json").json
+    shown = from_afar("workflows", "show", "demo")
+    drawn = from_afar("workflows", "graph", "demo")
+    unknown = from_afar("submit", "nope")
+
+    assert {"hello_world", "demo"} <= {workflow["workflow_id"] for workflow in listed["workflows"]}
+    assert "hello_world" in from_afar("workflows", "ls").out
+    assert shown.out.startswith("workflow_id: demo\n")
+    assert drawn.out.startswith("flowchart TD\n")
+    assert unknown.code == 4
+    assert "hello_world" in unknown.err
+
+
+def test_a_broken_file_is_not_submitted_w3(from_afar, tmp_path):
+    bad = written(tmp_path / "bad.yaml", BROKEN)
+
+    told = from_afar("submit", str(bad))
+    as_json = from_afar("submit", str(bad), "--json")
+
+    assert told.code == as_json.code == 2
+    assert f"{bad}:6:12: node 'start': " in told.err
+    assert len(json.loads(as_json.err)["error"]["problems"]) == 2
+
+
+def test_the_same_key_answers_with_the_same_job_e16(from_afar):
+    submit = ("submit", "echo_test", "--idempotency-key", "once", "--submitted-by", "me")
+
+    first = from_afar(*submit, "--wait", "--json").json
+    again, told = from_afar(*submit, "--json").json, from_afar(*submit)
+    other = from_afar(*submit, "-p", "message=other")
+    forced = from_afar(*submit, "--force", "--json").json
+
+    assert (again["status"], again["job_id"]) == ("already_completed", first["job_id"])
+    assert told.out.strip() == first["job_id"]
+    assert "the same was submitted before; its job is completed" in told.err
+    assert other.code == 4
+    assert forced["status"] == "accepted"
+    assert forced["job_id"] != first["job_id"]
+
+
+def test_a_job_that_failed_before_is_told_as_failed_e16(from_afar, failing):
+    submit = ("submit", str(failing), "--idempotency-key", "fails")
+    from_afar(*submit, "--wait")
+
+    again = from_afar(*submit)
+
+    assert again.code == 1
+    assert "its job is failed: " in again.err
+    assert "--force" in again.err
+
+
+def test_a_paused_queue_says_so_to_whoever_waits_and_keeps_its_limit_e19(from_afar, platform, queued):
+    limited = from_afar("queues", "limit", "container-tasks", "2", "--json").json
+    paused = from_afar("queues", "pause", "container-tasks", "--json").json
+    job_id = from_afar("submit", str(queued), "--submitted-by", "\x1b[31mred", "--json").json["job_id"]
+    waiting = start("jobs", "watch", job_id, DAGMASTER_URL=platform.facts["api_url"])
+    told = next(line for line in waiting.stdout if "paused" in line)
+    shown = from_afar("jobs", "show", job_id)
+    resumed = from_afar("queues", "resume", "container-tasks", "--json").json
+    rest, err = waiting.communicate(timeout=20)
+    lifted = from_afar("queues", "limit", "container-tasks", "none", "--json").json
+
+    remedy = "nap: queue container-tasks is paused; open it with `dagmaster queues resume container-tasks`"
+    assert (limited["max_running"], paused["max_running"], paused["is_paused"]) == (2, 2, True)
+    assert remedy in told
+    assert f"hint: {remedy}" in shown.out
+    assert "  end: waits for nap" in shown.out
+    assert "submitted  \\x1b[31mred" in shown.out
+    assert "\x1b" not in shown.out
+    assert (resumed["max_running"], resumed["is_paused"], lifted["max_running"]) == (2, False, None)
+    assert "job completed" in rest, err
+    assert from_afar("queues", "pause", "nothing").code == 4
+    assert from_afar("queues", "limit", "container-tasks", "0").code == 2
+
+
+def test_who_runs_is_listed_with_what_they_offer_and_run_m3(from_afar, platform, sleepy):
+    pids = {child["role"]: child["pid"] for child in platform.facts["children"]}
+    job_id = from_afar("submit", str(sleepy), "-p", "seconds=20", "--json").json["job_id"]
+
+    def busy() -> list[dict[str, object]]:
+        found = from_afar("workers", "ls", "--json").json["workers"]
+        return [worker for worker in found if worker["running"]]
+
+    (worker,) = eventually(busy)
+    (orchestrator,) = from_afar("orchestrators", "ls", "--json").json["orchestrators"]
+    workers, orchestrators = from_afar("workers", "ls").out, from_afar("orchestrators", "ls").out
+    queues = from_afar("queues", "ls").out
+
+    assert (worker["pid"], orchestrator["pid"]) == (pids["worker"], pids["orchestrator"])
+    assert worker["running"][0]["task_id"].startswith(job_id)
+    assert "1: sleep" in workers
+    assert "dag-worker-tasks" in workers
+    assert f" {orchestrator['pid']} " in orchestrators
+    assert [line.split()[0] for line in queues.splitlines()[1:]] == [
+        "container-tasks", "dag-jobs", "dag-worker-tasks", "functionapp-tasks",
+    ]  # fmt: skip
+
+
+def test_dead_letters_are_listed_looked_into_and_replayed_q4(from_afar, server):
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute(
+            "INSERT INTO dagapp.dag_job_messages (queue, message_id, body) VALUES ('dag-jobs', 'm1', '{\"workflow_id\": 7}')"
+        )
+
+    letter = eventually(lambda: from_afar("dead-letters", "ls", "--json").json["dead_letters"])[0]
+    listed = from_afar("dead-letters", "ls")
+    shown = from_afar("dead-letters", "show", letter["dead_letter_id"])
+    replayed = from_afar("dead-letters", "replay", letter["dead_letter_id"])
+
+    assert letter["dead_letter_id"] in listed.out
+    assert "Malformed" in listed.out
+    assert '"workflow_id": 7' in shown.out
+    assert (replayed.code, replayed.out) == (0, "back in queue dag-jobs\n")
+    assert from_afar("dead-letters", "show", "00000000-0000-0000-0000-000000000000").code == 4
+    assert from_afar("dead-letters", "show", "what").code == 2
+
+
+def test_the_schema_is_looked_at_through_the_platform_d4(from_afar):
+    status = from_afar("db", "status", "--json").json
+    tables = from_afar("db", "tables").out
+    migrated = from_afar("db", "migrate")
+    rebuilt = from_afar("db", "rebuild", "--confirm", "dagmaster")
+
+    assert status["is_current"] is True
+    assert " dag_jobs\n" in tables
+    assert migrated.out == "nothing to change\n"
+    assert rebuilt.code == 3
+    assert "rebuilding is off" in rebuilt.err
+    assert from_afar("verify-history", "--all", "--server", "http://127.0.0.1:1").code == 2
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_gets_its_script_m3(dagmaster, shell):
+    script = dagmaster("completion", shell)
+
+    assert script.code == 0
+    assert f"_DAGMASTER_COMPLETE={shell}_complete" in script.out
+
+
+def completed(words: str, place: int, **extra: str) -> list[str]:
+    """What a shell is told when someone presses Tab behind these words."""
+    asked = {"_DAGMASTER_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(place)}
+    process = start(**asked, **extra)
+    out, err = process.communicate(timeout=10)
+    assert err == ""
+    return out.split()
+
+
+def test_names_and_ids_of_the_platform_are_completed_m3(from_afar, platform):
+    url = platform.facts["api_url"]
+    job_id = from_afar("submit", "echo_test", "--json").json["job_id"]
+
+    assert completed("dagmaster submit hello", 2, DAGMASTER_URL=url) == ["plain,hello_world"]
+    assert f"plain,{job_id}" in completed(f"dagmaster jobs show --server {url} {job_id[:8]}", 5)
+    assert completed("dagmaster queues pause con", 3, DAGMASTER_URL=url) == ["plain,container-tasks"]
+    assert completed("dagmaster jobs show 0", 3, DAGMASTER_URL="http://127.0.0.1:1") == []
+
+
+def test_a_follower_outlives_the_api_and_misses_nothing_m3(from_afar, platform, sleepy):
+    """The orchestrator is killed while someone follows; `up` starts it again."""
+    job_id = from_afar("submit", str(sleepy), "-p", "seconds=4", "--json").json["job_id"]
+    follower = start("jobs", "events", job_id, "--follow", "--json", DAGMASTER_URL=platform.facts["api_url"])
+    lines = [next(follower.stdout) for _ in range(7)]
+
+    (orchestrator,) = from_afar("orchestrators", "ls", "--json").json["orchestrators"]
+    os.kill(orchestrator["pid"], signal.SIGKILL)
+    rest, err = follower.communicate(timeout=60)
+
+    events = [json.loads(line) for line in [*lines, *rest.splitlines()]]
+    assert [event["sequence"] for event in events] == list(range(1, len(events) + 1))
+    assert events[-1]["event_type"] == "job_completed"
+    assert "was lost; waiting up to 60 s for it" in err
+    assert "the platform answers again" in err
+    assert follower.returncode == 0

@@ -1,0 +1,96 @@
+"""What is printed for people: harmless on any terminal, and no reason to crash [M3]."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from dagmaster.cli.answers import JobLine, read
+from dagmaster.cli.command import as_json
+from dagmaster.cli.printable import ascii_json, counted, neutral
+from tests.cli.processes import COMMAND, environment
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("\x1b[31mred\x07", "\\x1b[31mred\\x07"),
+        ("\x9b2J", "\\x9b2J"),
+        ("a\u202eb", "a\\u202eb"),
+        ("over\rwritten", "over\\x0dwritten"),
+        ("two\r\nlines\tand a tab", "two\nlines\tand a tab"),
+        ("Grüße, 世界 ✔", "Grüße, 世界 ✔"),
+        ("half \udcff", "half \\udcff"),
+    ],
+)
+def test_control_characters_are_shown_not_sent_m3(text, shown):
+    assert neutral(text) == shown
+
+
+def test_every_text_of_an_answer_is_neutral_m3():
+    job = {"job_id": "1", "workflow_id": "\x1b]0;title\x07", "status": "failed", "created_at": "2026-01-01T00:00:00Z"}
+
+    assert read(JobLine, job).workflow_id == "\\x1b]0;title\\x07"
+
+
+def test_json_means_the_same_without_control_characters_m3():
+    value = {"text": "\x1b[0m \x9b \u202e \x7f é 😀"}
+
+    text = as_json(value)
+
+    assert not set("\x1b\x9b\u202e\x7f") & set(text)
+    assert json.loads(text) == json.loads(ascii_json(text)) == value
+    assert ascii_json(text).isascii()
+
+
+def test_one_is_not_plural_m3():
+    assert (counted(1, "job"), counted(0, "job"), counted(2, "retry", "retries")) == ("1 job", "0 jobs", "2 retries")
+
+
+def run(*arguments: str | bytes, stdout: object = subprocess.PIPE, **extra: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [*COMMAND, *arguments], env=environment(**extra), stdout=stdout, stderr=subprocess.PIPE, timeout=30, check=False
+    )
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_what_an_encoding_lacks_is_shown_as_something_like_it_m3(tmp_path, encoding):
+    file = tmp_path / "w.yaml"
+    file.write_text("workflow_id: '…✔é'\n")
+
+    told = run("workflows", "validate", str(file), PYTHONIOENCODING=encoding)
+    as_data = run("workflows", "validate", str(file), "--json", PYTHONIOENCODING=encoding)
+
+    assert told.returncode == as_data.returncode == 2
+    assert b"...+" in told.stdout
+    assert "…✔é" in json.loads(as_data.stdout)["files"][0]["said"]
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["workflows", "validate", "/nowhere"], ["completion", "bash"]])
+def test_a_full_disk_or_a_closed_output_is_told_m3(arguments):
+    with Path("/dev/full").open("wb") as full:
+        no_space = run(*arguments, stdout=full)
+    shell = subprocess.run(
+        ["/bin/sh", "-c", '"$@" >&-', "sh", *COMMAND, *arguments], env=environment(), capture_output=True, check=False
+    )
+
+    assert no_space.returncode == shell.returncode == 5
+    assert no_space.stderr == b"error: the answer can't be written: No space left on device\n"
+    assert shell.stderr == b"error: the answer can't be written: Bad file descriptor\n"
+
+
+def test_errors_that_nobody_can_read_leave_the_exit_code_m3():
+    done = subprocess.run(
+        ["/bin/sh", "-c", '"$@" 2>/dev/full', "sh", *COMMAND, "jobs", "nothing"], env=environment(), check=False
+    )
+
+    assert done.returncode == 2
+
+
+def test_arguments_that_are_not_utf_8_are_refused_m3():
+    told = run("submit", os.fsencode("h") + b"\xff")
+
+    assert told.returncode == 2
+    assert told.stderr == b"error: argument 2 is not UTF-8: h\\udcff\n"
