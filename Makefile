@@ -22,6 +22,7 @@ bench: setup         ## the engine beside pgbench, in one run
 docs: setup          ## draw the pages that come from the code
 	@$(PY) scripts/draw_states.py
 	@$(PY) scripts/list_settings.py
+	@$(PY) scripts/write_reference.py
 
 setup:
 	@scripts/setup

@@ -2,23 +2,22 @@
 
 import sys
 from pathlib import Path
-from types import NoneType
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
 
-from annotated_types import Gt
 from pydantic.fields import FieldInfo
 
-from dagmaster.settings import Settings
+from dagmaster.settings import kind_of, variables
 
 PAGE = Path(__file__).parent.parent / "docs" / "settings.md"
 
 INTRODUCTION = """\
 # Settings
 
-Every setting is an environment variable, read once when a process starts. This page is written by
-`scripts/list_settings.py` from `src/dagmaster/settings.py`; a test compares the two. A value that does not fit is
-refused at the start with the variable's name. `HEARTBEAT_INTERVAL_SEC` must be shorter than `ORPHAN_THRESHOLD_SEC`, and
-`LEASE_RENEW_SEC` shorter than `TASK_LEASE_SEC`, or healthy processes would look dead.
+Every setting is an environment variable, read once when a process starts; an empty one counts as not set. This page is
+written by `scripts/list_settings.py` from `src/dagmaster/settings.py`; a test compares the two. Values that do not fit are
+refused at the start, all at once, each with the variable's name and what is allowed. `HEARTBEAT_INTERVAL_SEC` must be shorter
+than `ORPHAN_THRESHOLD_SEC`, and `LEASE_RENEW_SEC` shorter than `TASK_LEASE_SEC`, or healthy processes would look dead. A
+variable that begins with `DAGMASTER_` and is none of these is warned of. `dagmaster doctor` checks them all.
 
 | variable | value | default | meaning |
 |---|---|---|---|
@@ -26,22 +25,11 @@ refused at the start with the variable's name. `HEARTBEAT_INTERVAL_SEC` must be 
 
 
 def render() -> str:
-    return INTRODUCTION + "".join(_row(name, field) for name, field in Settings.model_fields.items())
+    return INTRODUCTION + "".join(_row(variable, field) for variable, field in variables().items())
 
 
-def _row(name: str, field: FieldInfo) -> str:
-    return f"| `{field.alias or name.upper()}` | {_kind(field)} | {_default(field.default)} | {field.description} |\n"
-
-
-def _kind(field: FieldInfo) -> str:
-    kinds = [kind for kind in get_args(field.annotation) or (field.annotation,) if kind is not NoneType]
-    if get_origin(field.annotation) is Literal:
-        return ", ".join(str(kind) for kind in kinds)
-    if get_origin(field.annotation) is tuple:
-        return "paths, joined by `:`" if kinds[0] is Path else "names, joined by `,`"
-    words = {bool: "true or false", int: "integer", float: "number", str: "text", Path: "path"}
-    more = " above 0" if any(isinstance(note, Gt) for note in field.metadata) else ""
-    return words[kinds[0]] + more
+def _row(variable: str, field: FieldInfo) -> str:
+    return f"| `{variable}` | {kind_of(field)} | {_default(field.default)} | {field.description} |\n"
 
 
 def _default(value: Any) -> str:

@@ -8,9 +8,9 @@ from typing import Any
 from httpx2 import ASGITransport, AsyncClient
 
 from dagmaster.api.app import create_app
-from dagmaster.api.listen import bind
 from dagmaster.api.server import ApiServer
 from dagmaster.handlers.registry import installed
+from dagmaster.listen import bind
 from dagmaster.operations.catalog import load_catalog
 from tests.engine.harness import Engine, fast_settings
 
@@ -22,8 +22,8 @@ def app_of(dsn: str, running: Engine | None = None, *, heartbeat_seconds: float 
     chosen = fast_settings(**settings)
     registry = running.registry if running else installed()
     catalog = running.catalog if running else load_catalog(chosen, registry, chosen.known_queues)
-    owner = running.orchestrators[0].owner_id if running and running.orchestrators else None
-    return create_app(chosen, dsn, catalog, registry, owner_id=owner, heartbeat_seconds=heartbeat_seconds)
+    orchestrator = running.orchestrators[0] if running and running.orchestrators else None
+    return create_app(chosen, dsn, catalog, registry, orchestrator=orchestrator, heartbeat_seconds=heartbeat_seconds)
 
 
 @asynccontextmanager

@@ -197,7 +197,7 @@ async def test_e16_a_repeated_submission_is_answered_with_what_became_of_it(data
     assert done.json()["result_data"] == {"work": {"passed": "work"}}
     assert second.headers["location"] == first.headers["location"]
     assert (other.status_code, other.headers["content-type"]) == (409, "application/problem+json")
-    assert (resumed.status_code, resumed.json()["code"]) == (409, "job.resume-unavailable")
+    assert (resumed.status_code, resumed.json()["status"]) == (200, "already_processing")
     assert forced.json()["job_id"] != first.json()["job_id"]
 
 

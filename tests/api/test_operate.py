@@ -4,6 +4,7 @@ import asyncio
 from uuid import UUID, uuid4
 
 from dagmaster.database.ledger import Demand
+from dagmaster.jobs.model import Submission
 from tests.api.serving import V1, api, everything, ok
 from tests.engine.harness import engine, open_gate, until, workflow
 
@@ -24,18 +25,43 @@ async def test_o1_orchestrators_and_workers_show_what_they_do(database):
         (workers,) = await everything(client, f"{V1}/workers")
         open_gate(job_id)
         await running.wait(job_id)
-        await running.rows("UPDATE dagapp.workers SET heartbeat_at = heartbeat_at - interval '1 hour'")
-        (silent,) = await everything(client, f"{V1}/workers")
 
     assert [len(page) for page in orchestrators] == [1, 1]
     assert all(page[0]["is_alive"] and page[0]["heartbeat_age_seconds"] < 2 for page in orchestrators)
+    assert all("software_version" in page[0] for page in orchestrators)
+    owned = [job for page in orchestrators for job in page[0]["jobs"]]
+    assert [(job["job_id"], job["workflow_id"], job["status"]) for job in owned] == [(str(job_id), "gated", "running")]
     assert sum(page[0]["job_count"] for page in orchestrators) == 1
     (worker,) = workers
     assert worker["is_alive"]
     assert "gate" in worker["handlers"]
+    assert worker["queues"] == list(running.settings.worker_queue)
+    assert worker["software_version"]
     assert worker["running_count"] == 1
-    assert worker["running"][0]["task_id"] == f"{job_id}_door_1"
-    assert not silent[0]["is_alive"] or silent[0]["heartbeat_age_seconds"] < 1  # it beats on
+    (task,) = worker["running"]
+    assert (task["task_id"], task["handler"]) == (f"{job_id}_door_1", "gate")
+    assert task["started_at"] is not None
+
+
+async def test_o1_those_who_are_silent_are_listed_as_such_and_what_is_listed_is_bounded(database):
+    async with engine(database, orchestrators=0, workers=0) as running, api(database, running) as client:
+        await running.rows(
+            "INSERT INTO dagapp.workers (worker_id, host, pid, software_version, worker_type, queues, handlers, heartbeat_at) "
+            "VALUES (gen_random_uuid(), 'a', 1, '1', 'general', '{q}', '{h}', dagapp.clock() - interval '1 hour')"
+        )
+        await running.rows(
+            "INSERT INTO dagapp.orchestrators (owner_id, host, pid, software_version, heartbeat_at) "
+            "VALUES (gen_random_uuid(), 'a', 1, '1', dagapp.clock() - interval '1 hour')"
+        )
+        await running.submit_all([Submission(workflow_id="hello_world")] * 30)
+        await running.rows("UPDATE dagapp.dag_jobs SET owner_id = (SELECT owner_id FROM dagapp.orchestrators)")
+        ((worker,),) = await everything(client, f"{V1}/workers")
+        ((orchestrator,),) = await everything(client, f"{V1}/orchestrators")
+
+    assert not worker["is_alive"]
+    assert not orchestrator["is_alive"]
+    assert 3590 < orchestrator["heartbeat_age_seconds"] < 3700
+    assert (orchestrator["job_count"], len(orchestrator["jobs"])) == (30, 20)
 
 
 async def test_e19_queues_show_their_depth_and_are_paused_and_opened(database):
@@ -78,13 +104,53 @@ async def test_o1_stats_and_health_tell_how_things_are(database):
     assert ready["is_ready"]
 
 
-async def test_m4_an_instance_whose_loop_is_stuck_is_not_ready(database):
+async def test_m4_an_instance_whose_loop_has_ended_is_not_ready(database):
     async with engine(database, verify_history=False) as running, api(database, running) as client:
         running.orchestrators[0].stop()
         await until(lambda: _is_gone(running))
         stopped = await ok(client.get("/readyz"), 503)
 
     assert [check["name"] for check in stopped["checks"] if not check["is_ok"]] == ["loop"]
+
+
+async def test_m4_an_instance_whose_loop_is_stuck_is_not_ready_and_then_not_alive(database):
+    """The loop waits for something that never comes; the process answers on."""
+    async with engine(database) as running, api(database, running) as client:
+        (orchestrator,) = running.orchestrators
+        before = await ok(client.get("/livez"))
+        is_free = asyncio.Event()
+        look, orchestrator._look = orchestrator._look, lambda **_: is_free.wait()
+
+        async def answers(path, status):
+            answer = await client.get(path)
+            return answer.json() if answer.status_code == status else None
+
+        unready = await until(lambda: answers("/readyz", 503))
+        while_unready = await client.get("/livez")
+        stuck = await until(lambda: answers("/livez", 503))
+        orchestrator._look = look
+        is_free.set()
+        healed = await until(lambda: answers("/livez", 200))
+
+    assert before["status"] == "alive"
+    assert [check["name"] for check in unready["checks"] if not check["is_ok"]] == ["loop"]
+    assert "got nowhere" in unready["checks"][-1]["detail"]
+    assert while_unready.status_code == 200
+    assert stuck["status"] == "stuck"
+    assert stuck["silent_seconds"] > running.settings.orphan_threshold_sec
+    assert healed["status"] == "alive"
+
+
+async def test_m4_without_a_database_an_instance_is_alive_and_not_ready():
+    """No restart would bring the database back."""
+    async with api("postgresql://nobody@127.0.0.1:1/nothing") as client:
+        alive = await ok(client.get("/livez"))
+        unready = await ok(client.get("/readyz"), 503)
+        health = await ok(client.get(f"{V1}/health"))
+
+    assert alive["status"] == "alive"
+    assert [check["name"] for check in unready["checks"] if not check["is_ok"]] == ["database"]
+    assert not health["is_ready"]
 
 
 async def _is_gone(running):
@@ -114,9 +180,32 @@ async def test_q4_dead_letters_are_listed_looked_into_and_replayed(database):
     assert len({letter["dead_letter_id"] for page in pages for letter in page}) == 6
     assert [letter["message_id"] for letter in malformed[0]] == ["m-bad"]
     assert (shown["reason"], shown["body"]["priority"]) == ("WorkflowNotFound", 3)
+    assert (shown["is_replayable"], shown["job_id"]) == (True, None)
     assert replayed["message_id"] == "m-3"
     assert (again.status_code, again.json()["code"]) == (404, "dead-letter.not-found")
     assert job["priority"] == 3
+
+
+async def test_q4_replaying_a_poison_task_resumes_its_job(database):
+    poison = GATED.replace("gated", "poison").replace("handler: gate", "handler: crash, params: {code: 3}")
+    async with engine(database, max_losses=1) as running, api(database, running) as client:
+        job = await running.run(workflow(poison))
+        ((letter,),) = await everything(client, f"{V1}/dead-letters", reason="PoisonTask")
+        replayed = await ok(client.post(f"{V1}/dead-letters/{letter['dead_letter_id']}/replay"), 202)
+        busy = await client.post(f"{V1}/dead-letters/{letter['dead_letter_id']}/replay")
+        again = await running.wait(job["job_id"])
+        letters = await everything(client, f"{V1}/dead-letters", reason="PoisonTask")
+
+    assert job["status"] == "failed"
+    assert (letter["job_id"], letter["node_id"]) == (str(job["job_id"]), "door")
+    assert letter["is_replayable"]
+    assert letter["body"]["params"] == {"code": 3}
+    assert "exit code" in letter["description"]
+    assert replayed["job_id"] == str(job["job_id"])
+    assert busy.status_code == 404
+    assert (again["status"], again["resume_count"]) == ("failed", 1)
+    # It killed its worker again: a letter of its own.
+    assert [each["dead_letter_id"] != letter["dead_letter_id"] for page in letters for each in page] == [True]
 
 
 async def _letters(running, count):
@@ -203,6 +292,7 @@ async def test_o1_workflows_are_listed_shown_drawn_and_checked(shared_database):
     assert graph["mermaid"].startswith("flowchart TD")
     assert not checked["is_valid"]
     assert {(problem["line"], problem["node"]) for problem in checked["problems"]} == {(4, "a")}
+    assert fine.pop("inputs_schema")["properties"] == {}
     assert fine == {"is_valid": True, "workflow_id": "x", "version": "1", "nodes": 3, "problems": []}
 
 

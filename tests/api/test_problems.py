@@ -6,7 +6,7 @@ import pytest
 from httpx2 import AsyncClient
 
 from dagmaster import errors
-from dagmaster.api.app import MAX_BODY_BYTES
+from dagmaster.api.limits import MAX_BODY_BYTES
 from dagmaster.api.problems import STATUSES, status_of
 from dagmaster.errors import Conflict, DagmasterError, InvalidRequest, Unavailable
 from dagmaster.jobs.model import new_job_id
@@ -46,7 +46,11 @@ JOB = str(new_job_id(1_700_000_000_000))
         (("POST", "/jobs"), {"json": {"workflow_id": "hello_world", "surprise": 1}}, (422, "request.invalid")),
         (("POST", "/jobs"), {"content": b"{", "headers": {"content-type": "application/json"}}, (422, "request.invalid")),
         (("POST", "/jobs"), {"content": b'{"workflow_id": "hello_world"}'}, (422, "request.invalid")),
-        (("POST", "/jobs?resume=true"), {"json": {"workflow_id": "hello_world"}}, (409, "job.resume-unavailable")),
+        (
+            ("POST", "/jobs?resume=true&force=true"),
+            {"json": {"workflow_id": "hello_world"}},
+            (400, "request.contradiction"),
+        ),
         (("POST", "/jobs"), {"content": b"x" * (MAX_BODY_BYTES + 1)}, (413, "request.too-large")),
         (("POST", "/bootstrap/rebuild"), {"json": {"confirm": "test"}}, (403, "bootstrap.rebuild-off")),
         (("PUT", "/queues/nothing"), {"json": {"max_running": 1}}, (404, "queue.not-found")),

@@ -15,8 +15,8 @@ import psycopg
 import pytest
 from httpx2 import Client, ConnectError
 
-from dagmaster.api.listen import bind
 from dagmaster.errors import Conflict, InvalidRequest
+from dagmaster.listen import bind
 from tests.api.serving import V1, app_of, served
 from tests.engine.harness import until
 

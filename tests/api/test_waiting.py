@@ -1,12 +1,15 @@
 """Why is it waiting? Every node that has not ended says what would have to happen."""
 
+import re
 from typing import Any
 from uuid import UUID
 
+import pytest
 from httpx2 import AsyncClient
 
+from dagmaster.handlers.registry import Registration, Registry
 from tests.api.serving import V1, api, ok
-from tests.engine.harness import engine, open_gate, until, workflow
+from tests.engine.harness import engine, gate, open_gate, until, workflow
 
 SHAPES = """
     workflow_id: shapes
@@ -75,7 +78,7 @@ async def test_ux_a_node_names_the_nodes_it_waits_for_and_a_running_one_says_so(
     assert found["after"][0]["detail"] == "waits for door, heavy"
     assert codes(found["end"]) == ["waiting_for_nodes"]
     assert codes(found["heavy"]) == ["no_worker", "queued"]
-    assert found["heavy"][0]["detail"] == "no live worker offers echo on queue container-tasks"
+    assert found["heavy"][0]["detail"] == "no live worker serves queue container-tasks"
     assert over == {}
 
 
@@ -159,3 +162,161 @@ async def test_ux_without_an_orchestrator_the_start_says_so(database):
 
     assert codes(found["start"]) == ["no_orchestrator"]
     assert codes(found["greet"]) == ["waiting_for_nodes"]
+
+
+LIMITED = """
+    workflow_id: limited
+    nodes:
+      start: {type: start, next: prepare}
+      prepare: {handler: make_list, params: {count: 10}, next: split}
+      split:
+        type: fan_out
+        source: "{{ nodes.prepare.output.items }}"
+        max_parallel: 4
+        task: {handler: gate}
+        next: gather
+      gather: {type: fan_in, next: end}
+      end: {type: end}
+"""
+
+
+@pytest.mark.parametrize(
+    ("slots", "detail"),
+    [(10, "4 of max_parallel 4 are running"), (3, "4 of max_parallel 4 are under way, 3 of them running")],
+)
+async def test_ux_a_limited_fan_out_tells_how_many_of_its_places_are_taken(database, slots, detail):
+    async with engine(database, workers=0) as running, api(database, running) as client:
+        await running.start_worker(worker_slots=slots)
+        job_id = await running.submit(workflow(LIMITED))
+
+        async def is_limited():
+            reasons = (await waiting(client, job_id)).get("split", [])
+            return reasons if detail in [reason["detail"] for reason in reasons] else None
+
+        reasons = await until(is_limited)
+        open_gate(job_id)
+        await running.wait(job_id)
+
+    assert codes(reasons)[:2] == ["waiting_for_children", "max_parallel"]
+    assert reasons[0]["detail"] == "waits for 10 of 10 children"
+    assert reasons[1]["count"] == 4
+
+
+async def tell_and_wait(ctx: Any) -> None:
+    ctx.progress(0.4, "tile 4 of 10")
+    await gate(ctx)
+
+
+async def test_ux_a_running_node_tells_since_when_by_whom_and_how_far(database):
+    telling = Registration("tell_and_wait", f"{__name__}:tell_and_wait")
+    async with engine(database, handlers=[telling]) as running, api(database, running) as client:
+        job_id = await running.submit(workflow(SHAPES.replace("handler: gate", "handler: tell_and_wait")))
+
+        async def has_told():
+            reasons = (await waiting(client, job_id)).get("door", [])
+            return reasons[0] if reasons and reasons[0]["progress"] else None
+
+        reason = await until(has_told)
+        (worker,) = (await ok(client.get(f"{V1}/workers")))["items"]
+        open_gate(job_id)
+        await running.wait(job_id)
+
+    assert reason["code"] == "running"
+    assert reason["worker_id"] == worker["worker_id"]
+    assert f"on {worker['host']} (process {worker['pid']}): 40%, tile 4 of 10" in reason["detail"]
+    assert reason["seconds"] > 0
+
+
+async def test_ux_a_queue_that_is_served_by_none_who_offers_the_handler_says_so(database):
+    only_here = Registration("nobody_has_it", "tests.engine.harness:give")
+    async with engine(database, orchestrators=0, workers=1, verify_history=False) as running:
+        running.registry = Registry([*running.registry.values(), only_here])  # the worker began without it
+        await running.start_orchestrator()
+        job_id = await running.submit(workflow(SHAPES.replace("handler: gate", "handler: nobody_has_it")))
+        async with api(database, running) as client:
+
+            async def is_queued():
+                reasons = (await waiting(client, job_id)).get("door", [])
+                return reasons if "no_worker" in codes(reasons) else None
+
+            reasons = await until(is_queued)
+
+    assert reasons[0]["detail"] == "no live worker offers nobody_has_it on queue dag-worker-tasks (1 serve it)"
+
+
+async def test_ux_a_job_whose_orchestrator_is_gone_says_so(database):
+    async with engine(database, orchestrators=0, workers=0) as running, api(database, running) as client:
+        job_id = await running.submit("hello_world")
+        await running.rows("UPDATE dagapp.dag_jobs SET owner_id = gen_random_uuid()")
+        alone = await waiting(client, job_id)
+        await running.rows(
+            "INSERT INTO dagapp.orchestrators (owner_id, host, pid, software_version) VALUES (gen_random_uuid(), 'b', 1, '1')"
+        )
+        with_another = await waiting(client, job_id)
+
+    assert codes(alone["start"]) == ["no_orchestrator"]
+    assert codes(with_another["start"]) == ["orphaned"]
+
+
+async def test_ux_a_lost_task_that_waits_tells_of_its_losses(database):
+    async with engine(database, max_losses=5) as running, api(database, running) as client:
+        job_id = await running.submit(workflow(SHAPES.replace("handler: gate", "handler: crash, params: {code: 3}")))
+
+        async def is_lost():
+            reasons = (await waiting(client, job_id)).get("door", [])
+            return next((reason for reason in reasons if reason["code"] == "retry"), None)
+
+        reason = await until(is_lost, 20)
+        await running.wait(job_id, 60)
+
+    assert re.match(r"tried again, lost \d times?, in \d+\.\d s: ", reason["detail"])
+
+
+# What a node may be held up by, by the state that it is in.
+TRUE_REASONS = {
+    "pending": {"waiting_for_nodes", "waiting_for_one_of", "due"},
+    "ready": {
+        "due",
+        "retry",
+        "waiting_for_children",
+        "max_parallel",
+        "expanding",
+        "no_worker",
+        "queued",
+        "queue_limited",
+    },
+    "dispatched": {"no_worker", "queue_paused", "queue_limited", "queued", "running", "due"},
+    "running": {"running", "due"},
+    "completed": {"waiting_for_children", "retry", "no_worker", "queued", "queue_limited"},
+}
+
+
+async def test_ux_every_node_that_has_not_ended_has_a_reason_at_every_moment(database):
+    """The shipped demo has every kind of node: it is looked at all the time, from before its start to its end."""
+    seen: set[tuple[str, str]] = set()
+    async with engine(database) as running, api(database, running) as client:
+        job_id = await running.submit("demo", count=40)
+        while (body := await ok(client.get(f"{V1}/jobs/{job_id}/waiting")))["nodes"]:
+            for node in body["nodes"]:
+                assert node["reasons"], node
+                assert set(codes(node["reasons"])) <= TRUE_REASONS[node["status"]], node
+                seen |= {(node["status"], reason["code"]) for reason in node["reasons"]}
+        await running.wait(job_id)
+
+    assert {("pending", "waiting_for_nodes"), ("pending", "waiting_for_one_of")} <= seen
+    assert "waiting_for_children" in {code for _, code in seen}
+
+
+async def test_ux_no_node_is_left_out(database):
+    """Nothing moves here: what the rows say and what is told are of the same moment."""
+    async with engine(database, workers=0, verify_history=False) as running, api(database, running) as client:
+        job_id = await running.submit("demo", count=5)
+
+        async def is_dispatched():
+            return any(node["status"] == "dispatched" for node in (await running.nodes(job_id)).values())
+
+        await until(is_dispatched)
+        told = await waiting(client, job_id)
+        nodes = await running.nodes(job_id)
+
+    assert set(told) == {name for name, node in nodes.items() if node["status"] not in {"completed", "skipped"}}

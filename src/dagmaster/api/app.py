@@ -9,7 +9,6 @@ create_app(settings, dsn, catalog, handlers)
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
-from uuid import UUID
 
 from fastapi import APIRouter, FastAPI
 from fastapi.openapi.utils import get_openapi
@@ -21,6 +20,7 @@ from dagmaster.api import (
     dead_letters,
     examples,
     health,
+    interventions,
     jobs,
     operate,
     problems,
@@ -29,12 +29,12 @@ from dagmaster.api import (
     workflows,
 )
 from dagmaster.api.door import Door
+from dagmaster.api.limits import MAX_BODY_BYTES, PREFIX
 from dagmaster.api.parts import Parts
 from dagmaster.operations.catalog import Catalog
+from dagmaster.orchestrator.loop import Orchestrator
 from dagmaster.settings import Settings
 
-MAX_BODY_BYTES = 1024 * 1024
-PREFIX = "/api/v1"
 _TAGS = [
     {"name": "jobs", "description": "Submit jobs, look at them and their parts, follow them live"},
     {"name": "workflows", "description": "What can be submitted"},
@@ -57,11 +57,11 @@ def create_app(
     catalog: Catalog,
     handlers: Mapping[str, Any],
     *,
-    owner_id: UUID | None = None,
+    orchestrator: Orchestrator | None = None,
     heartbeat_seconds: float = 15.0,
 ) -> FastAPI:
-    """The API on a database. `owner_id` is the orchestrator in the same process, whose loop readiness depends on."""
-    parts = Parts(settings, dsn, catalog, handlers, owner_id, heartbeat_seconds)
+    """The API on a database. `orchestrator` is the one in the same process, on whose loop health depends."""
+    parts = Parts(settings, dsn, catalog, handlers, orchestrator, heartbeat_seconds)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -81,7 +81,18 @@ def create_app(
 
 def _versioned() -> APIRouter:
     router = APIRouter(prefix=PREFIX)
-    for module in (jobs, stream, waiting, workflows, callbacks, bootstrap, dead_letters, operate, health):
+    for module in (
+        jobs,
+        interventions,
+        stream,
+        waiting,
+        workflows,
+        callbacks,
+        bootstrap,
+        dead_letters,
+        operate,
+        health,
+    ):
         router.include_router(module.router)
     return router
 

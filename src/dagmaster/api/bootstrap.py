@@ -134,6 +134,5 @@ async def rebuild_schema(here: Here, rebuild: Rebuild) -> SchemaStatus:
             hint="its name is in the connection's address",
         )  # fmt: skip
     _log.warning("everything is dropped and deployed anew", database=name)
-    await here.reads.drop_everything()
-    await asyncio.to_thread(_deploy().deploy, here.dsn)
+    await asyncio.to_thread(_deploy().rebuild, here.dsn)
     return await _status(here.dsn)

@@ -16,8 +16,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dagmaster import log
 from dagmaster.api import problems
-from dagmaster.api.listen import is_loopback
 from dagmaster.errors import InvalidRequest
+from dagmaster.listen import is_loopback
 
 REQUEST_ID = "X-Request-ID"
 _GIVEN_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")

@@ -41,6 +41,7 @@ _ANSWER: dict[str, Any] = {
     "error_message": None,
     "failed_stage": None,
     "completed_stages": [],
+    "resume_count": 0,
     "hint": None,
 }
 _SUMMARY = {
@@ -74,6 +75,17 @@ _JOB = {
     "last_sequence": 14,
     "version": 6,
     "updated_at": _T3,
+}
+_STOPPING = {
+    "task_id": f"{JOB_ID}_greet_1",
+    "node_id": "greet",
+    "attempt": 1,
+    "handler": "hello_world",
+    "status": "running",
+    "worker_id": _WORKER_ID,
+    "requested_at": _T1,
+    "acknowledged_at": _T2,
+    "finished_at": None,
 }
 _NODE_LINE = {
     "node_id": "greet",
@@ -232,6 +244,9 @@ _LETTER = {
     "description": "no workflow is named 'helo_world'",
     "body": {"workflow_id": "helo_world"},
     "created_at": _T0,
+    "is_replayable": True,
+    "job_id": None,
+    "node_id": None,
 }
 _INSTANCE = {
     "host": "node-1",
@@ -272,7 +287,8 @@ _RECORD = {
 }
 _CHECK = {"name": "database", "is_ok": True, "detail": "answers in 2 ms", "hint": None}
 _READY = {"is_ready": True, "checks": [_CHECK]}
-_ORCHESTRATOR = {**_INSTANCE, "owner_id": _OWNER_ID, "job_count": 12}
+_OWNED = {"job_id": JOB_ID, "workflow_id": "hello_world", "status": "running", "created_at": _T0, "started_at": _T1}
+_ORCHESTRATOR = {**_INSTANCE, "owner_id": _OWNER_ID, "job_count": 12, "jobs": [_OWNED]}
 _WORKER = {
     **_INSTANCE,
     "worker_id": _WORKER_ID,
@@ -295,14 +311,18 @@ _INPUTS_SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}}, 
 
 # By the name of the model in the description.
 MODELS: dict[str, Any] = {
-    "Alive": {"status": "alive"},
+    "Alive": {"status": "alive", "silent_seconds": 0.2},
     "Answer": _ANSWER,
     "Attempt": _ATTEMPT,
     "Bar": _BAR,
     "Check": _CHECK,
     "Children": _CHILDREN,
-    "DeadLetter": _LETTER,
+    "DeadLetterLine": _LETTER,
     "EventLine": _EVENT,
+    "Cancelled": {
+        "job_id": JOB_ID, "status": "running", "requested_at": _T1, "requested_by": "ada", "reason": "wrong file",
+        "is_over": False, "tasks": [_STOPPING],
+    },
     "GraphEdge": _GRAPH_EDGE,
     "GraphNode": _GRAPH_NODE,
     "Health": {
@@ -311,33 +331,42 @@ MODELS: dict[str, Any] = {
     "JobDetail": {
         "job": _JOB, "is_over": True, "seconds": 1.42, "failed": [], "stages": [_STAGE], "nodes": [_SHOWN_NODE],
     },
+    "JobRequest": _SUBMISSION,
     "JobSummary": _SUMMARY,
     "Migrated": {"changes": ["add column dag_jobs.labels"], "pending": [], "is_current": True},
     "Mistake": _MISTAKE,
     "NodeDetail": {"node": _NODE_STATE, "type": "task", "stage": "greet", "attempts": [_ATTEMPT]},
     "NodeState": _NODE_STATE,
     "OrchestratorLine": _ORCHESTRATOR,
+    "OwnedJob": _OWNED,
     "QueueLine": _QUEUE,
     "Readiness": _READY,
     "Reason": _REASON,
     "Receipt": {"accepted": True},
-    "Replayed": {"dead_letter_id": _LETTER_ID, "queue": "dag-jobs", "message_id": "m-1"},
+    "Replayed": {"dead_letter_id": _LETTER_ID, "queue": "dag-jobs", "message_id": "m-1", "job_id": None},
+    "Resumed": {
+        "job_id": JOB_ID, "status": "resumed", "nodes": ["join", "end"], "children": {"split": 3}, "resume_count": 1,
+    },
     "RunningTask": _RUNNING,
     "SchemaStatus": _SCHEMA,
     "ShownJob": _JOB,
     "ShownNode": _SHOWN_NODE,
     "StageSummary": _STAGE,
+    "StoppingTask": _STOPPING,
     "Stats": {
         "jobs": {"completed": 115, "failed": 2}, "tasks": [_TASK_COUNT], "are_tasks_complete": True, "events": 4096,
         "dead_letters": 1, "watchers": 3, "database_bytes": 9_437_184, "recent_hours": 24, "recent": [_RECORD],
     },
-    "Submission": _SUBMISSION,
     "Tables": {"tables": {"dag_jobs": 120, "dag_job_events": 4096}},
     "TaskCount": _TASK_COUNT,
     "TaskError": {"message": "the source answers 404", "blame": "data", "code": "source.missing"},
-    "Validation": {"is_valid": False, "workflow_id": None, "version": None, "nodes": None, "problems": [_MISTAKE]},
+    "Validation": {
+        "is_valid": False, "workflow_id": None, "version": None, "nodes": None, "inputs_schema": None,
+        "problems": [_MISTAKE],
+    },
     "Waiting": {"status": "running", "nodes": [_WAITING_NODE], "next": None},
     "WaitingNode": _WAITING_NODE,
+    "Wish": {"by": "ada", "reason": "wrong file"},
     "WorkerLine": _WORKER,
     "WorkflowDetail": {
         **_WORKFLOW_SUMMARY, "timeout_seconds": 7200.0, "inputs_schema": _INPUTS_SCHEMA,

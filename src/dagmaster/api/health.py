@@ -4,6 +4,7 @@ import asyncio
 import time
 from dataclasses import dataclass
 from functools import cache
+from typing import Literal
 
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
@@ -14,6 +15,7 @@ from dagmaster.api.parts import Here, Parts
 from dagmaster.api.problems import responses
 from dagmaster.database.api_reads import Liveness
 from dagmaster.errors import DagmasterError
+from dagmaster.orchestrator.loop import Orchestrator
 
 router = APIRouter(tags=["health"])
 probes = APIRouter(tags=["health"])
@@ -30,7 +32,10 @@ class Check:
 
 
 class Alive(BaseModel):
-    status: str = "alive"
+    """Alive as long as a restart would heal nothing."""
+
+    status: Literal["alive", "stuck"] = "alive"
+    silent_seconds: float = Field(0.0, description="For how long the orchestrator's loop has got nowhere")
 
 
 class Readiness(BaseModel):
@@ -49,9 +54,20 @@ class Health(Readiness):
     live_workers: int | None
 
 
-@probes.get("/livez", operation_id="get_livez", summary="Is the process alive?", responses=responses())
-async def get_livez() -> Alive:
-    return Alive()
+@probes.get(
+    "/livez",
+    operation_id="get_livez",
+    summary="Is the process alive?",
+    response_model=Alive,
+    responses={**responses(), 503: {"model": Alive, "description": "The orchestrator's loop is stuck: restart it"}},
+)
+async def get_livez(here: Here) -> JSONResponse:
+    """Does not ask the database: no restart would bring that back. A process that hangs as a whole gives no answer."""
+    loop = here.orchestrator
+    silent = loop.silent_seconds if loop else 0.0
+    is_stuck = loop is not None and silent > loop.hopeless_seconds
+    body = Alive(status="stuck" if is_stuck else "alive", silent_seconds=round(silent, 3))
+    return JSONResponse(body.model_dump(mode="json"), status_code=503 if is_stuck else 200)
 
 
 @probes.get(
@@ -77,7 +93,8 @@ async def _health(here: Parts) -> Health:
     begun = time.monotonic()
     try:
         async with asyncio.timeout(PATIENCE_SECONDS):
-            found = await here.reads.liveness(here.owner_id, here.alive_within)
+            owner_id = here.orchestrator.owner_id if here.orchestrator else None
+            found = await here.reads.liveness(owner_id, here.alive_within)
     except TimeoutError:
         return _unwell(Check("database", False, f"no answer within {PATIENCE_SECONDS:g} s"))
     except DagmasterError as error:
@@ -89,7 +106,7 @@ async def _health(here: Parts) -> Health:
     checks = [
         Check("database", True, f"answers in {seconds * 1000:.0f} ms"),
         _schema(found, expected),
-        *([_loop(found, here.alive_within)] if here.owner_id else []),
+        *([_loop(found, here.orchestrator, here.alive_within)] if here.orchestrator else []),
     ]
     return Health(
         is_ready=all(check.is_ok for check in checks), checks=checks, version=__version__, database_seconds=seconds,
@@ -111,11 +128,13 @@ def _schema(found: Liveness, expected: str) -> Check:
     return Check("schema", False, detail, "run `dagmaster db migrate`")
 
 
-def _loop(found: Liveness, within_seconds: float) -> Check:
-    """An orchestrator beats only while its loop moves."""
-    age = found.beat_age_seconds
+def _loop(found: Liveness, loop: Orchestrator, within_seconds: float) -> Check:
+    """An orchestrator beats only while its loop moves. What the loop itself knows is known sooner."""
+    age, silent = found.beat_age_seconds, loop.silent_seconds
     if age is None:
         return Check("loop", False, "the orchestrator has not begun yet")
+    if silent > loop.patience_seconds:
+        return Check("loop", False, f"the orchestrator's loop has got nowhere for {silent:.1f} s", "look into its log")
     return Check("loop", age < within_seconds, f"the orchestrator's loop showed itself {age:.1f} s ago")
 
 

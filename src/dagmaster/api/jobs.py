@@ -15,12 +15,14 @@ from dagmaster.api import examples
 from dagmaster.api.pages import LONGEST_NAME, Cursor, Limit, Page, joined, name_and_number, page_of
 from dagmaster.api.parts import Here, Parts
 from dagmaster.api.problems import responses
+from dagmaster.api.workflows import read_definition
 from dagmaster.database.api_reads import Attempt, Bar, JobSummary
 from dagmaster.database.bell import JOBS
 from dagmaster.database.reads import EventLine, NodeLine, Snapshot
-from dagmaster.errors import Conflict, NotFound
+from dagmaster.errors import InvalidRequest, NotFound
 from dagmaster.jobs.model import Job, NodeState, Submission
 from dagmaster.jobs.states import NODE_LIVE, JobStatus, NodeStatus, TaskStatus
+from dagmaster.operations.catalog import Catalog
 from dagmaster.operations.submit import Answer, submit_once
 from dagmaster.workflows.graph import Graph
 from dagmaster.workflows.model import FanOutNode, Importance, work_of
@@ -30,6 +32,14 @@ router = APIRouter(prefix="/jobs", tags=["jobs"])
 JobId = Annotated[UUID, Path(description="The job", examples=[examples.JOB_ID])]
 NodeName = Annotated[str, Path(description="The node; a fan_out's child is NODE__INDEX", max_length=LONGEST_NAME)]
 Sequence_ = Annotated[int, Query(ge=0, le=2**53, description="Begin behind this number")]
+
+
+class JobRequest(Submission):
+    """A submission; of a workflow that the platform knows, or of one that comes along."""
+
+    definition: Annotated[str, Field(min_length=1)] | None = Field(
+        None, description="A workflow file (YAML) to run instead of the known one; `workflow_id` is the one in it"
+    )
 
 
 class ShownJob(Job):
@@ -114,7 +124,7 @@ class NodeDetail(BaseModel):
     responses={
         200: {"model": Answer, "description": "The same was submitted before; the answer tells what became of it"},
         202: {
-            "description": "A new job was created",
+            "description": "A new job was created, or with `resume` the old one goes on",
             "headers": {"Location": {"description": "Where the job is", "schema": {"type": "string"}}},
         },
         **responses(404, 409),
@@ -123,22 +133,37 @@ class NodeDetail(BaseModel):
 async def submit_job(
     here: Here,
     response: Response,
-    submission: Submission,
+    submission: JobRequest,
     resume: Annotated[bool, Query(description="Go on with the job that the same submission made before")] = False,
     force: Annotated[bool, Query(description="Start a new run even if the same was submitted before")] = False,
 ) -> Answer:
     """Create a job, before the answer. With an `idempotency_key`, or where the workflow is idempotent, a repeated
     submission answers with the job that the first one made; the same key with other inputs is a conflict."""
-    if resume:
-        raise Conflict("jobs can't be resumed yet", code="job.resume-unavailable", hint="use force=true for a new run")
+    if resume and force:
+        raise InvalidRequest(
+            "`resume` goes on with the old job, `force` starts a new one", code="request.contradiction"
+        )
+    catalog = await _catalog_for(here, submission)
     async with here.ledgers.one() as ledger:
-        answer = await submit_once(ledger, here.catalog, submission, force=force)
+        answer = await submit_once(ledger, catalog, submission, force=force, resume=resume)
     response.headers["Location"] = f"/api/v1/jobs/{answer.job_id}"
-    if answer.status == "accepted":
+    if answer.status in ("accepted", "resumed"):
         here.bell.ring(JOBS)
     else:
         response.status_code = 200
     return answer
+
+
+async def _catalog_for(here: Parts, submission: JobRequest) -> Catalog:
+    if submission.definition is None:
+        return here.catalog
+    workflow = await read_definition(here, submission.definition)
+    if workflow.workflow_id != submission.workflow_id:
+        raise InvalidRequest(
+            f"`workflow_id` is {submission.workflow_id}, and that of the definition is {workflow.workflow_id}",
+            code="workflow.other-id",
+        )
+    return Catalog({workflow.workflow_id: workflow}, max_params_bytes=here.catalog.max_params_bytes)
 
 
 @router.get("", operation_id="list_jobs", summary="List jobs, newest first", responses=responses())

@@ -8,13 +8,13 @@ from uuid import UUID
 from fastapi import Query
 from pydantic import BaseModel, Field
 
+from dagmaster.api.limits import MOST_ITEMS
 from dagmaster.errors import InvalidRequest
 
 T = TypeVar("T")
-MOST = 200
 _SEPARATOR = "~"
 
-Limit = Annotated[int, Query(ge=1, le=MOST, description="How many at most")]
+Limit = Annotated[int, Query(ge=1, le=MOST_ITEMS, description="How many at most")]
 LONGEST_NAME = 200
 Cursor = Annotated[str | None, Query(max_length=LONGEST_NAME, description="`next` of the page before")]
 

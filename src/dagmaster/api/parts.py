@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Annotated, Any
-from uuid import UUID
 
 from fastapi import Depends, Request
 
@@ -15,6 +14,7 @@ from dagmaster.database.bell import JOBS, RESULTS
 from dagmaster.database.bell_postgres import PostgresBell
 from dagmaster.database.postgres import PostgresLedger
 from dagmaster.operations.catalog import Catalog
+from dagmaster.orchestrator.loop import Orchestrator
 from dagmaster.settings import Settings
 
 LEDGERS = 3
@@ -44,13 +44,13 @@ class Ledgers:
 
 @dataclass
 class Parts:
-    """`owner_id` is the orchestrator of this process, if there is one: readiness depends on it."""
+    """`orchestrator` is the one of this process, if there is any: health depends on it."""
 
     settings: Settings
     dsn: str
     catalog: Catalog
     handlers: Mapping[str, Any]
-    owner_id: UUID | None = None
+    orchestrator: Orchestrator | None = None
     heartbeat_seconds: float = 15.0
     reads: ApiReads = field(init=False)
     ledgers: Ledgers = field(init=False)

@@ -24,6 +24,7 @@ from dagmaster.errors import (
     HandlerFailed,
     InvalidRequest,
     InvalidWorkflow,
+    NotAllowed,
     NotFound,
     TimedOut,
     Unavailable,
@@ -39,6 +40,7 @@ _log = log.get("api")
 STATUSES: Mapping[type[DagmasterError], HTTPStatus] = {
     InvalidRequest: HTTPStatus.BAD_REQUEST,
     InvalidWorkflow: HTTPStatus.UNPROCESSABLE_ENTITY,
+    NotAllowed: HTTPStatus.FORBIDDEN,
     NotFound: HTTPStatus.NOT_FOUND,
     Conflict: HTTPStatus.CONFLICT,
     UnfitData: HTTPStatus.UNPROCESSABLE_ENTITY,
@@ -56,7 +58,7 @@ STATUSES_BY_CODE: Mapping[str, HTTPStatus] = {
     "request.foreign-origin": HTTPStatus.FORBIDDEN,
     "request.too-large": HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
 }
-_OF_HTTP: Mapping[int, str] = {
+OF_HTTP: Mapping[int, str] = {
     404: "route.not-found",
     405: "route.method-not-allowed",
     413: "request.too-large",
@@ -168,7 +170,7 @@ def answer(
         instance=_clean(path),
         code=code,
         hint=_clean(hint) if hint else None,
-        facts={name: _clean_value(value) for name, value in (facts or {}).items()},
+        facts=_clean_value(log.redact_value(facts or {})),
         errors=list(errors),
         request_id=request_id,
     )
@@ -220,7 +222,7 @@ async def _on_invalid(request: Request, error: Exception) -> Response:
 async def _on_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     status = HTTPStatus(error.status_code)
-    code = _OF_HTTP.get(status, f"http.{status.value}")
+    code = OF_HTTP.get(status, f"http.{status.value}")
     hint = "see /openapi.json for what there is" if status in (404, 405) else None
     detail = error.detail or status.phrase
     return answer(
@@ -238,8 +240,9 @@ async def _on_unstorable(request: Request, error: Exception) -> Response:
 
 def _clean(text: str) -> str:
     """Bounded, without secrets, and without halves of characters, which JSON can't carry."""
-    short = text if len(text) <= _LONGEST_TEXT else f"{text[: _LONGEST_TEXT - 1]}…"
-    return log.redact(short).encode("utf-8", "replace").decode()
+    clean = log.redact(text)  # whole: what is cut in the middle of a secret is no longer recognised as one
+    short = clean if len(clean) <= _LONGEST_TEXT else f"{clean[: _LONGEST_TEXT - 1]}…"
+    return short.encode("utf-8", "replace").decode()
 
 
 def _clean_value(value: Any) -> Any:

@@ -10,6 +10,7 @@ from fastapi import FastAPI
 
 from dagmaster import log
 from dagmaster.api.parts import Parts
+from dagmaster.listen import url_of
 
 _GRACE_SECONDS = 5
 _KEEP_ALIVE_SECONDS = 30
@@ -30,8 +31,7 @@ class ApiServer:
 
     @property
     def url(self) -> str:
-        host, port = self._bound.getsockname()[:2]
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        return url_of(self._bound)
 
     @property
     def is_started(self) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from fastapi import APIRouter, Query
@@ -24,12 +24,13 @@ from dagmaster.jobs.model import QueueSettings
 from dagmaster.jobs.states import JOB_TERMINAL, NODE_LIVE, NODE_TERMINAL, JobStatus, NodeStatus, TaskStatus
 from dagmaster.jobs.view import read_by
 from dagmaster.workflows.graph import Graph
+from dagmaster.workflows.model import FanOutNode
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 
 Code = Literal[
-    "no_orchestrator", "waiting_for_nodes", "waiting_for_one_of", "waiting_for_children", "expanding", "retry",
-    "no_worker", "queue_paused", "queue_limited", "queued", "running", "due",
+    "no_orchestrator", "orphaned", "waiting_for_nodes", "waiting_for_one_of", "waiting_for_children", "max_parallel",
+    "expanding", "retry", "no_worker", "queue_paused", "queue_limited", "queued", "running", "due",
 ]  # fmt: skip
 
 
@@ -44,6 +45,8 @@ class Reason:
     count: int | None = None
     queue: str | None = None
     handler: str | None = None
+    worker_id: UUID | None = None
+    progress: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,8 @@ class Known:
     tasks: Mapping[str, LiveTask]
     queues: Mapping[str, QueueSettings]
     running: Mapping[str, int]  # tasks that run, by queue
-    has_orchestrator: bool = True
+    live_orchestrators: int = 1
+    is_orphaned: bool = False  # the owner is silent
     queued_children: Mapping[str, str] = field(default_factory=dict)  # one for each fan_out
     next_retries: Mapping[str, datetime] = field(default_factory=dict)
 
@@ -134,9 +138,14 @@ async def _known(
     queues = await here.reads.queue_settings()
     limited = [name for name, found in queues.items() if found.max_running is not None]
     running = await here.reads.running_in(limited) if limited else {}
-    liveness = None if brief.owner_id else await here.reads.liveness(None, here.alive_within)
-    has_orchestrator = liveness is None or liveness.live_orchestrators > 0
-    return Known(brief.now, tasks, queues, running, has_orchestrator, queued or {}, retries or {})
+    liveness = await here.reads.liveness(brief.owner_id, here.alive_within)
+    age = liveness.beat_age_seconds if liveness else None
+    return Known(
+        brief.now, tasks, queues, running,
+        live_orchestrators=liveness.live_orchestrators if liveness else 0,
+        is_orphaned=brief.owner_id is not None and (age is None or age > here.alive_within),
+        queued_children=queued or {}, next_retries=retries or {},
+    )  # fmt: skip
 
 
 def is_ended(node: NodeLine) -> bool:
@@ -146,18 +155,16 @@ def is_ended(node: NodeLine) -> bool:
 
 def reasons(graph: Graph, node: NodeLine, nodes: Mapping[str, NodeLine], known: Known) -> list[Reason]:
     """What holds up a node of the definition."""
-    if not known.has_orchestrator and node.status is NodeStatus.READY:
-        return [Reason("no_orchestrator", "no live orchestrator takes this job up")]
     if node.status is NodeStatus.PENDING:
-        return _for_others(graph, node.node_id, nodes)
+        return _for_others(graph, node.node_id, nodes, known)
     if node.remaining:
-        return _for_children(node, known)
-    if node.total is not None and (node.expanded or 0) < node.total:
-        return [_expanding(node)]
+        definition = graph.workflow.nodes[node.node_id]
+        most = definition.max_parallel if isinstance(definition, FanOutNode) else None
+        return _for_children(node, most, known)
     return own_reasons(node, known)
 
 
-def _for_others(graph: Graph, node_id: str, nodes: Mapping[str, NodeLine]) -> list[Reason]:
+def _for_others(graph: Graph, node_id: str, nodes: Mapping[str, NodeLine], known: Known) -> list[Reason]:
     needed = [name for name in graph.all_of[node_id] if not is_ended(nodes[name])]
     options = [name for name in graph.any_of[node_id] if not is_ended(nodes[name])]
     read = read_by(graph, node_id)
@@ -168,27 +175,35 @@ def _for_others(graph: Graph, node_id: str, nodes: Mapping[str, NodeLine]) -> li
         found.append(Reason("waiting_for_nodes", f"waits for {', '.join(needed)}", needed, count=len(needed)))
     if options:
         found.append(Reason("waiting_for_one_of", f"waits for one of {', '.join(options)}", options))
-    return found or [_due()]
+    return found or [_due(known)]
 
 
-def _for_children(node: NodeLine, known: Known) -> list[Reason]:
+def _for_children(node: NodeLine, max_parallel: int | None, known: Known) -> list[Reason]:
     total, remaining = node.total or 0, node.remaining or 0
     found = [Reason("waiting_for_children", f"waits for {remaining} of {total} children", count=remaining)]
     if (node.expanded or 0) < total:
-        found.append(_expanding(node))
+        found.append(_expanding(node, max_parallel, known))
     due_at = known.next_retries.get(node.node_id)
     if due_at is not None:
         seconds = _until(due_at, known.now)
         text = f"{node.retrying_count} children are retried, the next one in {seconds:.1f} s"
         found.append(Reason("retry", text, seconds=seconds, count=node.retrying_count))
     child = known.tasks.get(known.queued_children.get(node.node_id, ""))
-    if child is not None:
+    if child is not None and child.status is TaskStatus.QUEUED:  # it may have been claimed since
         found += _of_task(child, known)
     return found
 
 
-def _expanding(node: NodeLine) -> Reason:
+def _expanding(node: NodeLine, max_parallel: int | None, known: Known) -> Reason:
+    """Why there are not all children yet."""
     made, total = node.expanded or 0, node.total or 0
+    under_way = made - (total - (node.remaining or 0))
+    if max_parallel is not None and under_way >= max_parallel:
+        running = min(node.running_count, under_way)
+        how = "are running" if running == under_way else f"are under way, {running} of them running"
+        return Reason("max_parallel", f"{under_way} of max_parallel {max_parallel} {how}", count=under_way)
+    if known.is_orphaned or not known.live_orchestrators:
+        return _due(known)
     return Reason("expanding", f"{made} of {total} children are made so far", count=total - made)
 
 
@@ -197,23 +212,29 @@ def own_reasons(node: NodeLine, known: Known) -> list[Reason]:
     if node.not_before is not None:
         seconds = _until(node.not_before, known.now)
         why = f": {node.error_message.splitlines()[0]}" if node.error_message else ""
-        text = f"retry {node.retry_count} of {node.max_retries} in {seconds:.1f} s{why}"
-        return [Reason("retry", text, seconds=seconds, count=node.retry_count)]
+        return [Reason("retry", f"{_again(node)} in {seconds:.1f} s{why}", seconds=seconds, count=node.retry_count)]
     task = known.tasks.get(node.node_id)
-    return _of_task(task, known) if task else [_due()]
+    return _of_task(task, known) if task else [_due(known)]
+
+
+def _again(node: NodeLine) -> str:
+    """Failures and losses are counted apart."""
+    retried = f"retry {node.retry_count} of {node.max_retries}" if node.retry_count else "tried again"
+    if not node.loss_count:
+        return retried
+    return f"{retried}, lost {node.loss_count} {'time' if node.loss_count == 1 else 'times'},"
 
 
 def _of_task(task: LiveTask, known: Known) -> list[Reason]:
     told = partial(Reason, queue=task.queue, handler=task.handler)
     if task.status is TaskStatus.RUNNING:
-        seconds = _until(known.now, task.started_at or known.now)
-        return [told("running", f"runs since {seconds:.1f} s", seconds=seconds)]
+        return [_running(task, known)]
     found: list[Reason] = []
     limits = known.queues.get(task.queue)
     if limits is not None and limits.is_paused:
         found.append(told("queue_paused", f"queue {task.queue} is paused"))
     if not task.live_workers:
-        found.append(told("no_worker", f"no live worker offers {task.handler} on queue {task.queue}"))
+        found.append(told("no_worker", _nobody(task)))
     if limits is not None and limits.max_running is not None:
         running = known.running.get(task.queue, 0)
         if running >= limits.max_running:
@@ -225,7 +246,30 @@ def _of_task(task: LiveTask, known: Known) -> list[Reason]:
     return found
 
 
-def _due() -> Reason:
+def _running(task: LiveTask, known: Known) -> Reason:
+    seconds = _until(known.now, task.started_at or known.now)
+    by = f" on {task.worker_host} (process {task.worker_pid})" if task.worker_host else ""
+    progress = task.progress or {}
+    fraction, message = progress.get("fraction"), progress.get("message")
+    shown = [f"{fraction:.0%}" if isinstance(fraction, int | float) else None, str(message) if message else None]
+    told = f": {', '.join(part for part in shown if part)}" if any(shown) else ""
+    return Reason(
+        "running", f"runs since {seconds:.1f} s{by}{told}", seconds=seconds, queue=task.queue, handler=task.handler,
+        worker_id=task.worker_id, progress=task.progress,
+    )  # fmt: skip
+
+
+def _nobody(task: LiveTask) -> str:
+    if not task.serving_workers:
+        return f"no live worker serves queue {task.queue}"
+    return f"no live worker offers {task.handler} on queue {task.queue} ({task.serving_workers} serve it)"
+
+
+def _due(known: Known) -> Reason:
+    if not known.live_orchestrators:
+        return Reason("no_orchestrator", "no live orchestrator takes this job up")
+    if known.is_orphaned:
+        return Reason("orphaned", "its orchestrator is silent; another one takes this job over soon")
     return Reason("due", "the orchestrator takes it up next")
 
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 
 from dagmaster.api import examples
 from dagmaster.api.pages import Cursor, Limit, Page, page_of
-from dagmaster.api.parts import Here
+from dagmaster.api.parts import Here, Parts
 from dagmaster.api.problems import Mistake, responses
 from dagmaster.errors import InvalidWorkflow
 from dagmaster.operations.catalog import limits_of
@@ -53,6 +53,7 @@ class Validation(BaseModel):
     workflow_id: str | None = None
     version: str | None = None
     nodes: int | None = None
+    inputs_schema: dict[str, Any] | None = None
     problems: list[Mistake] = []
 
 
@@ -105,21 +106,26 @@ async def list_workflows(here: Here, after: Cursor = None, limit: Limit = 50) ->
 )
 async def validate_workflow(here: Here, request: Request) -> Validation:
     """Every mistake at once. The body is the YAML text."""
-    text = await request.body()
     try:
-        # In a thread: a large file takes a while, and the orchestrator shares this loop.
-        workflow = await asyncio.to_thread(
-            read, text, "workflow.yaml", limits=limits_of(here.settings), handlers=here.handlers,
-            queues=here.settings.known_queues,
-        )  # fmt: skip
+        workflow = await read_definition(here, await request.body())
     except InvalidWorkflow as error:
         mistakes = [
             Mistake(message=p.message, line=p.line, column=p.column, node=p.node, code=p.code) for p in error.problems
         ]
         return Validation(is_valid=False, problems=mistakes)
     return Validation(
-        is_valid=True, workflow_id=workflow.workflow_id, version=workflow.version, nodes=len(workflow.nodes)
-    )
+        is_valid=True, workflow_id=workflow.workflow_id, version=workflow.version, nodes=len(workflow.nodes),
+        inputs_schema=inputs_schema(workflow),
+    )  # fmt: skip
+
+
+async def read_definition(here: Parts, text: str | bytes) -> Workflow:
+    """The workflow in a text that was sent, or every mistake in it."""
+    # In a thread: a large file takes a while, and the orchestrator shares this loop.
+    return await asyncio.to_thread(
+        read, text, "workflow.yaml", limits=limits_of(here.settings), handlers=here.handlers,
+        queues=here.settings.known_queues,
+    )  # fmt: skip
 
 
 @router.get("/{workflow_id}", operation_id="get_workflow", summary="Look at a workflow", responses=responses(404))

@@ -17,11 +17,10 @@ from psycopg_pool import AsyncConnectionPool
 from pydantic import JsonValue, TypeAdapter
 
 from dagmaster.database.connect import BY_KEY, Connection, conninfo, translate_errors
-from dagmaster.database.reads import NodeLine, Reads, _translate_refusals
+from dagmaster.database.reads import NodeLine, Reads
 from dagmaster.errors import NotFound
 from dagmaster.jobs.model import DeadLetter, Job, NodeState, Orchestrator, QueueSettings, Worker
 from dagmaster.jobs.states import TASK_TERMINAL, JobStatus, TaskStatus
-from dagmaster.records import SCHEMA
 from dagmaster.workflows.graph import Graph, build
 from dagmaster.workflows.model import Workflow
 
@@ -33,7 +32,7 @@ _GRAPHS_KEPT = 256
 _COUNTABLE_BYTES = 64 * 1024 * 1024
 # Questions have optional filters: a plan for all of them at once would use none of the indexes. A page is the first rows
 # of an index; a bitmap would collect all the others too, to sort them.
-_PLANNING = {**BY_KEY, "enable_bitmapscan": "off", "plan_cache_mode": "force_custom_plan"}
+PLANNING = {**BY_KEY, "enable_bitmapscan": "off", "plan_cache_mode": "force_custom_plan"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +123,8 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class LiveTask:
-    """A node's queued or running task. `in_front` is counted up to MOST_IN_FRONT."""
+    """A node's queued or running task. `live_workers` could run it, `serving_workers` serve its queue; `in_front` is counted
+    up to MOST_IN_FRONT."""
 
     node_id: str
     status: TaskStatus
@@ -134,16 +134,30 @@ class LiveTask:
     queued_at: datetime
     started_at: datetime | None
     worker_id: UUID | None
+    worker_host: str | None
+    worker_pid: int | None
+    progress: dict[str, Any] | None
     live_workers: int
+    serving_workers: int
     in_front: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class OwnedJob:
+    job_id: UUID
+    workflow_id: str
+    status: JobStatus
+    created_at: datetime
+    started_at: datetime | None
+
+
 class OrchestratorLine(Orchestrator):
-    """An orchestrator as operators see it."""
+    """An orchestrator as operators see it; of the jobs that it owns the oldest few."""
 
     heartbeat_age_seconds: float
     is_alive: bool
     job_count: int
+    jobs: list[OwnedJob]
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +190,29 @@ class QueueLine:
     live_workers: int
     max_running: int | None
     is_paused: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StoppingTask:
+    """A task that its worker was asked to stop."""
+
+    task_id: str
+    node_id: str
+    attempt: int
+    handler: str
+    status: TaskStatus
+    worker_id: UUID | None
+    requested_at: datetime
+    acknowledged_at: datetime | None
+    finished_at: datetime | None
+
+
+class DeadLetterLine(DeadLetter):
+    """A refused message as operators see it. A task is told with its node: replaying it resumes its job."""
+
+    is_replayable: bool
+    job_id: UUID | None
+    node_id: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +262,7 @@ class ApiReads(Reads):
         super().__init__(dsn, role)
         self._graphs: dict[str, Graph] = {}
         self._pool: AsyncConnectionPool[Connection] = AsyncConnectionPool(
-            conninfo(dsn, role, 15, 3, 10, settings=_PLANNING),
+            conninfo(dsn, role, 15, 3, 10, settings=PLANNING),
             kwargs={"autocommit": True},
             min_size=0,
             max_size=size,
@@ -244,7 +281,7 @@ class ApiReads(Reads):
 
     @asynccontextmanager
     async def _connected(self) -> AsyncIterator[Connection]:
-        with translate_errors(), _translate_refusals():
+        with translate_errors():
             async with self._pool.connection() as connection:
                 yield connection
 
@@ -277,6 +314,9 @@ class ApiReads(Reads):
 
     async def job(self, job_id: UUID) -> Job:
         return _found(await self._first("api_job", {"job_id": job_id}, Job), job_id)
+
+    async def stopping_tasks(self, job_id: UUID, limit: int = 100) -> list[StoppingTask]:
+        return await self._many("api_stopping_tasks", {"job_id": job_id, "limit": limit}, StoppingTask)
 
     async def brief(self, job_id: UUID) -> JobBrief:
         return _found(await self._first("api_job_brief", {"job_id": job_id}, JobBrief), job_id)
@@ -369,14 +409,15 @@ class ApiReads(Reads):
         return await self._many("api_queues", values, QueueLine)
 
     async def dead_letters(
-        self, *, limit: int, after: tuple[datetime, UUID] | None = None, reason: str | None = None
-    ) -> list[DeadLetter]:
+        self, job_queue: str, *, limit: int, after: tuple[datetime, UUID] | None = None, reason: str | None = None
+    ) -> list[DeadLetterLine]:
         after_at, after_id = after or (None, None)
-        values = {"limit": limit, "after_at": after_at, "after_id": after_id, "reason": reason}
-        return await self._many("api_dead_letters", values, DeadLetter)
+        values = {"job_queue": job_queue, "limit": limit, "after_at": after_at, "after_id": after_id, "reason": reason}
+        return await self._many("api_dead_letters", values, DeadLetterLine)
 
-    async def dead_letter(self, dead_letter_id: UUID) -> DeadLetter:
-        found = await self._first("api_dead_letter", {"dead_letter_id": dead_letter_id}, DeadLetter)
+    async def dead_letter(self, job_queue: str, dead_letter_id: UUID) -> DeadLetterLine:
+        values = {"job_queue": job_queue, "dead_letter_id": dead_letter_id}
+        found = await self._first("api_dead_letter", values, DeadLetterLine)
         if found is None:
             raise NotFound(f"no dead letter has the id {dead_letter_id}", code="dead-letter.not-found")
         return found
@@ -402,11 +443,6 @@ class ApiReads(Reads):
 
     async def database_name(self) -> str:
         return str((await self._dicts("api_database_name", {}))[0]["database"])
-
-    async def drop_everything(self) -> None:
-        """The whole schema with all that is in it. For development; who may ask is decided elsewhere."""
-        async with self._connected() as connection:
-            await connection.execute(f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE".encode())
 
 
 async def _configure(connection: Connection) -> None:

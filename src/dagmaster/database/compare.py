@@ -159,7 +159,7 @@ def _alembic_changes(connection: sa.Connection, metadata: sa.MetaData, invalid: 
             case ("add_table", sa.Table(name=name)):
                 yield Change(f"create table {name}", tuple(table_statements(metadata.tables[f"{SCHEMA}.{name}"])))
             case ("add_column", _, table_name, sa.Column() as column):
-                yield _add_column(table_name, column)
+                yield _add_column(connection, table_name, column)
             case ("remove_column", _, table_name, column):
                 yield Change(f"column {table_name}.{column.name} is in no model")
             case ("add_index", sa.Index(name=str(name))) if _table(indexes[name]) in existing and name not in invalid:
@@ -196,10 +196,19 @@ def _is_ours(tables: set[str], name: str | None, kind: str, _parents: object) ->
             return True
 
 
-def _add_column(table: str, column: sa.Column[Any]) -> Change:
+def _add_column(connection: sa.Connection, table: str, column: sa.Column[Any]) -> Change:
     if not (column.nullable or column.server_default is not None):
         return Change(f"column {table}.{column.name} is missing, and rows that exist would have no value for it")
+    if _is_computed(column) and connection.scalar(sa.text(f"SELECT EXISTS (SELECT FROM {SCHEMA}.{table})")):  # noqa: S608
+        return Change(
+            f"column {table}.{column.name} is missing, and each row would be rewritten, with the table locked"
+        )
     return Change(f"add column {table}.{column.name}", (sql_of(AddColumn(table, column, schema=SCHEMA)),))
+
+
+def _is_computed(column: sa.Column[Any]) -> bool:
+    """Whether PostgreSQL works out the value of each row that exists, instead of noting one for all of them."""
+    return column.computed is not None or "(" in str(getattr(column.server_default, "arg", ""))
 
 
 def _invalid_indexes(connection: sa.Connection, metadata: sa.MetaData, invalid: set[str]) -> Iterator[Change]:
@@ -220,7 +229,7 @@ def _index_online(connection: sa.Connection, index: sa.Index) -> Iterator[str]:
     parent = f"{SCHEMA}.{_table(index)}"
     for partition in connection.scalars(sa.text(_PARTITIONS), {"table": parent}).all():
         name = f"{partition}_{hashlib.sha256(str(index.name).encode()).hexdigest()[:8]}"
-        yield f"DROP INDEX IF EXISTS {SCHEMA}.{name}"
+        yield f"DROP INDEX CONCURRENTLY IF EXISTS {SCHEMA}.{name}"
         beginning = f" INDEX CONCURRENTLY {name} ON {SCHEMA}.{partition} "
         yield plain.replace(f" INDEX {index.name} ON {parent} ", beginning, 1)
         yield f"ALTER INDEX {SCHEMA}.{index.name} ATTACH PARTITION {SCHEMA}.{name}"

@@ -1,17 +1,19 @@
-"""Bring a database to the schema of this software [D4]: deploy, preview, status, migrate.
+"""Bring a database to the schema of this software [D4]: deploy, preview, status, migrate, rebuild.
 
-Synchronous, for the CLI and for the bootstrap API's threads. A deployment is one transaction; whoever comes second
-waits for the first and then finds nothing to do.
+Synchronous, for the CLI and for the bootstrap API's threads. Whoever comes second waits for the first and then finds nothing
+to do. A deployment is one transaction. A migration is many, each as short as can be, because the engine goes on meanwhile: a
+lock that is not there at once is given up and asked for again, so that nobody waits long behind us; what takes long is done
+beside the writers. One that was interrupted is finished by the next.
 """
 
 import hashlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 import sqlalchemy as sa
@@ -19,19 +21,23 @@ from sqlalchemy.schema import CreateSequence
 
 from dagmaster import __version__
 from dagmaster.database.compare import Change, compare, sql_of, table_statements
-from dagmaster.database.connect import conninfo, translate_errors
+from dagmaster.database.connect import conninfo, require_version, translate_errors
 from dagmaster.database.guards import Trigger, triggers
 from dagmaster.database.schema import metadata_of, sequences
-from dagmaster.errors import Conflict, InvalidRequest
+from dagmaster.errors import Conflict, Unavailable
 from dagmaster.jobs.model import RECORDS
 from dagmaster.records import SCHEMA, Record
 
+T = TypeVar("T")
 Records = tuple[type[Record], ...]
 
 # Files numbered below this run before the tables are made, the others after.
 _TABLES_AT = 50
-# A table that is long locked by others is not waited for: writers would queue up behind us.
-_LOCK_TIMEOUT_SECONDS = 5
+# Everyone who comes to a table after us waits behind us, and the engine's statements give up after three seconds.
+_LOCK_SECONDS = 0.5
+_PAUSES_SECONDS = (0.05, 1.0)
+# Did not get a lock in time; met someone who waits for ours.
+_LOCKED = frozenset({"55P03", "40P01"})
 _LOCK = f"hashtext('{SCHEMA}.deploy')"
 
 
@@ -54,28 +60,35 @@ class Status:
 
 def deploy(dsn: str, records: Records = RECORDS, wait_seconds: float = 60) -> None:
     """Create what is missing. What exists is left as it is: see `migrate`."""
-    with _exclusive(dsn, wait_seconds) as connection, connection.begin():
-        stored = _stored_fingerprint(connection)
-        _run_files(connection, before_tables=True)
-        metadata_of(records).create_all(connection)
-        _finish(connection)
-        if stored != fingerprint(records) and not _compare(connection, records):
-            _store_fingerprint(connection, records)
+    with _exclusive(dsn, wait_seconds) as connection:
+        _patiently(connection, wait_seconds, lambda: _create(connection, records))
+
+
+def rebuild(dsn: str, records: Records = RECORDS, wait_seconds: float = 60) -> None:
+    """Drop everything and deploy anew, in one transaction. Who may ask for that is decided elsewhere."""
+
+    def drop_and_create() -> None:
+        _execute(connection, f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE")
+        _create(connection, records)
+
+    with _exclusive(dsn, wait_seconds) as connection:
+        _patiently(connection, wait_seconds, drop_and_create)
 
 
 def migrate(dsn: str, records: Records = RECORDS, wait_seconds: float = 60) -> list[str]:
     """Add what the models have and the database lacks, beside a running engine; say what was done and what is left."""
     with _exclusive(dsn, wait_seconds) as connection:
-        with connection.begin():
-            _run_files(connection, before_tables=True)
-            changes = _compare(connection, records)
-            for statement in (statement for change in changes for statement in change.statements):
-                _execute(connection, statement)
-        changes = [_run_online(connection, change) for change in changes]
-        with connection.begin():
-            _finish(connection)
-            if not any(change.needs_a_hand for change in changes):
-                _store_fingerprint(connection, records)
+        patiently = partial(_patiently, connection, wait_seconds)
+        patiently(lambda: _run_files(connection, before_tables=True))
+        changes = patiently(lambda: _compare(connection, records))
+        for change in changes:
+            patiently(partial(_execute, connection, *change.statements))
+        changes = [_run_online(connection, change, wait_seconds) for change in changes]
+        patiently(lambda: _run_files(connection, before_tables=False))
+        for trigger in triggers():
+            patiently(partial(_ensure_trigger, connection, trigger))
+        if not any(change.needs_a_hand for change in changes):
+            patiently(lambda: _store_fingerprint(connection, records))
     return [str(change) for change in changes]
 
 
@@ -136,11 +149,58 @@ def _rows(connection: sa.Connection, table: str, countable: int = 1_000_000) -> 
     return int(connection.scalar(sa.text(f"SELECT count(*) FROM {SCHEMA}.{table}")) or 0)  # noqa: S608
 
 
+def _create(connection: sa.Connection, records: Records) -> None:
+    stored = _stored_fingerprint(connection)
+    _run_files(connection, before_tables=True)
+    metadata_of(records).create_all(connection)
+    _run_files(connection, before_tables=False)
+    for trigger in triggers():
+        _ensure_trigger(connection, trigger)
+    if stored != fingerprint(records) and not _compare(connection, records):
+        _store_fingerprint(connection, records)
+
+
 def _compare(connection: sa.Connection, records: Records) -> list[Change]:
     return compare(connection, records, prepare=partial(_run_files, connection, before_tables=True))
 
 
-def _run_online(connection: sa.Connection, change: Change) -> Change:
+def _patiently(connection: sa.Connection, wait_seconds: float, act: Callable[[], T]) -> T:
+    """Act in a transaction of its own; again, as long as a table that it needs is held by others."""
+
+    def transaction() -> T:
+        with connection.begin():
+            return act()
+
+    return _until_unlocked(wait_seconds, transaction)
+
+
+def _until_unlocked(wait_seconds: float, act: Callable[[], T]) -> T:
+    deadline = time.monotonic() + wait_seconds
+    pause, longest = _PAUSES_SECONDS
+    while True:
+        try:
+            return act()
+        except (sa.exc.DBAPIError, psycopg.Error) as error:
+            refusal = error.orig if isinstance(error, sa.exc.DBAPIError) else error
+            if not isinstance(refusal, psycopg.Error) or refusal.sqlstate not in _LOCKED:
+                raise
+            if time.monotonic() > deadline:
+                raise _held_by_others(refusal) from None
+        # Those who waited behind us go first.
+        time.sleep(pause)
+        pause = min(2 * pause, longest)
+
+
+def _held_by_others(refusal: psycopg.Error) -> Conflict:
+    where = next(iter((refusal.diag.context or "").splitlines()), "")
+    return Conflict(
+        f"a table is held by others: {refusal.diag.message_primary} {where}".strip(),
+        code="database.locked",
+        hint="find long transactions in pg_stat_activity, end them, and run it again: it goes on where it stopped",
+    )
+
+
+def _run_online(connection: sa.Connection, change: Change, wait_seconds: float) -> Change:
     """Carry out what may take long, without a transaction."""
     if not change.online:
         return change
@@ -151,7 +211,7 @@ def _run_online(connection: sa.Connection, change: Change) -> Change:
             # These two stop nobody while they wait, and an index that gave up would have to be built again.
             is_patient = "CONCURRENTLY" in statement or "VALIDATE" in statement
             driver.execute("SET lock_timeout = 0" if is_patient else "RESET lock_timeout")
-            driver.execute(statement.encode())
+            _until_unlocked(wait_seconds, partial(driver.execute, statement.encode()))
     except psycopg.errors.IntegrityError as error:
         return Change(f"{change.what}: rows that exist forbid it ({error.diag.message_primary})")
     finally:
@@ -159,12 +219,6 @@ def _run_online(connection: sa.Connection, change: Change) -> Change:
             driver.execute("RESET lock_timeout")
             driver.autocommit = False
     return change
-
-
-def _finish(connection: sa.Connection) -> None:
-    _run_files(connection, before_tables=False)
-    for trigger in triggers():
-        _ensure_trigger(connection, trigger)
 
 
 def _store_fingerprint(connection: sa.Connection, records: Records) -> None:
@@ -197,8 +251,9 @@ def _ensure_trigger(connection: sa.Connection, trigger: Trigger) -> None:
         {"name": trigger.name, "table": f"{SCHEMA}.{trigger.table}"},
     )
     if found != digest:
-        _execute(connection, trigger.sql)
-        _execute(connection, f"COMMENT ON TRIGGER {trigger.name} ON {SCHEMA}.{trigger.table} IS '{digest}'")
+        _execute(
+            connection, trigger.sql, f"COMMENT ON TRIGGER {trigger.name} ON {SCHEMA}.{trigger.table} IS '{digest}'"
+        )
 
 
 @contextmanager
@@ -232,8 +287,9 @@ def _connected(dsn: str) -> Iterator[sa.Connection]:
 
 def _open(dsn: str) -> psycopg.Connection[Any]:
     # Names are found in public alone, where extensions live: a role's own path might make ours the default schema.
-    address = conninfo(dsn, "deploy", statement_seconds=0, lock_seconds=_LOCK_TIMEOUT_SECONDS, idle_seconds=60)
+    address = conninfo(dsn, "deploy", statement_seconds=0, lock_seconds=_LOCK_SECONDS, idle_seconds=60)
     connection = psycopg.connect(address)
+    require_version(connection.info.server_version)
     connection.execute("SET search_path = public")
     connection.commit()
     return connection
@@ -242,23 +298,17 @@ def _open(dsn: str) -> psycopg.Connection[Any]:
 @contextmanager
 def _translated() -> Iterator[None]:
     """SQLAlchemy wraps the driver's errors; what matters is what the server said."""
-    with translate_errors():
-        try:
-            yield
-        except sa.exc.DBAPIError as error:
-            if isinstance(error.orig, psycopg.errors.InsufficientPrivilege):
-                raise _not_allowed(error.orig) from None
-            raise (error.orig or error) from None
-        except psycopg.errors.InsufficientPrivilege as error:
-            raise _not_allowed(error) from None
-
-
-def _not_allowed(error: psycopg.Error) -> InvalidRequest:
-    return InvalidRequest(
-        f"the database refuses: {error.diag.message_primary}",
-        code="database.not-allowed",
-        hint="deploy as the owner of the database",
-    )
+    try:
+        with translate_errors():
+            try:
+                yield
+            except sa.exc.DBAPIError as error:
+                raise (error.orig or error) from None
+    except Unavailable as error:
+        # Elsewhere who asks for something that is not there is told to migrate. Here it is a mistake in what is to be made.
+        if isinstance(error.__cause__, psycopg.ProgrammingError):
+            raise error.__cause__ from None
+        raise
 
 
 def _files(*, before_tables: bool) -> list[str]:
@@ -268,13 +318,13 @@ def _files(*, before_tables: bool) -> list[str]:
 
 
 def _run_files(connection: sa.Connection, *, before_tables: bool) -> None:
-    for text in _files(before_tables=before_tables):
-        _execute(connection, text)
+    _execute(connection, *_files(before_tables=before_tables))
 
 
-def _execute(connection: sa.Connection, text: str) -> None:
-    """Run SQL as it stands, any number of statements."""
-    _driver(connection).execute(text.encode())
+def _execute(connection: sa.Connection, *texts: str) -> None:
+    """Run SQL as it stands, each any number of statements."""
+    for text in texts:
+        _driver(connection).execute(text.encode())
 
 
 def _driver(connection: sa.Connection) -> psycopg.Connection[Any]:

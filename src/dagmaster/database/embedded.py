@@ -28,9 +28,9 @@ from typing import BinaryIO, Literal, Self
 
 import psycopg
 
+from dagmaster.database.connect import OLDEST_MAJOR
 from dagmaster.errors import Conflict, InvalidRequest, NotFound, Unavailable
 
-OLDEST_MAJOR = 15
 DATABASE = "dagmaster"
 SUPERUSER = "postgres"
 LONGEST_SOCKET_FOLDER = 107 - len("/.s.PGSQL.5432.lock")

@@ -3,25 +3,22 @@
 Lists come in pages by key. A fan_out is its counters; its children are read only where someone asks for them.
 """
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Self, TypeVar
 from uuid import UUID
 
-import psycopg
 from psycopg.rows import class_row, dict_row
 
-from dagmaster.database.connect import Connection, connect, translate_errors
+from dagmaster.database.connect import Connection, connect, not_deployed, translate_errors
 from dagmaster.database.queries import query
-from dagmaster.errors import InvalidRequest, NotFound, Unavailable
-from dagmaster.jobs.model import Job
+from dagmaster.errors import InvalidRequest, NotFound
+from dagmaster.jobs.ids import ids_beginning_with
 from dagmaster.jobs.states import JOB_TERMINAL, JobStatus, NodeStatus
-from dagmaster.workflows.model import Workflow
 
 T = TypeVar("T")
-_UUID_DIGITS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,24 +29,6 @@ class Instance:
     host: str
     pid: int
     heartbeat_at: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class JobLine:
-    """A job in a list."""
-
-    job_id: UUID
-    workflow_id: str
-    workflow_version: str
-    status: str
-    priority: int
-    correlation_id: str | None
-    submitted_by: str | None
-    error_message: str | None
-    created_at: datetime
-    started_at: datetime | None
-    completed_at: datetime | None
-    now: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,17 +141,10 @@ class Reads:
         """Refuse a database that nobody has deployed to."""
         rows = await self._dicts("schema_is_deployed", {})
         if not rows[0]["is_deployed"]:
-            raise _not_deployed()
+            raise not_deployed()
 
     async def live_instances(self, within_seconds: float = 60.0) -> list[Instance]:
         return await self._rows("live_instances", {"within": within_seconds}, Instance)
-
-    async def list_jobs(
-        self, *, limit: int, after: UUID | None = None, status: str | None = None, workflow_id: str | None = None
-    ) -> list[JobLine]:
-        """Newest first, beginning behind the job `after`."""
-        values = {"limit": limit, "after": after, "status": status, "workflow_id": workflow_id}
-        return await self._rows("list_jobs", values, JobLine)
 
     async def find_job(self, name: str) -> UUID:
         """The job that an id, the unique beginning of one, or `last` stands for."""
@@ -181,7 +153,7 @@ class Reads:
             if not newest:
                 raise NotFound("there is no job yet", code="job.not-found")
             return UUID(str(newest[0]["job_id"]))
-        first, last = _range_of(name)
+        first, last = ids_beginning_with(name)
         found = [row["job_id"] for row in await self._dicts("jobs_between", {"first": first, "last": last})]
         if not found:
             raise NotFound(f"no job has the id {name}", code="job.not-found", hint="see `dagmaster jobs ls`")
@@ -191,19 +163,6 @@ class Reads:
                 f"several jobs begin with {name}: {some}, …", code="job.ambiguous", hint="type more of it"
             )
         return UUID(str(found[0]))
-
-    async def show_job(self, job_id: UUID) -> tuple[Job, Workflow]:
-        rows = await self._dicts("show_job", {"job_id": job_id})
-        if not rows:
-            raise NotFound(f"no job has the id {job_id}", code="job.not-found", job_id=str(job_id))
-        definition = rows[0].pop("definition")
-        return Job.model_validate(rows[0]), Workflow.model_validate(definition)
-
-    async def outcome(self, job_id: UUID) -> JobStatus:
-        rows = await self._dicts("job_outcome", {"job_id": job_id})
-        if not rows:
-            raise NotFound(f"no job has the id {job_id}", code="job.not-found", job_id=str(job_id))
-        return JobStatus(rows[0]["status"])
 
     async def watch_job(self, job_id: UUID, node_ids: Sequence[str]) -> Snapshot:
         rows = await self._dicts("watch_job", {"job_id": job_id, "node_ids": list(node_ids)})
@@ -246,7 +205,7 @@ class Reads:
         if self._connection is None or self._connection.closed:
             self._connection = await connect(self._dsn, role=self._role)
         try:
-            with translate_errors(), _translate_refusals():
+            with translate_errors():
                 yield self._connection
         except BaseException:
             await self.close()
@@ -258,32 +217,3 @@ _JOB_COLUMNS = ("status", "created_at", "started_at", "completed_at", "error_mes
 
 def _node(row: Mapping[str, Any]) -> NodeLine:
     return NodeLine(**{**row, "status": NodeStatus(row["status"])})
-
-
-def _range_of(prefix: str) -> tuple[UUID, UUID]:
-    """The smallest and the largest id that begin so."""
-    digits = prefix.replace("-", "").lower()
-    if not digits or len(digits) > _UUID_DIGITS or any(digit not in "0123456789abcdef" for digit in digits):
-        raise InvalidRequest(f"'{prefix}' is not a job id", code="job.bad-id", hint="see `dagmaster jobs ls`")
-    return UUID(digits.ljust(_UUID_DIGITS, "0")), UUID(digits.ljust(_UUID_DIGITS, "f"))
-
-
-@contextmanager
-def _translate_refusals() -> Iterator[None]:
-    """A missing table or right is told as what it means."""
-    try:
-        yield
-    except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
-        raise _not_deployed() from None
-    except (psycopg.errors.UndefinedColumn, psycopg.errors.UndefinedFunction) as error:
-        what = f"the schema is of another version: {error.diag.message_primary}"
-        raise Unavailable(what, code="database.outdated", hint="run `dagmaster db migrate`") from None
-    except psycopg.errors.InsufficientPrivilege as error:
-        what = f"the database refuses: {error.diag.message_primary}"
-        raise InvalidRequest(what, code="database.not-allowed") from None
-
-
-def _not_deployed() -> Unavailable:
-    return Unavailable(
-        "the database has no dagmaster schema", code="database.not-deployed", hint="run `dagmaster db deploy`"
-    )

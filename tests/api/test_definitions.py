@@ -1,0 +1,51 @@
+"""Jobs of workflows that the platform does not know: the definition comes along [O1, W3]."""
+
+from textwrap import dedent
+from uuid import UUID
+
+from tests.api.serving import V1, api, ok
+from tests.engine.harness import engine
+
+MINE = dedent("""
+    workflow_id: mine
+    inputs: {name: {type: string, required: true}}
+    nodes:
+      start: {type: start, next: say}
+      say: {handler: echo, params: {name: "{{ inputs.name }}"}, next: end}
+      end: {type: end}
+""")
+
+
+async def test_o1_a_definition_that_comes_along_is_run(database):
+    async with engine(database) as running, api(database, running) as client:
+        submission = {"workflow_id": "mine", "definition": MINE, "input_params": {"name": "Ada"}}
+        job_id = (await ok(client.post(f"{V1}/jobs", json=submission), 202))["job_id"]
+        await running.wait(UUID(job_id))
+        shown = await ok(client.get(f"{V1}/jobs/{job_id}"))
+        known = await client.get(f"{V1}/workflows/mine")
+
+    assert (shown["job"]["workflow_id"], shown["job"]["status"]) == ("mine", "completed")
+    assert shown["job"]["result_data"] == {"say": {"echoed_params": {"name": "Ada"}}}
+    assert known.status_code == 404
+
+
+async def test_w3_a_wrong_definition_is_refused_with_every_mistake(database):
+    wrong = MINE.replace("echo", "no_such_handler").replace("next: end", "next: nowhere")
+    async with api(database) as client:
+        mistaken = await client.post(f"{V1}/jobs", json={"workflow_id": "mine", "definition": wrong})
+        renamed = await client.post(f"{V1}/jobs", json={"workflow_id": "yours", "definition": MINE})
+        lacking = await client.post(f"{V1}/jobs", json={"workflow_id": "mine", "definition": MINE})
+
+    told = mistaken.json()
+    assert (mistaken.status_code, told["code"]) == (422, "workflow.invalid")
+    assert {mistake["line"] for mistake in told["errors"]} == {6, 7}
+    assert (renamed.status_code, renamed.json()["code"]) == (400, "workflow.other-id")
+    assert (lacking.status_code, lacking.json()["code"]) == (400, "inputs.invalid")
+
+
+async def test_o1_a_file_that_is_right_tells_its_inputs(database):
+    async with api(database) as client:
+        checked = await ok(client.post(f"{V1}/workflows/validate", content=MINE))
+
+    assert checked["inputs_schema"]["properties"]["name"]["type"] == "string"
+    assert checked["inputs_schema"]["required"] == ["name"]

@@ -1,0 +1,119 @@
+"""A page of jobs costs a page, whichever filters are combined: it is read from an index, in its order, never sorted."""
+
+import itertools
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import RawCursor
+
+from dagmaster.database.api_reads import PLANNING
+from dagmaster.database.connect import conninfo
+from tests.database.test_queries import prepared
+
+JOBS = 20_000
+PAGE = 51
+# One value that nearly all jobs have, and one that few have, evenly spread over time.
+VALUES: dict[str, tuple[str | None, ...]] = {
+    "status": (None, "completed", "failed"),
+    "workflow_id": (None, "daily", "yearly"),
+    "submitted_by": (None, "catalogue", "ada"),
+}
+RARE = {"failed", "yearly", "ada"}
+COMBINATIONS = [dict(zip(VALUES, chosen, strict=True)) for chosen in itertools.product(*VALUES.values())]
+
+
+@pytest.fixture(scope="module")
+def many_jobs(shared_database: str) -> str:
+    with psycopg.connect(shared_database, autocommit=True) as connection:
+        connection.execute("INSERT INTO dagapp.dag_workflow_definitions VALUES ('h', 'daily', '1', '{}')")
+        connection.execute(
+            """
+            INSERT INTO dagapp.dag_jobs (job_id, workflow_id, workflow_version, definition_hash, status, input_params,
+                                         submitted_by, correlation_id, created_at)
+            SELECT dagapp.first_uuid_at(now() - make_interval(secs => i)),
+                   CASE WHEN i %% 200 = 7 THEN 'yearly' ELSE 'daily' END, '1', 'h', 'pending', '{}',
+                   CASE WHEN i %% 210 = 7 THEN 'ada' WHEN i %% 5 = 0 THEN NULL ELSE 'catalogue' END,
+                   'order-' || i / 10, now() - make_interval(secs => i)
+              FROM generate_series(1, %s) AS i
+            """,
+            [JOBS],
+        )
+        connection.execute("ALTER TABLE dagapp.dag_jobs DISABLE TRIGGER USER")
+        connection.execute(
+            "UPDATE dagapp.dag_jobs SET status = CASE WHEN extract(epoch FROM created_at)::bigint % 190 = 7 "
+            "THEN 'failed' ELSE 'completed' END"
+        )
+        connection.execute("ALTER TABLE dagapp.dag_jobs ENABLE TRIGGER USER")
+    return shared_database
+
+
+@pytest.fixture(scope="module")
+def counted_jobs(many_jobs: str) -> str:
+    with psycopg.connect(many_jobs, autocommit=True) as connection:
+        connection.execute("ANALYZE dagapp.dag_jobs")
+    return many_jobs
+
+
+def plan_of(dsn: str, **filters: Any) -> dict[str, Any]:
+    """How the API's own connections would answer, and did."""
+    text, names = prepared("api_jobs")
+    values = [{"limit": PAGE, **filters}.get(name) for name in names]
+    with psycopg.connect(conninfo(dsn, "test", 15, 3, 10, settings=PLANNING), autocommit=True) as connection:
+        cursor = RawCursor(connection)
+        cursor.execute(f"EXPLAIN (ANALYZE, FORMAT JSON, TIMING OFF) {text}", values)
+        (found,) = cursor.fetchone() or (None,)
+    plan: dict[str, Any] = (json.loads(found) if isinstance(found, str) else found)[0]["Plan"]
+    return plan
+
+
+def parts_of(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for part in plan.get("Plans", []):
+        yield from parts_of(part)
+
+
+def visited(plan: dict[str, Any]) -> int:
+    """Rows that were looked at, taken or not."""
+    scans = [part for part in parts_of(plan) if "Scan" in part["Node Type"]]
+    return sum(part["Actual Rows"] + part.get("Rows Removed by Filter", 0) for part in scans)
+
+
+@pytest.mark.parametrize(
+    "filters", COMBINATIONS, ids=lambda chosen: "-".join(str(v) for v in chosen.values() if v) or "all"
+)
+def test_o1_each_combination_of_filters_is_read_in_order_from_an_index(many_jobs, filters):
+    """Also before anyone has counted the table, as after a busy night."""
+    kinds = [part["Node Type"] for part in parts_of(plan_of(many_jobs, **filters))]
+
+    assert kinds == ["Limit", "Index Scan"]
+
+
+@pytest.mark.parametrize(
+    "filters", COMBINATIONS, ids=lambda chosen: "-".join(str(v) for v in chosen.values() if v) or "all"
+)
+def test_o1_no_more_jobs_are_looked_at_than_the_rarest_filter_has(counted_jobs, filters):
+    """Filters that most jobs pass cost a page; a rare one costs those that it has, however old they are."""
+    middle = plan_of(counted_jobs, **filters)
+
+    is_rare = RARE & set(filters.values())
+    assert visited(middle) <= (JOBS // 100 if is_rare else 2 * PAGE)
+
+
+@pytest.mark.parametrize("name", ["workflow_id", "submitted_by"])
+def test_o1_later_pages_cost_no_more_than_the_first(counted_jobs, name):
+    with psycopg.connect(counted_jobs) as connection:
+        (after,) = (
+            connection.execute("SELECT job_id FROM dagapp.dag_jobs ORDER BY 1 OFFSET 2000 LIMIT 1").fetchone() or ()
+        )
+
+    plan = plan_of(counted_jobs, after=after, **{name: VALUES[name][1]})
+
+    assert [part["Node Type"] for part in parts_of(plan)] == ["Limit", "Index Scan"]
+    assert visited(plan) <= 2 * PAGE
+
+
+def test_o1_a_correlation_finds_its_few_jobs(counted_jobs):
+    assert visited(plan_of(counted_jobs, correlation_id="order-77")) == 10

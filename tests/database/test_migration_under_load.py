@@ -1,0 +1,301 @@
+"""A release that adds a column and an index migrates a live database: nobody who works notices [D4]."""
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any, ClassVar
+from uuid import UUID
+
+import psycopg
+import pytest
+from httpx2 import AsyncClient
+from tests.api.serving import V1, api
+from tests.engine.harness import Engine, engine, until
+
+from dagmaster.database import deploy
+from dagmaster.errors import Conflict, Unavailable
+from dagmaster.jobs.model import RECORDS, Job, JobEvent, JobMessage, NodeState, Submission, Task, TaskResult, Worker
+from dagmaster.records import Index, Record, Table
+
+# The engine's statements give up on a lock after this long.
+ENGINE_LOCK_SECONDS = 3.0
+# A busy machine makes nobody look dead here: whatever is counted as an error comes from the migration.
+UNHURRIED = {"orphan_threshold_sec": 60, "task_lease_sec": 60, "lease_renew_sec": 5}
+
+
+def with_column(record: type[Record], **table: Any) -> type[Record]:
+    """The next release's record: it has a nullable column more, and what else is said of its table."""
+    changed = replace(record.table, **table)
+    namespace = {"table": changed, "region": None, "__annotations__": {"table": ClassVar[Table], "region": str | None}}
+    return type(f"Newer{record.__name__}", (record,), {**namespace, "__module__": __name__})
+
+
+def indexed(record: type[Record], *columns: str) -> tuple[Index, ...]:
+    return (*record.table.indexes, Index(f"{record.table.name}_by_region", (*columns, "region")))
+
+
+CHANGED = {
+    record: with_column(record, indexes=indexed(record, "job_id"))
+    for record in (Job, NodeState, Task, TaskResult, JobEvent)
+} | {Worker: with_column(Worker), JobMessage: with_column(JobMessage)}
+NEWER = tuple(CHANGED.get(record, record) for record in RECORDS)
+NEW_INDEXES = {f"{record.table.name}_by_region" for record in (Job, NodeState, Task, TaskResult, JobEvent)}
+
+
+@dataclass
+class Load:
+    """Submissions, one after the other, as long as the block lasts."""
+
+    job_ids: list[UUID] = field(default_factory=list)
+    slowest_seconds: float = 0.0
+
+
+@asynccontextmanager
+async def load(running: Engine) -> AsyncIterator[Load]:
+    told = Load()
+    is_over = asyncio.Event()
+
+    async def submit() -> None:
+        while not is_over.is_set():
+            begun = time.monotonic()
+            told.job_ids += await running.submit_all(
+                [Submission(workflow_id="hello_world"), Submission(workflow_id="fan_out_test")]
+            )
+            told.slowest_seconds = max(told.slowest_seconds, time.monotonic() - begun)
+            await asyncio.sleep(0.05)
+
+    submitting = asyncio.create_task(submit())
+    await until(lambda: _are_done(running, 10))
+    try:
+        yield told
+    finally:
+        is_over.set()
+        await submitting
+    for job_id in told.job_ids:
+        assert (await running.wait(job_id))["status"] == "completed"
+
+
+@asynccontextmanager
+async def readers(client: AsyncClient, told: Load) -> AsyncIterator[set[int]]:
+    """Someone who looks at everything meanwhile; the statuses of the answers."""
+    answers: set[int] = set()
+    is_over = asyncio.Event()
+
+    async def read() -> None:
+        while not is_over.is_set():
+            job = f"{V1}/jobs/{told.job_ids[-1]}"
+            for path in (
+                f"{V1}/jobs",
+                job,
+                f"{job}/nodes",
+                f"{job}/events",
+                f"{job}/waiting",
+                f"{V1}/workers",
+                f"{V1}/queues",
+            ):
+                answers.add((await client.get(path)).status_code)
+            await asyncio.sleep(0.02)
+
+    reading = asyncio.create_task(read())
+    try:
+        yield answers
+    finally:
+        is_over.set()
+        await reading
+
+
+async def _are_done(running: Engine, count: int) -> bool:
+    return await running.value("SELECT count(*) >= %s FROM dagapp.dag_jobs WHERE status = 'completed'", count)
+
+
+def errors_of(running: Engine) -> list[int]:
+    orchestrators = [o.counters.errors + o.counters.fenced for o in running.orchestrators]
+    workers = [w.counters.outages + w.counters.refused_reports + w.counters.late_reports for w in running.workers]
+    return [*orchestrators, *workers, *(w.counters.lost_tasks for w in running.workers)]
+
+
+def indexes_of(dsn: str) -> dict[str, bool]:
+    """Every index of the schema, and whether it is valid."""
+    with psycopg.connect(dsn) as connection:
+        return dict(
+            connection.execute(
+                "SELECT i.relname, x.indisvalid FROM pg_index x JOIN pg_class i ON i.oid = x.indexrelid "
+                "WHERE i.relnamespace = 'dagapp'::regnamespace"
+            ).fetchall()
+        )
+
+
+async def test_d4_a_release_with_columns_and_indexes_migrates_beside_a_working_engine(database):
+    """Statements that were prepared before the change run on after it, and nobody waits for a lock for long."""
+    async with engine(database, orchestrators=2, workers=2, **UNHURRIED) as running, api(database, running) as client:
+        async with load(running) as told, readers(client, told) as answers:
+            before = len(told.job_ids)
+            done = await asyncio.to_thread(deploy.migrate, database, NEWER)
+            await until(lambda: _are_done(running, before + 10), 30)
+        errors = errors_of(running)
+
+    assert not [line for line in done if line.startswith("needs a hand")]
+    assert len(done) == len(CHANGED) + len(NEW_INDEXES)
+    assert errors == [0] * len(errors)
+    assert answers == {200}
+    assert told.slowest_seconds < ENGINE_LOCK_SECONDS
+    assert deploy.status(database, NEWER).is_current
+    assert all(indexes_of(database).values())
+
+
+@contextmanager
+def held(dsn: str, table: str) -> Iterator[psycopg.Connection[Any]]:
+    """Someone's open transaction that has written to a table."""
+    with psycopg.connect(dsn) as connection:
+        connection.execute(f"LOCK TABLE dagapp.{table} IN ROW EXCLUSIVE MODE")
+        yield connection
+
+
+async def test_d4_a_table_that_others_hold_is_asked_for_again_and_again_so_that_nobody_waits_behind(database):
+    """Where the migration waited for its lock, all others would wait behind it."""
+    migrating: threading.Thread
+    async with engine(database, **UNHURRIED) as running:
+        async with load(running) as told:
+            with held(database, "dag_jobs"):
+                migrating = threading.Thread(target=deploy.migrate, args=(database, NEWER))
+                migrating.start()
+                await asyncio.sleep(4.0)
+                was_waiting = migrating.is_alive()
+            await asyncio.to_thread(migrating.join, 30)
+        errors = errors_of(running)
+
+    assert was_waiting
+    assert errors == [0] * len(errors)
+    assert told.slowest_seconds < ENGINE_LOCK_SECONDS
+    assert deploy.status(database, NEWER).is_current
+
+
+def test_d4_a_table_that_is_never_let_go_ends_the_migration_with_a_reason(database):
+    with held(database, "dag_jobs"), pytest.raises(Conflict) as refused:
+        deploy.migrate(database, NEWER, wait_seconds=0.2)
+    finished = deploy.migrate(database, NEWER)
+
+    assert refused.value.code == "database.locked"
+    assert "pg_stat_activity" in (refused.value.hint or "")
+    assert finished
+    assert deploy.status(database, NEWER).is_current
+
+
+class IndexedJob(Job):
+    table: ClassVar[Table] = replace(Job.table, indexes=(*Job.table.indexes, Index("dag_jobs_by_asset", ("asset_id",))))
+
+
+class IndexedEvent(JobEvent):
+    table: ClassVar[Table] = replace(
+        JobEvent.table, indexes=(*JobEvent.table.indexes, Index("dag_job_events_by_node", ("job_id", "node_id")))
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "held_table"), [({Job: IndexedJob}, "dag_jobs"), ({JobEvent: IndexedEvent}, "dag_job_events_default")]
+)
+async def test_d4_what_a_killed_migration_left_of_an_index_is_rebuilt(database, changed, held_table):
+    """Events lie in partitions: those of the months have their part of the index by then, the default one half of it."""
+    newer = tuple(changed.get(record, record) for record in RECORDS)
+    with held(database, held_table):
+        killed = await asyncio.to_thread(_migrate_and_kill, database, newer)
+    left = [name for name, is_valid in indexes_of(database).items() if not is_valid]
+
+    async with engine(database, **UNHURRIED) as running:
+        async with load(running):
+            done = await asyncio.to_thread(deploy.migrate, database, newer)
+        errors = errors_of(running)
+
+    (record,) = changed.values()
+    name = record.table.indexes[-1].name
+    assert isinstance(killed, Unavailable)
+    assert name in left
+    assert done == [f"rebuild index {name}"]
+    assert all(indexes_of(database).values())
+    assert deploy.status(database, newer).is_current
+    assert errors == [0] * len(errors)
+
+
+def _migrate_and_kill(dsn: str, records: deploy.Records) -> Exception | None:
+    """End a migration's session while it builds an index and waits for someone's open transaction."""
+    raised: list[Exception] = []
+
+    def migrate() -> None:
+        try:
+            deploy.migrate(dsn, records)
+        except Exception as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=migrate)
+    thread.start()
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        deadline = time.monotonic() + 20
+        while not (found := connection.execute(_BUILDING).fetchone()) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert found, "it never began to build"
+        connection.execute("SELECT pg_terminate_backend(%s)", [found[0]])
+    thread.join(20)
+    return raised[0] if raised else None
+
+
+_BUILDING = """
+SELECT pid
+  FROM pg_stat_progress_create_index
+ WHERE datname = current_database() AND phase LIKE 'waiting for writers%' AND current_locker_pid > 0
+"""
+
+
+def test_d4_two_migrations_and_a_rebuild_at_once_come_one_after_the_other(database):
+    """Each finds the schema whole: none ever sees another's half."""
+    calls = [deploy.migrate, deploy.rebuild, deploy.migrate, deploy.deploy]
+    raised: list[Exception] = []
+
+    def call(function: Any) -> None:
+        try:
+            function(database, NEWER)
+        except Exception as error:
+            raised.append(error)
+
+    threads = [threading.Thread(target=call, args=(function,)) for function in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+
+    assert raised == []
+    assert deploy.status(database, NEWER).is_current
+
+
+def test_d4_a_rebuild_waits_for_a_deployment_under_way_and_then_says_so(database):
+    with psycopg.connect(database) as connection:
+        connection.execute("SELECT pg_advisory_lock(hashtext('dagapp.deploy'))")
+        with pytest.raises(Conflict) as refused:
+            deploy.rebuild(database, wait_seconds=0.2)
+
+    assert refused.value.code == "database.deploying"
+    assert deploy.status(database).is_current
+
+
+def test_d4_a_column_whose_value_is_worked_out_row_by_row_needs_a_hand_where_there_are_rows(database):
+    class Stamped(JobMessage):
+        table: ClassVar[Table] = replace(
+            JobMessage.table, defaults={**JobMessage.table.defaults, "seen_at": "dagapp.clock()"}
+        )
+        seen_at: datetime
+
+    records = tuple(Stamped if record is JobMessage else record for record in RECORDS)
+    with psycopg.connect(database) as connection:
+        connection.execute("INSERT INTO dagapp.dag_job_messages (message_id, queue, body) VALUES ('m', 'q', '{}')")
+    refused = deploy.migrate(database, records)
+    with psycopg.connect(database) as connection:
+        connection.execute("DELETE FROM dagapp.dag_job_messages")
+    done = deploy.migrate(database, records)
+
+    assert refused == [
+        "needs a hand: column dag_job_messages.seen_at is missing, and each row would be rewritten, with the table locked"
+    ]
+    assert done == ["add column dag_job_messages.seen_at"]
