@@ -2,7 +2,8 @@
 
     DagmasterError
     ├── InvalidRequest    the caller's: what was asked cannot be understood or is not allowed by the rules
-    │   └── InvalidWorkflow   … and here is every mistake in the file, with line and column
+    │   ├── InvalidWorkflow   … and here is every mistake in the file, with line and column
+    │   └── NotAllowed        … it is understood, and not theirs to ask
     ├── NotFound          the caller's: nothing by that name
     ├── Conflict          the state forbids it
     ├── UnfitData         the submitted data's: never retried
@@ -36,6 +37,10 @@ class DagmasterError(Exception):
 
 class InvalidRequest(DagmasterError):
     default_code = "request.invalid"
+
+
+class NotAllowed(InvalidRequest):
+    default_code = "not-allowed"
 
 
 class NotFound(DagmasterError):

@@ -14,7 +14,7 @@ from psycopg import sql
 from dagmaster import log
 from dagmaster.database.bell import COALESCE_SECONDS
 from dagmaster.database.connect import connect, translate_errors
-from dagmaster.errors import Unavailable
+from dagmaster.errors import DagmasterError
 
 _log = log.get("bell")
 
@@ -80,7 +80,7 @@ class PostgresBell:
             try:
                 await serve()
                 failures = 0
-            except Unavailable as error:
+            except DagmasterError as error:
                 failures += 1
                 _log.warning("bell is silent, polling goes on", error=str(error))
                 await asyncio.sleep(min(5.0, 0.2 * 2**failures) * random.uniform(0.5, 1))  # noqa: S311

@@ -3,7 +3,8 @@
 Who connects decides when to connect again; nothing here retries.
 """
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,10 +14,14 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.types.json import set_json_dumps, set_json_loads
 from psycopg_pool import AsyncConnectionPool
 
-from dagmaster.errors import Unavailable
+from dagmaster.errors import DagmasterError, InvalidRequest, NotAllowed, NotFound, Unavailable
 from dagmaster.log import redact
+from dagmaster.records import SCHEMA
 
 Connection = psycopg.AsyncConnection[Any]
+
+OLDEST_MAJOR = 15
+LARGEST_PORT = 65535
 
 # The engine reads by key, from tables that fill up before they are analysed. Left to its estimates the planner takes a batch
 # of ten for ten thousand and reads a whole table to hash it.
@@ -54,6 +59,7 @@ async def connect(
     with translate_errors():
         address = conninfo(dsn, role, *timeouts, settings=settings)
         connection = await psycopg.AsyncConnection.connect(address, autocommit=autocommit)
+    require_version(connection.info.server_version)
     _speak_orjson(connection)
     return connection
 
@@ -88,16 +94,129 @@ Database = AsyncConnectionPool[Connection]
 
 @contextmanager
 def translate_errors() -> Iterator[None]:
-    """Say `Unavailable` where the server is gone, full, busy or too slow. Mistakes in SQL stay what they are."""
+    """Say what it means: not there, not allowed, not deployed, read-only. Mistakes in SQL stay what they are."""
     try:
         yield
-    except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+    except psycopg.Error as error:
+        translated = _meaning_of(error)
+        if translated is None:
+            raise
+        raise translated from error
+
+
+def not_deployed() -> Unavailable:
+    return Unavailable(
+        "the database has no dagmaster schema", code="database.not-deployed", hint="run `dagmaster db deploy`"
+    )
+
+
+def require_version(server_version: int) -> None:
+    """Refuse a server that is too old. Its version is known without asking, as 150004."""
+    if server_version < OLDEST_MAJOR * 10_000:
         raise Unavailable(
-            f"the database is not available: {redact(_first_line(error))}",
-            code="database.unavailable",
-            hint="check that the server runs and that DATABASE_URL names it",
-            sqlstate=error.sqlstate,
-        ) from error
+            f"the server is PostgreSQL {server_version // 10_000}, and {OLDEST_MAJOR} or newer is needed",
+            code="database.too-old",
+            hint="upgrade the server, or set DATABASE_URL to a newer one",
+        )
+
+
+def _meaning_of(error: psycopg.Error) -> DagmasterError | None:
+    said = redact(error.diag.message_primary or _first_line(error))
+    match error:
+        case psycopg.errors.InsufficientPrivilege():
+            hint = f"grant this role what it needs on the schema {SCHEMA}, or connect as its owner"
+            return NotAllowed(f"the database refuses: {said}", code="database.not-allowed", hint=hint)
+        case psycopg.errors.ReadOnlySqlTransaction():
+            return _unavailable(
+                f"the database can't be written to: {said}", "database.read-only", error,
+                "it is a standby, or set to read only: name the primary in DATABASE_URL, and add "
+                "target_session_attrs=read-write where it names several servers",
+            )  # fmt: skip
+        case psycopg.errors.UndefinedTable() | psycopg.errors.InvalidSchemaName() if SCHEMA in said:
+            return not_deployed()
+        case psycopg.errors.UndefinedColumn():
+            return _outdated(said, error)
+        case psycopg.errors.UndefinedFunction() if f"{SCHEMA}." in said:
+            return _outdated(said, error)
+        case psycopg.OperationalError() | psycopg.InterfaceError():
+            return _meaning_of_words(said, error)
+    return None
+
+
+def _outdated(said: str, error: psycopg.Error) -> Unavailable:
+    what = f"the schema is of another version: {said}"
+    return _unavailable(what, "database.outdated", error, "run `dagmaster db migrate`")
+
+
+def _unavailable(what: str, code: str, error: psycopg.Error, hint: str) -> Unavailable:
+    return Unavailable(what, code=code, hint=hint, sqlstate=error.sqlstate)
+
+
+# A server that refuses a connection says so in words alone: libpq keeps the code to itself.
+_REFUSALS: tuple[tuple[re.Pattern[str], Callable[[str], DagmasterError]], ...] = (
+    (
+        re.compile(r'role "[^"]*" does not exist|not permitted to log in'),
+        lambda said: NotAllowed(
+            f"the database refuses to let us in: {said}", code="database.not-allowed",
+            hint="correct the user in DATABASE_URL, or create it: CREATE ROLE … LOGIN PASSWORD '…'",
+        ),
+    ),
+    (
+        re.compile(r"authentication failed|no password supplied|pg_hba\.conf|permission denied for database"),
+        lambda said: NotAllowed(
+            f"the database refuses to let us in: {said}", code="database.not-allowed",
+            hint="correct user and password in DATABASE_URL, and see that pg_hba.conf and CONNECT allow that user in",
+        ),
+    ),
+    (
+        re.compile(r'database "[^"]*" does not exist'),
+        lambda said: NotFound(
+            f"the server has no such database: {said}", code="database.unknown",
+            hint="create it (`createdb NAME`), or correct the name at the end of DATABASE_URL",
+        ),
+    ),
+    (
+        re.compile(r"unsupported startup parameter"),
+        lambda said: Unavailable(
+            f"a pooler stands before the database: {said}", code="database.pooler",
+            hint="name the server itself in DATABASE_URL: LISTEN and settings of a session need a connection of their own",
+        ),
+    ),
+    (
+        re.compile(r"invalid \w+ value|invalid port number|invalid integer value|bad value for"),
+        lambda said: _bad_address(said.rpartition(": ")[0].rpartition("invalid ")[2] + " is not valid"),
+    ),
+    (
+        re.compile(r"too many clients|remaining connection slots|too many connections"),
+        lambda said: Unavailable(
+            f"the database has no connection left: {said}", code="database.unavailable",
+            hint="raise max_connections of the server, or run fewer processes",
+        ),
+    ),
+    (
+        re.compile(r"failed to resolve host|could not translate host name"),
+        lambda said: Unavailable(
+            f"the database is not available: {said}", code="database.unavailable",
+            hint="check the name of the host in DATABASE_URL",
+        ),
+    ),
+)  # fmt: skip
+
+
+def _meaning_of_words(said: str, error: psycopg.Error) -> DagmasterError:
+    if error.sqlstate is None:
+        for pattern, meaning in _REFUSALS:
+            if pattern.search(said):
+                return meaning(_server_s_words(said))
+    return _unavailable(
+        f"the database is not available: {said}", "database.unavailable", error,
+        "check that the server runs and that DATABASE_URL names it",
+    )  # fmt: skip
+
+
+def _server_s_words(said: str) -> str:
+    """Without what libpq puts before them."""
+    return re.split(r"FATAL:\s+", said)[-1]
 
 
 def conninfo(
@@ -110,10 +229,53 @@ def conninfo(
     settings: Mapping[str, str] | None = None,
 ) -> str:
     """The address with our settings; what it says itself about timeouts and keepalives has its way."""
-    given = conninfo_to_dict(dsn)
+    given = _parsed(dsn)
     ours = _options(statement_seconds, lock_seconds, idle_seconds, settings or {})
     options = f"{ours} {given.pop('options', '')}".strip()
     return make_conninfo(**{**_KEEPALIVE, "application_name": f"dagmaster-{role}", **given, "options": options})
+
+
+def _parsed(dsn: str) -> dict[str, Any]:
+    """An address by its parts. What is wrong is told in words of ours: libpq would repeat a password."""
+    try:
+        given = conninfo_to_dict(dsn)
+    except psycopg.ProgrammingError as error:
+        raise _bad_address(_mistake_in(dsn, str(error))) from None
+    if "\0" in dsn:
+        raise _bad_address("it holds a NUL character")
+    # What libpq takes for a host or a port may be the end of a password.
+    if "@" in str(given.get("host") or ""):
+        raise _bad_address("an @ of its password is to be written %40")
+    if not all(_is_port(port) for port in str(given.get("port") or "").split(",")):
+        raise _bad_address(f"its port is not a number from 1 to {LARGEST_PORT}, or a / of its password not written %2F")
+    if not str(given.get("connect_timeout") or 0).lstrip("-").isdecimal():
+        raise _bad_address("connect_timeout is not a whole number of seconds")
+    return given
+
+
+def _is_port(text: str) -> bool:
+    return not text or (text.isdecimal() and len(text) <= 5 and 0 < int(text) <= LARGEST_PORT)
+
+
+def _mistake_in(dsn: str, said: str) -> str:
+    scheme = re.match(r"([a-z][a-z0-9+.-]{0,30}):", dsn, re.IGNORECASE)
+    if scheme and not dsn.startswith(("postgresql://", "postgres://")):
+        return f"it begins with {scheme[1]}: and not with postgresql://"
+    if parameter := re.search(r'(?:query parameter:|connection option) "([a-z_]{1,40})"', said):
+        return f"there is no parameter {parameter[1]}"
+    if "IPv6" in said:
+        return "the brackets of its IPv6 address do not match"
+    if "percent" in said:
+        return "a % in it stands for itself: write %25"
+    return "it is neither postgresql://… nor host=… dbname=…"
+
+
+def _bad_address(what: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"DATABASE_URL is not the address of a database: {what}",
+        code="database.bad-address",
+        hint="write postgresql://USER@HOST:5432/DATABASE, and special characters of a password in percent form",
+    )
 
 
 def _options(statement_seconds: float, lock_seconds: float, idle_seconds: float, more: Mapping[str, str]) -> str:

@@ -1,0 +1,205 @@
+"""What a database refuses is told as what it means, with what to do about it [M2, M3]."""
+
+import asyncio
+
+import psycopg
+import pytest
+from tests.conftest import administrator
+
+from dagmaster.database import connect as connecting
+from dagmaster.database import deploy
+from dagmaster.database.connect import connect, conninfo, pool
+from dagmaster.database.history import verify
+from dagmaster.database.ledger import WorkerInfo
+from dagmaster.database.postgres import PostgresLedger
+from dagmaster.database.reads import Reads
+from dagmaster.errors import DagmasterError, InvalidRequest, NotAllowed, NotFound, Unavailable
+from dagmaster.jobs.model import new_job_id
+
+
+def refusal(dsn: str) -> DagmasterError:
+    with pytest.raises(DagmasterError) as refused:
+        asyncio.run(connect(dsn, role="test"))
+    return refused.value
+
+
+@pytest.mark.parametrize(
+    ("dsn", "told"),
+    [
+        ("garbage", "neither postgresql://… nor host=… dbname=…"),
+        ("postgresql//me:hunter2@host", "neither postgresql://… nor host=… dbname=…"),
+        ("mysql://me:hunter2@host/db", "it begins with mysql: and not with postgresql://"),
+        ("http://me:hunter2@host/db", "it begins with http: and not with postgresql://"),
+        ("postgresql://me:hunter2@[::1/db", "brackets of its IPv6 address"),
+        ("postgresql://me:hunter2@host:abc/db", "its port is not a number from 1 to 65535"),
+        ("postgresql://me:hunter2@host:99999/db", "its port is not a number from 1 to 65535"),
+        ("postgresql://me:hunter2@host:0/db", "its port is not a number from 1 to 65535"),
+        ("postgresql://me:pass/hunter2@host/db", "a / of its password"),
+        ("postgresql://me:pass@hunter2@host/db", "an @ of its password is to be written %40"),
+        ("postgresql://me:hunter2%zz@host/db", "a % in it stands for itself"),
+        ("postgresql://me:hunter2@host/db?sllmode=require", "there is no parameter sllmode"),
+        ("postgresql://me:hunter2@host/db?connect_timeout=soon", "connect_timeout is not a whole number"),
+        ("postgresql://me:hunter2@127.0.0.1:1/db?sslmode=maybe", "sslmode value is not valid"),
+        ("postgresql://me:hunter2@127.0.0.1:1/db?target_session_attrs=x", "target_session_attrs value is not valid"),
+        ("postgresql://me:hunter2@host/db\0", "NUL"),
+        ("host=h password=hunter2 port=abc", "its port is not a number"),
+    ],
+)
+def test_m2_a_malformed_address_is_refused_in_words_that_repeat_no_secret(dsn, told):
+    error = refusal(dsn)
+
+    assert isinstance(error, InvalidRequest)
+    assert error.code == "database.bad-address"
+    assert told in error.message
+    assert "hunter2" not in str(error)
+
+
+def test_m2_pools_and_deployments_refuse_a_malformed_address_too():
+    for act in (lambda: pool("mysql://h/db", "x", 0, 1), lambda: deploy.status("mysql://h/db")):
+        with pytest.raises(InvalidRequest, match="begins with mysql"):
+            act()
+
+
+def test_m2_several_hosts_and_sockets_are_addresses():
+    assert "port=5432,5433" in conninfo("postgresql://me@a:5432,b:5433/db", "x", 1, 1, 1)
+    assert "/run/x" in conninfo("postgresql://me@/db?host=/run/x", "x", 1, 1, 1)
+
+
+def test_m3_a_server_that_is_not_there_is_unavailable():
+    error = refusal("postgresql://me:hunter2@127.0.0.1:1/db")
+
+    assert isinstance(error, Unavailable)
+    assert error.code == "database.unavailable"
+    assert "Connection refused" in error.message
+
+
+def test_m3_an_unknown_host_is_told_as_such():
+    error = refusal("postgresql://me@nowhere.invalid/db")
+
+    assert (error.code, error.hint) == ("database.unavailable", "check the name of the host in DATABASE_URL")
+
+
+def test_m3_an_unknown_database_is_not_found(cluster):
+    error = refusal(cluster.dsn_of("nothing_here"))
+
+    assert isinstance(error, NotFound)
+    assert 'database "nothing_here" does not exist' in error.message
+    assert "createdb" in error.hint
+
+
+@pytest.fixture(scope="module")
+def guarded(cluster):
+    """A user who needs a password; nobody else does."""
+    rules = cluster.data / "pg_hba.conf"
+    rules.write_text(f"local all guarded scram-sha-256\n{rules.read_text()}")
+    with administrator(cluster) as connection:
+        connection.execute("CREATE ROLE guarded LOGIN PASSWORD 'right'")
+        connection.execute("CREATE ROLE shut_out NOLOGIN")
+        connection.execute("SELECT pg_reload_conf()")
+    return cluster
+
+
+@pytest.mark.parametrize(
+    ("user", "told"),
+    [
+        ("guarded:wrong", 'password authentication failed for user "guarded"'),
+        ("guarded", "no password supplied"),
+        ("nobody_known", 'role "nobody_known" does not exist'),
+        ("shut_out", "is not permitted to log in"),
+    ],
+)
+def test_m3_whoever_may_not_come_in_is_told_so(guarded, user, told):
+    error = refusal(guarded.dsn_of("postgres").replace("postgres@", f"{user}@"))
+
+    assert isinstance(error, NotAllowed)
+    assert error.code == "database.not-allowed"
+    assert told in error.message
+    assert "DATABASE_URL" in error.hint
+    assert "wrong" not in str(error)
+
+
+WORKER = WorkerInfo(new_job_id(1), "host", 1, "0", "general", ("q",), ("noop",), {})
+ACTS = {
+    "reads": lambda dsn: Reads(dsn).live_instances(),
+    "ledger": lambda dsn: PostgresLedger(dsn).beat_worker(WORKER),
+    "history": verify,
+}
+
+
+@pytest.mark.parametrize("act", ACTS.values(), ids=ACTS)
+async def test_m3_a_database_without_the_schema_is_to_be_deployed(empty_database, act):
+    with pytest.raises(Unavailable, match="no dagmaster schema") as refused:
+        await act(empty_database)
+
+    assert refused.value.code == "database.not-deployed"
+    assert refused.value.hint == "run `dagmaster db deploy`"
+
+
+@pytest.mark.parametrize("act", ACTS.values(), ids=ACTS)
+async def test_m3_whoever_lacks_rights_is_told_so(cluster, database, act):
+    with administrator(cluster) as connection:
+        connection.execute("DROP ROLE IF EXISTS plain")
+        connection.execute("CREATE ROLE plain LOGIN")
+
+    with pytest.raises(NotAllowed, match="permission denied for schema dagapp") as refused:
+        await act(database.replace("postgres@", "plain@"))
+
+    assert refused.value.code == "database.not-allowed"
+
+
+async def test_m3_whoever_may_not_deploy_is_told_so(cluster, empty_database):
+    with administrator(cluster) as connection:
+        connection.execute("DROP ROLE IF EXISTS plain")
+        connection.execute("CREATE ROLE plain LOGIN")
+
+    with pytest.raises(NotAllowed, match="permission denied"):
+        deploy.deploy(empty_database.replace("postgres@", "plain@"))
+
+
+async def test_m3_an_older_schema_is_to_be_migrated(database):
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute("ALTER TABLE dagapp.workers DROP COLUMN worker_type")
+
+    with pytest.raises(Unavailable) as refused:
+        await PostgresLedger(database).beat_worker(WORKER)
+
+    assert (refused.value.code, refused.value.hint) == ("database.outdated", "run `dagmaster db migrate`")
+
+
+async def test_m3_a_server_that_only_reads_is_told_as_such(database):
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute(f"ALTER DATABASE {connection.info.dbname} SET default_transaction_read_only = on")
+
+    with pytest.raises(Unavailable) as refused:
+        await PostgresLedger(database).beat_worker(WORKER)
+    with pytest.raises(Unavailable) as deploying:
+        deploy.deploy(database)
+
+    assert refused.value.code == deploying.value.code == "database.read-only"
+    assert "standby" in refused.value.hint
+
+
+async def test_m3_an_old_server_is_refused(database, monkeypatch):
+    monkeypatch.setattr(connecting, "OLDEST_MAJOR", 99)
+
+    with pytest.raises(Unavailable, match=r"the server is PostgreSQL \d+, and 99 or newer is needed"):
+        await connect(database, role="test")
+    with pytest.raises(Unavailable, match="99 or newer"):
+        deploy.status(database)
+
+
+@pytest.mark.parametrize(
+    ("said", "code"),
+    [
+        ("connection failed: FATAL:  unsupported startup parameter: options", "database.pooler"),
+        ("connection failed: FATAL:  sorry, too many clients already", "database.unavailable"),
+        ("connection failed: FATAL:  no pg_hba.conf entry for host \"1.2.3.4\"", "database.not-allowed"),
+        ("connection failed: FATAL:  the database system is starting up", "database.unavailable"),
+    ],
+)  # fmt: skip
+def test_m3_refusals_that_are_hard_to_provoke_are_known_by_their_words(said, code):
+    with pytest.raises(DagmasterError) as refused, connecting.translate_errors():
+        raise psycopg.OperationalError(said)
+
+    assert refused.value.code == code
+    assert refused.value.hint

@@ -1,0 +1,291 @@
+"""No log line, error or answer tells a secret [M2]; what is no secret stays readable."""
+
+import base64
+import io
+import json
+import logging
+import string
+import sys
+import time
+import timeit
+from datetime import UTC, datetime
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+import structlog
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dagmaster import log
+from dagmaster.log import redact, redact_value
+
+CANARY = "Xq7canaryWz3"
+# What a secret may hold where nothing says where it ends.
+PLAIN = string.ascii_letters + string.digits + "!#$%()*+,-./:=@[]^_{|}~"
+IN_A_URL = string.ascii_letters + string.digits + "!#$%()*+,-./:=@^_{|}~&;"
+OF_A_TOKEN = string.ascii_letters + string.digits + "-._~+/="
+
+
+def secrets(alphabet: str) -> st.SearchStrategy[str]:
+    part = st.text(alphabet, max_size=12)
+    return st.builds(lambda before, after: before + CANARY + after, part, part)
+
+
+SPACES = st.sampled_from([" ", "\n", "\t", ", ", "; "])
+WORDS = st.lists(
+    st.text(max_size=15)
+    | st.sampled_from(
+        [
+            "://", "@", "job 0198b2c4", "token", "key=", "{", '"user": "bob"', "postgresql://me@host/db", "\\", "'", '"',
+            "http://user:other@h/x?sig=abc&se=2", "password=other", "-----", "Bearer", "%3D", "(b'", "--",
+        ]
+    ),
+    max_size=4,
+)  # fmt: skip
+NAMES = st.sampled_from(
+    [
+        "password", "PGPASSWORD", "passwd", "api_key", "apiKey", "x-api-key", "token", "claim_token", "accessToken", "secret",
+        "client_secret", "AWS_SECRET_ACCESS_KEY", "AccountKey", "SharedAccessKey", "private_key", "X-Amz-Signature",
+        "X-Amz-Credential", "smtp_pass", "Pwd", "passphrase", "credentials", "SECRET_KEY", "new_password2", "sig", "signature",
+        "Ocp-Apim-Subscription-Key",
+    ]
+)  # fmt: skip
+
+
+@given(
+    before=WORDS, name=NAMES, sign=st.sampled_from(["=", ": ", " = ", "=>", ":="]), secret=secrets(PLAIN), space=SPACES,
+    after=WORDS,
+)  # fmt: skip
+def test_m2_a_value_under_a_secrets_name_is_hidden(*, before, name, sign, secret, space, after):
+    sign = "=" if name == "signature" else sign
+
+    told = redact(f"{space.join(before)} {name}{sign}{secret}{space}{space.join(after)}")
+
+    assert CANARY not in told
+
+
+@given(
+    before=WORDS, name=NAMES, left=st.text(max_size=12), right=st.text(max_size=12), depth=st.integers(0, 3),
+    spaced=st.booleans(), after=WORDS,
+)  # fmt: skip
+def test_m2_a_quoted_value_is_hidden_whatever_is_in_it(*, before, name, left, right, depth, spaced, after):
+    """Also as JSON that is text in other JSON, where each quote has its backslashes."""
+    text = json.dumps({name: left + CANARY + right, "user": "bob"}, separators=(", ", ": ") if spaced else (",", ":"))
+    for _ in range(depth):
+        text = json.dumps(text)
+
+    told = redact(f"{' '.join(before)} {text} {' '.join(after)}")
+
+    assert CANARY not in told
+
+
+@given(NAMES, st.text(max_size=12), st.text(max_size=12))
+def test_m2_a_value_in_a_python_object_is_hidden(name, left, right):
+    secret = left + CANARY + right
+
+    for thing in ({name: secret}, {name: secret.encode("utf-8", "replace")}, [(name, secret)], {name: [1, secret]}):
+        assert CANARY not in redact(f"got {thing!r} from {['user', 'bob']}")
+
+
+@given(
+    st.lists(st.text(max_size=15), max_size=3),
+    st.sampled_from(["postgresql", "redis", "amqps", "mongodb+srv", "mssql+pyodbc"]),
+    st.sampled_from(["", "me", "me%40home", "a.b-c"]),
+    secrets(IN_A_URL).filter(lambda secret: "://" not in f":{secret}"),
+    st.sampled_from(["host", "host:5432/db", "[::1]:5432/db?sslmode=require", "a,b/db?user=x@y"]),
+)
+def test_m2_a_password_in_a_url_is_hidden(before, scheme, user, secret, host):
+    told = redact(f"{' '.join(before)} {scheme}://{user}:{secret}@{host} done")
+
+    assert CANARY not in told
+    assert told.endswith(" done")
+
+
+@given(WORDS, st.sampled_from(["Bearer", "Token", "Basic", "Digest", "bearer"]), secrets(OF_A_TOKEN), st.booleans())
+def test_m2_headers_are_hidden(before, scheme, token, quoted):
+    quote = "'" if quoted else ""
+    lines = [f"Authorization: {scheme} {token}", f"proxy-authorization: {token}", f"Cookie: a=b; session={token}; c=d"]
+    lines += [f"Set-Cookie: session={token}; Path=/", f"Authorization=AWS4 Credential=x, Signature={token}"]
+
+    for line in lines:
+        assert CANARY not in redact(f"{' '.join(before)} {quote}{line}{quote}\nnext: line")
+
+
+@given(secrets(string.ascii_letters + string.digits + "%+/="), st.integers(0, 2))
+def test_m2_signed_urls_are_hidden(secret, times):
+    """Also inside the parameter of another URL."""
+    from urllib.parse import quote
+
+    url = f"https://x.blob.core.windows.net/c/b.tif?sv=2024&sig={secret}&se=2030"
+    for _ in range(times):
+        url = f"https://proxy/?to={quote(url, safe='')}"
+
+    assert CANARY not in redact(f"GET {url} failed with 403")
+
+
+@given(secrets(PLAIN))
+def test_m2_arguments_of_commands_are_hidden(secret):
+    assert CANARY not in redact(f"psql --db-password {secret} --quiet")
+    assert CANARY not in redact(f"Command {['psql', '--password', secret, '-q']!r} failed")
+
+
+@given(st.binary(min_size=8, max_size=30))
+def test_m2_tokens_that_are_known_by_their_looks_are_hidden(body):
+    jwt = f"eyJhbGciOiJIUzI1NiJ9.{base64.urlsafe_b64encode(body + CANARY.encode()).decode().rstrip('=')}.c2ln"
+
+    assert jwt[20:] not in redact(f"the server sent {jwt} back")
+    assert jwt[20:] not in redact(f"with Bearer {jwt}")
+
+
+def test_m2_private_keys_are_hidden():
+    key = "-----BEGIN RSA PRIVATE KEY-----\nMIIEpAIBAAKCAQEA\nxyz==\n-----END RSA PRIVATE KEY-----\nafter"
+
+    told = redact(f"read {key}")
+
+    assert "MIIE" not in told
+    assert told.endswith("-----END RSA PRIVATE KEY-----\nafter")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "job 0198b2c4-7c1e-7a10-8f00-2f6f6e1c9a01 completed in 3.2 s",
+        "the token is not valid",
+        "tokens=5 max_tokens: 100",
+        "idempotency_key=order-5, partition_key=2024",
+        "password authentication failed for user \"bob\"",
+        "no password: ",
+        "password_file=/run/secrets/db",
+        "Bearer authentication is not offered",
+        "https://host:8080/users/@me?page=2",
+        "postgresql://me@host:5432/db?sslmode=require",
+        "ssh://git@github.com/x/y.git",
+        "design: sigma=0.5 config=prod",
+        "fields: ['password', 'user']",
+        "unexpected token '}' at 5:3",
+        "mail bob@example.com, see http://example.com",
+        "2026-01-01T00:00:00.000000Z [info] keyboard: monkey",
+        "compass=north bypass: yes",
+        "auth: none, author: bob",
+    ],
+)  # fmt: skip
+def test_m2_ordinary_text_stays_as_it_is(text):
+    assert redact(text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("postgresql://me:p@ss@host:5432/db?x=a@b", "postgresql://me:***@host:5432/db?x=a@b"),
+        ("redis://:pw@h/0 and redis://:pw@i/0", "redis://:***@h/0 and redis://:***@i/0"),
+        ("https://ghp_abc@github.com/x", "https://***@github.com/x"),
+        ("f(token=abc, job=5)", "f(token=***, job=5)"),
+        ("host=h password='a b' user=bob", "host=h password='***' user=bob"),
+        ('{"password": "a\\"b", "user": "bob"}', '{"password": "***", "user": "bob"}'),
+        ("AccountName=x;AccountKey=abc==;EndpointSuffix=y", "AccountName=x;AccountKey=***;EndpointSuffix=y"),
+        ("?sv=1&sig=abc%3D&se=2", "?sv=1&sig=***&se=2"),
+        ("'Authorization: Bearer abc' -X GET", "'Authorization: ***' -X GET"),
+        ("secrets: ['a', 'b c'] and more", "secrets: *** and more"),
+    ],
+)
+def test_m2_only_the_secret_is_hidden(text, told):
+    assert redact(text) == told
+    assert redact(told) == told
+
+
+def test_m2_facts_are_hidden_by_their_names_however_deep():
+    facts = {
+        "password": "a", "claim_token": UUID(int=1), "api_key": 5, "idempotency_key": "order-5", "has_password": True,
+        "token": None, "count": 3, "path": Path("/tmp/x"), "at": datetime(2026, 1, 1, tzinfo=UTC),
+        "nested": [{"headers": {"Authorization": "Bearer a"}, "url": "redis://:a@h"}, ("token=a", b"password=a")],
+        "error": ValueError("secret=a"),
+    }  # fmt: skip
+
+    assert redact_value(facts) == {
+        "password": "***", "claim_token": "***", "api_key": "***", "idempotency_key": "order-5", "has_password": True,
+        "token": None, "count": 3, "path": "/tmp/x", "at": "2026-01-01 00:00:00+00:00",
+        "nested": [{"headers": {"Authorization": "***"}, "url": "redis://:***@h"}, ["token=***", "b'password=***'"]],
+        "error": "ValueError('secret=***')",
+    }  # fmt: skip
+
+
+def test_m2_facts_that_hold_themselves_have_an_end():
+    endless: dict[str, object] = {"name": "x"}
+    endless["self"] = endless
+
+    assert "…" in str(redact_value(endless))
+
+
+@pytest.fixture(params=["text", "json"])
+def written(request, monkeypatch):
+    """What a configured process has logged so far."""
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    log.configure("debug", request.param)
+    yield stream.getvalue
+    structlog.reset_defaults()
+    root = logging.getLogger()
+    for handler in [handler for handler in root.handlers if isinstance(handler, log._Others)]:
+        root.removeHandler(handler)
+
+
+def test_m2_a_log_line_tells_no_secret(written):
+    try:
+        raise RuntimeError(f"can't reach postgresql://me:{CANARY}@host/db")
+    except RuntimeError as error:
+        log.get("test").error("failed", exc_info=error, token=CANARY, facts={"a": [{"password": CANARY}]}, error=error)
+
+    assert CANARY not in written()
+    assert "RuntimeError" in written()
+    assert "can't reach postgresql://me:***@host/db" in written()
+
+
+def test_m2_libraries_that_log_in_the_standard_way_tell_no_secret_either(written):
+    logging.getLogger("psycopg.pool").warning("no connection to %s", f"postgresql://me:{CANARY}@host/db")
+    logging.getLogger("httpx2").info("GET https://host/?sig=%s", CANARY)
+
+    assert CANARY not in written()
+    assert "no connection to postgresql://me:***@host/db" in written()
+    assert "GET" not in written()
+
+
+MB = 1_000_000
+BACKSLASH = "\\"
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        "a", "password", "password=", 'password="', "password='\\", 'password="\\"', "token: [", "token:(", "://a:", "://a:b@",
+        "http://@", "?a=", "-", "--password ", "--token", "eyJ", "eyJaaaaaaaa.", "bearer ", "bearer a1", "sig%25", "api key ",
+        "'authorization: ", "cookie: ", "-----BEGIN PRIVATE KEY-----", "token;", "password=; ", "password=\\", "token)",
+        "('token', ", "É", "passwordÉ=",
+    ],
+)  # fmt: skip
+def test_m2_hostile_text_costs_no_more_than_its_length(unit):
+    half = unit * (MB // 2 // len(unit))
+
+    for text in (f"{half}password={half}", f"{unit}{' ' * MB}x", f"{unit}{BACKSLASH * MB}x"):
+        assert min(cpu_seconds(text), cpu_seconds(text)) < 1.0
+
+
+def cpu_seconds(text: str) -> float:
+    begun = time.process_time()
+    redact(text)
+    return time.process_time() - begun
+
+
+def test_m2_hiding_is_cheap_where_nothing_is_to_be_hidden():
+    """A log line has some ten short texts."""
+    line = [
+        "task finished",
+        "0198b2c4-7c1e-7a10-8f00-2f6f6e1c9a01",
+        "2026-01-01T00:00:00.000000Z",
+        "info",
+        "worker",
+    ] * 2
+
+    seconds = min(timeit.repeat(lambda: [redact(text) for text in line], number=1000, repeat=5)) / 1000
+
+    assert seconds < 0.000_1

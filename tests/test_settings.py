@@ -1,0 +1,128 @@
+"""Settings that make no sense are refused at the door, all at once and by name [M2]."""
+
+import pytest
+
+from dagmaster import settings
+from dagmaster.errors import InvalidRequest
+
+
+@pytest.fixture(autouse=True)
+def nothing_set(monkeypatch):
+    for name in settings.variables():
+        monkeypatch.delenv(name, raising=False)
+
+
+def refusal(monkeypatch, **variables: str) -> list[str]:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(InvalidRequest) as refused:
+        settings.load()
+    assert refused.value.code == "settings.invalid"
+    return refused.value.facts["problems"]
+
+
+def test_the_defaults_fit_together():
+    assert settings.load().task_lease_sec == 60.0
+
+
+@pytest.mark.parametrize("value", ["inf", "-inf", "nan", "0", "-1", "soon", "1e9"])
+def test_m2_a_lease_is_a_number_of_seconds(monkeypatch, value):
+    assert refusal(monkeypatch, TASK_LEASE_SEC=value) == [
+        f"TASK_LEASE_SEC={value}: expected number above 0 up to 86400"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("MAX_FAN_OUT", "99999999999", "integer above 0 up to 1000000"),
+        ("MAX_NODES", "1.5", "integer above 0 up to 10000"),
+        ("API_PORT", "70000", "integer from 0 up to 65535"),
+        ("HEALTH_PORT", "-1", "integer from 0 up to 65535"),
+        ("POSTGRES_PORT", "0", "integer from 1 up to 65535"),
+        ("LOG_LEVEL", "verbose", "debug, info, warning, error"),
+        ("API_ENABLED", "maybe", "true or false"),
+        ("WORKER_QUEUE", " , ", "names, joined by `,`"),
+    ],
+)
+def test_m2_a_bad_value_is_told_with_what_is_allowed(monkeypatch, name, value, expected):
+    (problem,) = refusal(monkeypatch, **{name: value})
+
+    assert problem.startswith(f"{name}=")
+    assert problem.endswith(f": expected {expected}")
+
+
+def test_m2_what_does_not_fit_together_is_refused(monkeypatch):
+    told = refusal(monkeypatch, HEARTBEAT_INTERVAL_SEC="60", ORPHAN_THRESHOLD_SEC="60", TASK_LEASE_SEC="5")
+
+    assert told == [
+        "HEARTBEAT_INTERVAL_SEC=60 must be shorter than ORPHAN_THRESHOLD_SEC=60, or healthy instances look dead",
+        "LEASE_RENEW_SEC=15 must be shorter than TASK_LEASE_SEC=5, or healthy tasks look lost",
+    ]
+
+
+def test_m2_all_problems_are_told_at_once(monkeypatch):
+    """Also what does not fit together, as far as it can be told beside values that are no numbers."""
+    told = refusal(
+        monkeypatch,
+        LOG_LEVEL="loud",
+        API_PORT="x",
+        TASK_LEASE_SEC="nan",
+        LEASE_RENEW_SEC="500",
+        ORPHAN_THRESHOLD_SEC="1",
+    )
+
+    assert [problem.partition("=")[0] for problem in told] == [
+        "LOG_LEVEL", "TASK_LEASE_SEC", "API_PORT", "HEARTBEAT_INTERVAL_SEC"
+    ]  # fmt: skip
+
+
+def test_m2_a_secret_is_never_echoed(monkeypatch):
+    monkeypatch.setenv("POSTGRES_PASSWORD", "hunter2")
+    monkeypatch.setenv("DATABASE_URL", "postgresql://me:hunter2@host/db")
+
+    told = refusal(monkeypatch, LOG_LEVEL="password=hunter2", DEFAULT_QUEUE="x", API_PORT="9" * 200)
+    monkeypatch.delenv("LOG_LEVEL")
+    monkeypatch.delenv("API_PORT")
+
+    assert "hunter2" not in str(told)
+    assert max(map(len, told)) < 150
+    assert "hunter2" not in repr(settings.load())
+
+
+def test_m2_empty_means_not_set_and_case_does_not_matter(monkeypatch):
+    monkeypatch.setenv("TASK_LEASE_SEC", "")
+    monkeypatch.setenv("LOG_LEVEL", "WARNING")
+
+    loaded = settings.load()
+
+    assert (loaded.task_lease_sec, loaded.log_level) == (60.0, "warning")
+    assert "task_lease_sec" not in loaded.model_fields_set
+
+
+def test_m2_strangers_with_our_prefix_are_warned_of(monkeypatch):
+    for name in ("DAGMASTER_DATTA", "DAGMASTER_TASK_LEASE_SEC", "DAGMASTER_FROBNICATE", "DAGMASTER_DATA"):
+        monkeypatch.setenv(name, "x")
+
+    told = settings.warnings()
+
+    assert told == [
+        "DAGMASTER_DATTA is not a setting; did you mean DAGMASTER_DATA?",
+        "DAGMASTER_FROBNICATE is not a setting",
+        "DAGMASTER_TASK_LEASE_SEC is not a setting; did you mean TASK_LEASE_SEC?",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [
+        ("db", "postgresql://dagmaster:p%40%2F@db:5432/dagmaster"),
+        ("::1", "postgresql://dagmaster:p%40%2F@[::1]:5432/dagmaster"),
+        ("/run/pg", "postgresql://dagmaster:p%40%2F@%2Frun%2Fpg:5432/dagmaster"),
+    ],
+)
+def test_m2_an_address_is_made_of_its_parts(monkeypatch, host, address):
+    monkeypatch.setenv("POSTGRES_HOST", host)
+    monkeypatch.setenv("POSTGRES_PASSWORD", "p@/")
+
+    assert settings.load().dsn() == address
