@@ -727,3 +727,19 @@ async def test_e26_outputs_that_have_no_value_fail_the_job_and_say_so(database):
 
     assert job["status"] == "failed"
     assert job["error_message"] == "the workflow's outputs: `nodes.one.output.b` is undefined"
+
+
+async def test_e17_outputs_of_what_failed_are_null_in_a_partial_success(database):
+    text = """
+        workflow_id: partly
+        outputs: {good: "{{ nodes.good.output.echoed_params.n }}", bad: "{{ nodes.bad.output.n }}"}
+        nodes:
+          start: {type: start, next: [good, bad]}
+          good: {handler: echo, params: {n: 1}, next: end}
+          bad: {handler: fail, importance: important, retry: {max_attempts: 0}, next: end}
+          end: {type: end}
+    """
+    async with engine(database) as running:
+        job = await running.run(workflow(text))
+
+        assert (job["status"], job["result_data"]) == ("partial_success", {"good": 1, "bad": None})

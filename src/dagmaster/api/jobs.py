@@ -21,7 +21,9 @@ from dagmaster.database.bell import JOBS
 from dagmaster.database.reads import EventLine, NodeLine, Snapshot
 from dagmaster.errors import InvalidRequest, NotFound
 from dagmaster.jobs.model import Job, NodeState, Submission
+from dagmaster.jobs.outcomes import Deliverable, Outcomes, deliverables, outcomes
 from dagmaster.jobs.states import NODE_LIVE, JobStatus, NodeStatus, TaskStatus
+from dagmaster.jobs.view import JobView, NodeView
 from dagmaster.operations.catalog import Catalog
 from dagmaster.operations.submit import Answer, submit_once
 from dagmaster.workflows.graph import Graph
@@ -104,6 +106,8 @@ class JobDetail(BaseModel):
     failed: list[ShownNode] = Field(description="Nodes of the definition that failed, the first failure first")
     stages: list[StageSummary]
     nodes: list[ShownNode]
+    outcomes: Outcomes | None = Field(None, description="What came of it, once it has ended")
+    deliverables: dict[str, Deliverable] = Field({}, description="What its result names, and whether it can be used")
 
 
 class NodeDetail(BaseModel):
@@ -202,6 +206,26 @@ async def get_job(here: Here, job_id: JobId) -> JobDetail:
         failed=sorted(failed, key=lambda node: node.completed_at or snapshot.now),
         stages=stages(graph, snapshot),
         nodes=nodes,
+        outcomes=_outcomes(job, graph, snapshot) if snapshot.is_over else None,
+        deliverables=deliverables(job.result_data) if snapshot.is_over else {},
+    )
+
+
+def _outcomes(job: Job, graph: Graph, snapshot: Snapshot) -> Outcomes:
+    nodes = {node.node_id: _view_of(node) for node in snapshot.nodes}
+    return outcomes(JobView(job.job_id, graph, job.input_params, job.status, nodes=nodes))
+
+
+def _view_of(node: NodeLine) -> NodeView:
+    return NodeView(
+        status=node.status,
+        reason=node.reason,
+        error_message=node.error_message,
+        total=node.total or 0,
+        expanded=node.expanded or 0,
+        remaining=node.remaining or 0,
+        failed=node.failed_count or 0,
+        cancelled=node.cancelled_count or 0,
     )
 
 

@@ -48,7 +48,7 @@ from dagmaster.jobs.view import (
     verdict,
     wakeable,
 )
-from dagmaster.workflows.expressions import Context, fits
+from dagmaster.workflows.expressions import Compiled, Context, fits
 from dagmaster.workflows.model import (
     ConditionalNode,
     EndNode,
@@ -571,7 +571,7 @@ class _Pass:
             self.is_unfinished = True
             return
         try:
-            self.draft.move_job(status, result=self._result())
+            self.draft.move_job(status, result=self._result(is_partial=status is JobStatus.PARTIAL_SUCCESS))
         except DagmasterError as error:
             self.draft.move_job(JobStatus.FAILED, error_message=f"the workflow's outputs: {error}")
 
@@ -614,14 +614,25 @@ class _Pass:
         self.wanted |= missing
         return not missing
 
-    def _result(self) -> Any:
+    def _result(self, *, is_partial: bool) -> Any:
         if self.graph.outputs is not None:
             self._refuse_unloadable(self.graph.needs.get("", ()))
             context = self._context()
-            result = {name: compiled.render(context) for name, compiled in self.graph.outputs.items()}
+            result = {
+                name: self._output(compiled, context, is_partial) for name, compiled in self.graph.outputs.items()
+            }
             encode(result, "they")
             return result
         return {node_id: self.draft.view.outputs.get(node_id) for node_id in self._result_nodes()}
+
+    def _output(self, compiled: Compiled, context: Context, is_partial: bool) -> Any:
+        """One of the workflow's outputs; in a job that succeeded in part, what is of a node that failed is null."""
+        try:
+            return compiled.render(context)
+        except DagmasterError:
+            if is_partial:
+                return None
+            raise
 
     def _without_spent_outputs(self, view: JobView) -> JobView:
         """Keep only outputs that something may still ask for."""

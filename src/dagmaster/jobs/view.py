@@ -222,9 +222,9 @@ def wakeable(view: JobView, at_most: int, *, unlimited: bool = False) -> dict[st
 def outcome(view: JobView) -> JobStatus:
     """The job's last state, from those of its nodes [E17]. Start and end carry no work and don't count."""
     result = JobStatus.COMPLETED
-    for node_id, state in view.nodes.items():
+    for node_id in view.nodes:
         node = view.graph.workflow.nodes[node_id]
-        if isinstance(node, StartNode | EndNode) or not _fell_short(view, node_id, state):
+        if isinstance(node, StartNode | EndNode) or not fell_short(view, node_id):
             continue
         if node.importance is Importance.CRITICAL:
             return JobStatus.FAILED
@@ -233,7 +233,9 @@ def outcome(view: JobView) -> JobStatus:
     return result
 
 
-def _fell_short(view: JobView, node_id: str, state: NodeView) -> bool:
+def fell_short(view: JobView, node_id: str) -> bool:
+    """It has not done what it was there for."""
+    state = view.nodes[node_id]
     if state.status in (NodeStatus.FAILED, NodeStatus.CANCELLED):
         return True
     if state.status is NodeStatus.SKIPPED:

@@ -1,0 +1,73 @@
+"""What people are told came of a job [E17]."""
+
+from uuid import UUID
+
+from dagmaster.jobs.outcomes import deliverables, outcomes
+from dagmaster.jobs.states import JobStatus, NodeStatus, SkipReason
+from dagmaster.jobs.view import JobView, NodeView
+from dagmaster.workflows.graph import build
+from tests.workflows.builders import a_workflow
+
+JOB = UUID(int=7)
+WORKFLOW = a_workflow(
+    """
+  start: {type: start, next: [cog, preview, notify]}
+  cog: {handler: echo, next: end}
+  preview: {handler: echo, importance: important, description: a preview picture, next: end}
+  notify: {handler: echo, importance: optional, next: end}
+  end: {type: end}
+""",
+    head="description: Cloud-optimised rasters\n",
+)
+DONE = NodeView(NodeStatus.COMPLETED)
+
+
+def view(status: JobStatus, **nodes: NodeView) -> JobView:
+    return JobView(JOB, build(WORKFLOW), {}, status, nodes=dict.fromkeys(WORKFLOW.nodes, DONE) | nodes)
+
+
+def test_e17_a_job_that_succeeded_in_part_says_what_is_missing_and_how_to_get_it():
+    failed = NodeView(NodeStatus.FAILED, error_message="no space left")
+    told = outcomes(view(JobStatus.PARTIAL_SUCCESS, preview=failed, end=NodeView(NodeStatus.SKIPPED)))
+
+    assert (told.primary.description, told.primary.status) == ("Cloud-optimised rasters", "completed")
+    assert told.primary.details == "1 of 1 critical nodes completed"
+    (second,) = told.secondary
+    assert (second.description, second.status, second.error) == ("a preview picture", "failed", "no space left")
+    assert second.recovery == f"POST /api/v1/jobs/{JOB}/resume"
+
+
+def test_e17_optional_failures_are_told_but_there_is_nothing_to_resume():
+    told = outcomes(view(JobStatus.COMPLETED, notify=NodeView(NodeStatus.FAILED, error_message="no mail")))
+
+    assert told.primary.status == "completed"
+    assert [(second.node_id, second.recovery) for second in told.secondary] == [("notify", None)]
+
+
+def test_e17_a_failed_job_names_what_failed():
+    skipped = NodeView(NodeStatus.SKIPPED, reason=SkipReason.UPSTREAM_FAILED)
+    told = outcomes(view(JobStatus.FAILED, cog=NodeView(NodeStatus.FAILED), preview=skipped))
+
+    assert (told.primary.status, told.primary.details) == ("failed", "0 of 1 critical nodes completed; missing: cog")
+    assert [(second.node_id, second.error) for second in told.secondary] == [("preview", "upstream failed")]
+
+
+def test_e17_deliverables_are_counted_and_located():
+    told = deliverables(
+        {
+            "cogs": ["a", "b"],
+            "mosaic": {"path": "silver/m.json"},
+            "item": "https://x/y",
+            "tiles": {"count": 30},
+            "preview": None,
+        }
+    )
+
+    assert {name: (each.count, each.location, each.usable) for name, each in told.items()} == {
+        "cogs": (2, None, True),
+        "mosaic": (1, "silver/m.json", True),
+        "item": (1, "https://x/y", True),
+        "tiles": (30, None, True),
+        "preview": (0, None, False),
+    }
+    assert deliverables(None) == {}
