@@ -91,6 +91,24 @@ async def test_e15_a_resume_says_what_runs_and_a_dry_run_only_says(database):
     assert unknown.status_code == 404
 
 
+async def test_e15_a_part_of_a_job_is_retried(database):
+    async with engine(database) as running, api(database, running) as client:
+        job = await running.run("echo_test", message="hi")
+        url = f"{V1}/jobs/{job['job_id']}/retry"
+        node = next(name for name, row in (await running.nodes(job["job_id"])).items() if row["attempt"])
+        would = await ok(client.post(url, params={"dry_run": True}, json={"node": node}), 202)
+        answer = await ok(client.post(url, json={"node": node, "by": "ada"}), 202)
+        again = await running.wait(job["job_id"])
+        both = await client.post(url, json={"node": node, "stage": "x"})
+        unknown = await client.post(url, json={"node": "nobody"})
+
+    assert would["nodes"] == answer["nodes"]
+    assert node in answer["nodes"]
+    assert (again["status"], again["resume_count"]) == ("completed", 1)
+    assert both.status_code == 422
+    assert (unknown.status_code, unknown.json()["code"]) == (404, "node.not-found")
+
+
 async def test_e16_a_repeated_submission_resumes_the_failed_job(database):
     async with engine(database) as running:
         running.add(workflow(FAILING), workflow(GATED))

@@ -45,7 +45,7 @@ from dagmaster.jobs.fan import INLINE_BYTES, Gathered, aggregate
 from dagmaster.jobs.model import DeadLetter, JobMessage, TaskMessage, new_job_id
 from dagmaster.jobs.news import Due, Failed, Idle, Lost, Overran, Returned, Started, StopRequest, Succeeded, Withdrawn
 from dagmaster.jobs.plan import Planner, Route
-from dagmaster.jobs.revival import Revival, resume
+from dagmaster.jobs.revival import Revival, resume, retry
 from dagmaster.jobs.states import EventType, JobStatus, NodeStatus, Stop, TaskStatus
 from dagmaster.jobs.view import JobView, node_view
 from dagmaster.operations.operate import view_of
@@ -104,6 +104,7 @@ class MemoryBench:
             "dag_job_events": [event for events in database.events.values() for event in events],
             "dag_job_messages": list(database.messages.values()),
             "dag_dead_letters": list(database.dead_letters),
+            "dag_queues": list(database.queues.values()),
         }
         rows = [{**row.model_dump(), **_statuses(row)} for row in tables[table]]
         return [row for row in rows if job_id is None or row["job_id"] == job_id]
@@ -750,6 +751,36 @@ async def test_e11_a_lease_is_renewed_by_its_holder_only(bench):
     assert (row["lease_until"], row["progress"]) == (START + timedelta(seconds=100), {"fraction": 0.5})
 
 
+async def test_h1_the_last_log_lines_are_kept_with_the_lease_until_a_report_has_them(bench):
+    driver = await owned(bench, tiles(3))
+    reported, silent, lost = await take(bench)
+    lines = [{"number": 1, "text": "a line"}]
+    renewals = [Running(task.job_id, task.node_id, task.attempt, log=lines) for task in (reported, silent, lost)]
+
+    await bench.ledger.renew(WORKER, renewals, lease_seconds=LEASE)
+    await bench.ledger.renew(WORKER, [replace(each, log=None) for each in renewals], lease_seconds=LEASE)
+    await hand_in(bench, replace(report_of(reported), metrics={"log": lines}), report_of(silent))
+    await bench.set_clock(LEASE + 1)
+    await bench.ledger.beat(OrchestratorInfo(driver.owner_id, "host", 1, "test"))
+    await driver.turn("overdue")
+
+    kept = {row["task_id"]: (row["status"], row["log"]) for row in await bench.rows("dag_tasks")}
+    assert kept[reported.task_id] == ("succeeded", None)
+    assert kept[silent.task_id] == ("succeeded", lines)
+    assert kept[lost.task_id] == ("lost", lines)
+
+
+async def test_e19_of_a_queue_only_what_is_named_changes(bench):
+    steps = []
+    for changes in ({"is_paused": True}, {"max_running": 2}, {"is_paused": False}, {"max_running": None}):
+        await bench.ledger.set_queue(QUEUE, **changes)
+        steps.append(await only(bench, "dag_queues"))
+
+    assert [(row["max_running"], row["is_paused"]) for row in steps] == [
+        (None, True), (2, True), (2, False), (None, False),
+    ]  # fmt: skip
+
+
 async def test_e11_a_lapsed_lease_loses_the_task_and_its_report_comes_too_late(bench):
     driver = await owned(bench, a_job(1))
     (task,) = await take(bench)
@@ -1002,6 +1033,61 @@ async def test_e15_a_job_that_has_ended_goes_on_with_what_is_missing(bench):
     job = await only(bench, "dag_jobs")
     assert (job["status"], job["resume_count"]) == ("completed", 1)
     assert all(row["idle_count"] in (None, 0) for row in await bench.rows("dag_node_states"))
+
+
+async def test_e15_a_fan_out_that_begins_anew_takes_its_old_children_up_in_their_order(bench):
+    driver = await owned(bench, tiles(3))
+    for task in await take(bench, replace(SERVED, light=9)):
+        await hand_in(bench, report_of(task, output=task.node_id))
+    await driver.turn()
+    await driver.turn()
+    job_id = driver.claim.job_id
+    assert (await only(bench, "dag_jobs"))["status"] == "completed"
+
+    await bench.ledger.revive(job_id, lambda job: retry(view_of(job), node="tiles"), {})
+
+    states = {row["node_id"]: row for row in await bench.rows("dag_node_states")}
+    tile = states["tiles"]
+    assert (tile["status"], tile["run"], tile["total"], tile["expanded"], tile["stale_count"]) == (
+        "pending",
+        2,
+        None,
+        None,
+        3,
+    )
+    child = states["tiles__1"]
+    assert (child["status"], child["output"], child["is_idle"], child["attempt"]) == ("pending", None, True, 1)
+    owner = await an_owner(bench, 2)
+    (claim,) = await claim_all(bench, owner)
+    again = Driver(bench, owner, claim, [])
+    await again.turn()
+    await again.turn(wake={(job_id, "tiles"): 2})
+    tile = next(row for row in await bench.rows("dag_node_states") if row["node_id"] == "tiles")
+    assert (tile["status"], tile["expanded"], tile["stale_count"], tile["remaining"]) == ("ready", 2, 1, 3)
+    await again.turn(wake={(job_id, "tiles"): 2})
+    tasks = await take(bench, replace(SERVED, light=9))
+    assert sorted((task.node_id, task.attempt) for task in tasks) == [(f"tiles__{n}", 2) for n in range(3)]
+    for task in tasks:
+        await hand_in(bench, report_of(task, output=7))
+    await again.turn()
+    await again.turn()
+    assert (await only(bench, "dag_jobs"))["status"] == "completed"
+
+
+async def test_e15_one_child_and_what_follows_run_again(bench):
+    driver = await owned(bench, tiles(3))
+    for task in await take(bench, replace(SERVED, light=9)):
+        await hand_in(bench, report_of(task, output=task.node_id))
+    await driver.turn()
+    await driver.turn()
+
+    await bench.ledger.revive(driver.claim.job_id, lambda job: retry(view_of(job), node="tiles__1"), {})
+
+    states = {row["node_id"]: row for row in await bench.rows("dag_node_states")}
+    tile = states["tiles"]
+    assert (tile["status"], tile["remaining"], tile["failed_count"], tile["idle_count"]) == ("completed", 1, 0, 1)
+    assert [states[f"tiles__{n}"]["status"] for n in range(3)] == ["completed", "pending", "completed"]
+    assert (states["gather"]["status"], states["gather"]["output"]) == ("pending", None)
 
 
 async def test_e15_what_may_not_be_resumed_is_left_as_it_is(bench):

@@ -9,7 +9,7 @@ import pytest
 from dagmaster.database.bell import JOBS
 from dagmaster.errors import Conflict, HandlerFailed, NotFound
 from dagmaster.handlers.registry import Registration
-from dagmaster.operations.operate import cancel, resume
+from dagmaster.operations.operate import Part, cancel, resume, retry
 from tests.engine.harness import Engine, engine, until, workflow
 
 _broken: set[str] = set()  # what fails, until the test mends it
@@ -210,3 +210,196 @@ async def test_e15_what_has_not_ended_or_completed_is_refused(database):
             await resume(running.ledger, UUID(int=7))
         with pytest.raises(NotFound):
             await resume(running.ledger, UUID(int=7), is_dry_run=True)
+
+
+# --- retry -----------------------------------------------------------------------------------------------------------
+
+
+async def retried(running: Engine, job_id: UUID, **part: str):
+    answer = await retry(running.ledger, job_id, Part(**part), by="ana")
+    running.bell.ring(JOBS)
+    return answer
+
+
+async def test_e15_a_retried_node_runs_again_with_everything_downstream_and_nothing_else(database):
+    async with engine(database, handlers=HANDLERS) as running:
+        job = await running.run(workflow(DIAMOND))
+        _runs.clear()
+        would = await retry(running.ledger, job["job_id"], Part(node="left"), is_dry_run=True)
+
+        answer = await retried(running, job["job_id"], node="left")
+        again = await running.wait(job["job_id"])
+
+        assert (would.nodes, answer.nodes) == (("left", "last", "end"), ("left", "last", "end"))
+        assert (job["status"], again["status"], again["resume_count"]) == ("completed", "completed", 1)
+        assert _runs == ["left", "last"]
+        told = next(event for event in await running.events(job["job_id"]) if event["event_type"] == "job_resumed")
+        assert told["event_data"] == {"by": "ana", "retry": {"node": "left"}}
+
+
+async def test_e15_a_retried_stage_is_all_its_nodes(database):
+    staged = DIAMOND.replace("left: {", "left: {stage: middle, ").replace("right: {", "right: {stage: middle, ")
+    async with engine(database, handlers=HANDLERS) as running:
+        job = await running.run(workflow(staged))
+        _runs.clear()
+
+        answer = await retried(running, job["job_id"], stage="middle")
+        await running.wait(job["job_id"])
+
+        assert set(answer.nodes) == {"left", "right", "last", "end"}
+        assert sorted(_runs) == ["last", "left", "right"]
+        with pytest.raises(NotFound, match="no stage 'nowhere'"):
+            await retry(running.ledger, job["job_id"], Part(stage="nowhere"))
+
+
+async def test_e15_failed_children_alone_run_again(database):
+    _broken.update({"3", "7"})
+    text = tiles().replace("task: {handler: brittle", "tolerate: 0.5\n        task: {handler: brittle")
+    async with engine(database, handlers=HANDLERS) as running:
+        job = await running.run(workflow(text), count=20)
+        _broken.clear()
+        _runs.clear()
+
+        answer = await retried(running, job["job_id"], failed_children="split")
+        again = await running.wait(job["job_id"])
+
+        assert (job["status"], again["status"]) == ("completed", "completed")
+        assert (answer.children, answer.nodes) == ({"split": 2}, ("join", "last", "end"))
+        assert sorted(_runs) == ["3", "7", "last"]
+        assert (await running.nodes(job["job_id"]))["join"]["output"]["count"] == 20
+        with pytest.raises(Conflict, match="no child of 'split' has failed"):
+            await retry(running.ledger, job["job_id"], Part(failed_children="split"))
+
+
+async def test_e15_one_child_runs_again(database):
+    async with engine(database, handlers=HANDLERS) as running:
+        job = await running.run(workflow(tiles()), count=5)
+        _runs.clear()
+
+        answer = await retried(running, job["job_id"], node="split__3")
+        again = await running.wait(job["job_id"])
+
+        assert (answer.children, again["status"]) == ({"split": 1}, "completed")
+        assert sorted(_runs) == ["3", "last"]
+        for unknown in ("split__5", "split__03", "split__x", "start", "nobody"):
+            with pytest.raises(NotFound):
+                await retry(running.ledger, job["job_id"], Part(node=unknown))
+
+
+GROWING = """
+    workflow_id: growing
+    nodes:
+      start: {type: start, next: count}
+      count: {handler: counted, next: split}
+      split:
+        type: fan_out
+        source: "{{ nodes.count.output.items }}"
+        label: "tile {{ item }}"
+        LIMIT
+        task: {handler: brittle, params: {name: "{{ item }}"}, retry: {max_attempts: 0}}
+        next: join
+      join: {type: fan_in, next: end}
+      end: {type: end}
+"""
+_items: list[str] = []
+
+
+async def counted(_ctx: Any) -> dict[str, Any]:
+    return {"items": list(_items)}
+
+
+COUNTED = (*HANDLERS, Registration("counted", "tests.engine.test_resume:counted"))
+
+
+@pytest.mark.parametrize("limit", ["", "max_parallel: 2"])
+@pytest.mark.parametrize("after", [["x", "y"], ["a", "b", "c", "d"], ["p", "q", "r", "s", "t", "u", "v"], []])
+async def test_e15_a_fan_out_that_runs_again_has_the_children_its_source_has_now(database, after, limit):
+    _items[:] = ["a", "b", "c", "d"]
+    async with engine(database, handlers=COUNTED) as running:
+        job = await running.run(workflow(GROWING.replace("LIMIT", limit)))
+        _runs.clear()
+        _items[:] = after
+
+        await retried(running, job["job_id"], node="count")
+        again = await running.wait(job["job_id"])
+
+        assert again["status"] == "completed"
+        assert sorted(_runs) == sorted(after)
+        nodes = await running.nodes(job["job_id"])
+        assert [result["name"] for result in nodes["join"]["output"]["results"]] == after
+        assert nodes["split"]["total"] == len(after)
+        children = {row["fan_out_index"]: row for row in nodes.values() if row["parent_node_id"]}
+        assert [children[index]["label"] for index in range(len(after))] == [f"tile {item}" for item in after]
+        left_out = [row["status"] for index, row in children.items() if index >= len(after)]
+        assert left_out == ["skipped"] * max(0, 4 - len(after))
+        # What ran before stays visible: those that ran twice have two attempts.
+        attempts = {row["fan_out_index"]: row["attempt"] for row in children.values()}
+        assert all(attempts[index] == (2 if index < 4 else 1) for index in range(len(after)))
+
+
+async def test_e15_a_retry_that_fails_in_the_middle_can_be_resumed(database):
+    _items[:] = ["a", "b", "c", "d", "e", "f"]
+    async with engine(database, handlers=COUNTED) as running:
+        job = await running.run(workflow(GROWING.replace("LIMIT", "max_parallel: 1")))
+        _items[:] = ["u", "v", "w", "x", "y", "z"]
+        _broken.add("w")
+        await retried(running, job["job_id"], node="split")  # its source is the old output of `count`
+        same = await running.wait(job["job_id"])
+        await retried(running, job["job_id"], node="count")
+        failed = await running.wait(job["job_id"])
+        _broken.clear()
+        _runs.clear()
+        await resumed(running, job["job_id"])
+        again = await running.wait(job["job_id"])
+
+        assert (same["status"], failed["status"], again["status"]) == ("completed", "failed", "completed")
+        nodes = await running.nodes(job["job_id"])
+        assert [result["name"] for result in nodes["join"]["output"]["results"]] == ["u", "v", "w", "x", "y", "z"]
+        assert "u" not in _runs
+        assert {"w", "x", "y", "z"} <= set(_runs)
+
+
+async def test_e15_a_branch_may_be_another_after_a_retry(database):
+    text = """
+        workflow_id: branching
+        nodes:
+          start: {type: start, next: count}
+          count: {handler: counted, next: many}
+          many: {type: conditional, condition: "{{ nodes.count.output.items | length > 2 }}", on_true: wide, on_false: narrow}
+          wide:
+            type: fan_out
+            source: "{{ nodes.count.output.items }}"
+            task: {handler: brittle, params: {name: "{{ item }}"}}
+            next: join
+          join: {type: fan_in, next: end}
+          narrow: {handler: brittle, params: {name: narrow}, next: end}
+          end: {type: end, depends_on: {any_of: [join, narrow]}}
+    """
+    _items[:] = ["a", "b", "c"]
+    async with engine(database, handlers=COUNTED) as running:
+        job = await running.run(workflow(text))
+        _items[:] = ["a"]
+        _runs.clear()
+        await retried(running, job["job_id"], node="count")
+        again = await running.wait(job["job_id"])
+        nodes = await running.nodes(job["job_id"])
+        _items[:] = ["d", "e", "f", "g"]
+        await retried(running, job["job_id"], node="count")
+        third = await running.wait(job["job_id"])
+
+        assert (job["status"], again["status"], third["status"]) == ("completed", "completed", "completed")
+        assert sorted(_runs) == sorted(["narrow", "d", "e", "f", "g"])
+        assert (nodes["wide"]["status"], nodes["wide__0"]["status"], nodes["narrow"]["status"]) == (
+            "skipped", "skipped", "completed",
+        )  # fmt: skip
+
+
+async def test_e15_a_part_that_another_failure_would_hold_up_is_refused(database):
+    _broken.add("right")
+    async with engine(database, handlers=HANDLERS) as running:
+        job = await running.run(workflow(DIAMOND))
+
+        with pytest.raises(Conflict, match="'right' has failed too"):
+            await retry(running.ledger, job["job_id"], Part(node="left"))
+        with pytest.raises(ValueError, match="name either a node"):
+            Part(node="left", stage="middle")

@@ -11,6 +11,7 @@ _T0, _T1, _T2, _T3 = (f"2026-03-01T12:00:{second}Z" for second in ("00.000000", 
 
 STREAM = (
     f'id: 1\nevent: job_created\ndata: {{"sequence": 1, "event_type": "job_created", "created_at": "{_T0}"}}\n\n'
+    'event: progress\ndata: {"nodes": [{"node_id": "greet", "attempt": 1, "progress": {"fraction": 0.4}}]}\n\n'
     ": still here\n\n"
 )
 WORKFLOW = """workflow_id: hello
@@ -76,6 +77,17 @@ _JOB = {
     "version": 6,
     "updated_at": _T3,
 }
+_PRIMARY = {"description": "Say hello", "status": "completed", "details": "1 of 1 critical nodes completed"}
+_SECONDARY = {
+    "node_id": "postcard",
+    "description": "a postcard",
+    "importance": "important",
+    "status": "failed",
+    "error": "no stamps",
+    "recovery": f"POST /api/v1/jobs/{JOB_ID}/resume",
+}
+_OUTCOMES = {"primary": _PRIMARY, "secondary": [_SECONDARY]}
+_DELIVERABLE = {"count": 1, "location": None, "usable": True}
 _STOPPING = {
     "task_id": f"{JOB_ID}_greet_1",
     "node_id": "greet",
@@ -147,6 +159,7 @@ _NODE_STATE = {
     "version": 3,
     "run": 1,
 }
+_LOG_LINE = {"number": 1, "at": _T2, "level": "info", "text": "greeting name=Ada"}
 _ATTEMPT = {
     "attempt": 1,
     "task_id": f"{JOB_ID}_greet_1",
@@ -171,7 +184,7 @@ _ATTEMPT = {
     "metrics": {"seconds": 1.24},
     "reported_at": _T3,
     "accepted": True,
-    "log": ["info: greeting name=Ada"],
+    "log": [_LOG_LINE],
 }
 _BAR = {
     "node_id": "greet",
@@ -308,6 +321,7 @@ _SCHEMA = {
     "extensions": {"plpgsql": "1.0"},
 }
 _INPUTS_SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}}, "required": []}
+_REFUSED = {"file": "tiles.yaml", "problems": [_MISTAKE]}
 
 # By the name of the model in the description.
 MODELS: dict[str, Any] = {
@@ -330,9 +344,16 @@ MODELS: dict[str, Any] = {
     },
     "JobDetail": {
         "job": _JOB, "is_over": True, "seconds": 1.42, "failed": [], "stages": [_STAGE], "nodes": [_SHOWN_NODE],
+        "outcomes": _OUTCOMES, "deliverables": {"message": _DELIVERABLE},
     },
+    "Deliverable": _DELIVERABLE,
+    "Outcomes": _OUTCOMES,
+    "Primary": _PRIMARY,
+    "Secondary": _SECONDARY,
     "JobRequest": _SUBMISSION,
+    "JobLogLine": {**_LOG_LINE, "node_id": "greet", "attempt": 1},
     "JobSummary": _SUMMARY,
+    "LogLine": _LOG_LINE,
     "Migrated": {"changes": ["add column dag_jobs.labels"], "pending": [], "is_current": True},
     "Mistake": _MISTAKE,
     "NodeDetail": {"node": _NODE_STATE, "type": "task", "stage": "greet", "attempts": [_ATTEMPT]},
@@ -343,7 +364,9 @@ MODELS: dict[str, Any] = {
     "Readiness": _READY,
     "Reason": _REASON,
     "Receipt": {"accepted": True},
+    "RefusedFile": _REFUSED,
     "Replayed": {"dead_letter_id": _LETTER_ID, "queue": "dag-jobs", "message_id": "m-1", "job_id": None},
+    "RetryWish": {"node": "greet", "stage": None, "failed_children": None, "by": "ada", "reason": "a new file"},
     "Resumed": {
         "job_id": JOB_ID, "status": "resumed", "nodes": ["join", "end"], "children": {"split": 3}, "resume_count": 1,
     },
@@ -375,6 +398,7 @@ MODELS: dict[str, Any] = {
     "WorkflowGraph": {
         "workflow_id": "hello_world", "nodes": [_GRAPH_NODE], "edges": [_GRAPH_EDGE], "mermaid": "flowchart TD\n",
     },
+    "WorkflowPage": {"items": [_WORKFLOW_SUMMARY], "next": None, "refused": [_REFUSED]},
     "WorkflowRecord": _RECORD,
     "WorkflowSummary": _WORKFLOW_SUMMARY,
 }  # fmt: skip

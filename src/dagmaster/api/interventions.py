@@ -1,4 +1,4 @@
-"""What people do to a job that exists: cancel it, or let it go on [E14 E15]."""
+"""What people do to a job that exists: cancel it, let it go on, or run a part of it again [E14 E15]."""
 
 import asyncio
 from datetime import datetime
@@ -101,6 +101,36 @@ async def resume_job(
     wish = wish or Wish()
     async with here.ledgers.one() as ledger:
         answer = await operate.resume(ledger, job_id, by=wish.by, reason=wish.reason, is_dry_run=dry_run)
+    if not dry_run:
+        here.bell.ring(JOBS)
+    return answer
+
+
+class RetryWish(operate.Part):
+    """One part of the job, and who asks for it, and why."""
+
+    by: ShortId | None = None
+    reason: Annotated[str, Field(max_length=1000)] | None = None
+
+
+@router.post(
+    "/{job_id}/retry",
+    operation_id="retry_job",
+    summary="Run a part of a job once more",
+    status_code=202,
+    responses=responses(404, 409),
+)
+async def retry_job(
+    here: Here,
+    job_id: JobId,
+    wish: RetryWish,
+    dry_run: Annotated[bool, Query(description="Only say what would run again")] = False,
+) -> operate.Resumed:
+    """A node (or one child), a stage, or the children of a fan_out that failed, with everything downstream of it and nothing
+    else. A fan_out that runs again reads its source again."""
+    part = operate.Part(node=wish.node, stage=wish.stage, failed_children=wish.failed_children)
+    async with here.ledgers.one() as ledger:
+        answer = await operate.retry(ledger, job_id, part, by=wish.by, reason=wish.reason, is_dry_run=dry_run)
     if not dry_run:
         here.bell.ring(JOBS)
     return answer

@@ -147,8 +147,8 @@ class _Verification:
         names = ("job_ids", "node_ids", "are_conditional", "are_fan_in")
         values = dict(zip(names, map(list, zip(*keys, strict=True)), strict=True)) if keys else None
         for row in await self._fetch("history_own_nodes", values) if values else ():
-            chosen = None if row[15] is None else tuple(row[15])
-            found[row[0]].append(NodeRow(*row[1:15])._replace(chosen=chosen, gathered=row[16]))
+            chosen = None if row[16] is None else tuple(row[16])
+            found[row[0]].append(NodeRow(*row[1:16])._replace(chosen=chosen, gathered=row[17]))
         return found
 
     # Definitions

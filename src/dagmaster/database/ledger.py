@@ -12,7 +12,7 @@ Workers write through `exchange` and `renew`: task and result rows, nothing else
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict, Unpack
 from uuid import UUID
 
 from dagmaster.errors import Conflict, NotFound
@@ -170,12 +170,20 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A task that a worker holds, with its latest progress."""
+    """A task that a worker holds, with its latest progress and its last log lines, where there are new ones."""
 
     job_id: UUID
     node_id: str
     attempt: int
     progress: dict[str, Any] | None = None
+    log: list[dict[str, Any]] | None = None
+
+
+class QueueChange(TypedDict, total=False):
+    """What shall be different of a queue. What is not named stays; no limit is None."""
+
+    max_running: int | None
+    is_paused: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,7 +326,7 @@ class Ledger(Protocol):
         """The ids of tasks that this worker is asked to stop, each told once."""
         ...
 
-    async def set_queue(self, queue: str, *, max_running: int | None, is_paused: bool) -> None:
+    async def set_queue(self, queue: str, **changes: Unpack[QueueChange]) -> None:
         """Limit how many tasks of a queue run at once over all workers, pause it, or open it."""
         ...
 

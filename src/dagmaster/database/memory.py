@@ -6,11 +6,11 @@ instant, as a transaction does. `MemoryDatabase` is what several ledgers (proces
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from math import ceil
-from typing import Any
+from typing import Any, Unpack
 from uuid import UUID, uuid4
 
 import orjson
@@ -31,6 +31,7 @@ from dagmaster.database.ledger import (
     Look,
     NewJob,
     OrchestratorInfo,
+    QueueChange,
     Report,
     Running,
     Stirrings,
@@ -218,10 +219,10 @@ class MemoryLedger:
         await self.enqueue_message(found.message_id or str(dead_letter_id), queue, found.body)
         return True
 
-    async def set_queue(self, queue: str, *, max_running: int | None, is_paused: bool) -> None:
-        self.db.queues[queue] = QueueSettings(
-            queue=queue, max_running=max_running, is_paused=is_paused, updated_at=self.db.clock()
-        )
+    async def set_queue(self, queue: str, **changes: Unpack[QueueChange]) -> None:
+        now = self.db.clock()
+        before = self.db.queues.get(queue) or QueueSettings(queue=queue, updated_at=now)
+        self.db.queues[queue] = before.model_copy(update={**changes, "updated_at": now})
 
     def _room(self, queue: str) -> int | None:
         """How many more tasks of a queue may run; None: as many as you like."""
@@ -268,18 +269,17 @@ class MemoryLedger:
         db.add_event(
             job_id, sequence, EventType.JOB_RESUMED, event_status=JobStatus.RUNNING, epoch=job.epoch, event_data=dict(facts)
         )  # fmt: skip
-        children = [n for fan_out in sorted(revival.children) for n in self._fallen_children(job_id, fan_out)]
+        children = self._children_again(job_id, revival)
+        stale = {child.node_id for child in children if self._is_of_a_run_before(child, revival)}
         for node_id in (*revival.nodes, *(child.node_id for child in children)):
             sequence += 1
             self._reset(job_id, db.nodes[job_id][node_id], is_child=node_id not in revival.nodes)
             db.add_event(
-                job_id, sequence, EventType.NODE_RESET, node_id=node_id, event_status=NodeStatus.PENDING, epoch=job.epoch
+                job_id, sequence, EventType.NODE_RESET, node_id=node_id, event_status=NodeStatus.PENDING, epoch=job.epoch,
+                event_data={"anew": True} if node_id in revival.anew else None,
             )  # fmt: skip
-        for fan_out in revival.children:
-            count = sum(child.parent_node_id == fan_out for child in children)
-            state = db.nodes[job_id][fan_out]
-            columns = {"remaining": (state.remaining or 0) + count, "failed_count": 0, "cancelled_count": 0}
-            db.nodes[job_id][fan_out] = state.model_copy(update={**columns, "idle_count": count})
+        for fan_out in {child.parent_node_id for child in children} | set(revival.anew):
+            self._count_again(job_id, fan_out or "", children, stale, is_anew=fan_out in revival.anew)
         now, seconds = db.clock(), revival.timeout_seconds
         nothing = dict.fromkeys(
             (
@@ -296,16 +296,46 @@ class MemoryLedger:
         )  # fmt: skip
         return revival, job.resume_count + 1
 
-    def _fallen_children(self, job_id: UUID, fan_out: str) -> list[NodeState]:
+    def _children_again(self, job_id: UUID, revival: Revival) -> list[NodeState]:
         fallen = (NodeStatus.FAILED, NodeStatus.CANCELLED)
-        children = (n for n in self.db.nodes[job_id].values() if n.parent_node_id == fan_out and n.status in fallen)
-        return sorted(children, key=lambda n: n.fan_out_index or 0)
+        chosen = [
+            n
+            for n in self.db.nodes[job_id].values()
+            if n.parent_node_id in revival.anew
+            or (n.parent_node_id in revival.children and n.status in fallen)
+            or n.node_id in revival.single
+        ]
+        return sorted(chosen, key=lambda n: (n.parent_node_id or "", n.fan_out_index or 0))
+
+    def _is_of_a_run_before(self, child: NodeState, revival: Revival) -> bool:
+        parent = self.db.nodes[child.job_id][child.parent_node_id or ""]
+        return child.parent_node_id in revival.anew or (child.fan_out_index or 0) >= (parent.expanded or 0)
+
+    def _count_again(
+        self, job_id: UUID, fan_out: str, children: Sequence[NodeState], stale: Collection[str], *, is_anew: bool
+    ) -> None:
+        state = self.db.nodes[job_id][fan_out]
+        mine = [child for child in children if child.parent_node_id == fan_out]
+        idle = [child for child in mine if child.node_id not in stale]
+        columns: dict[str, Any] = {"stale_count": len(mine) - len(idle) or state.stale_count}
+        if is_anew:
+            counters = ("total", "expanded", "remaining", "failed_count", "cancelled_count", "idle_count")
+            columns |= dict.fromkeys(counters)
+        else:
+            columns |= {
+                "remaining": None if state.remaining is None else state.remaining + len(idle),
+                "failed_count": (state.failed_count or 0) - sum(c.status is NodeStatus.FAILED for c in idle),
+                "cancelled_count": (state.cancelled_count or 0) - sum(c.status is NodeStatus.CANCELLED for c in idle),
+                "idle_count": len(idle) or state.idle_count,
+            }
+        self.db.nodes[job_id][fan_out] = state.model_copy(update=columns)
 
     def _reset(self, job_id: UUID, row: NodeState, *, is_child: bool) -> None:
         _demand(
             NodeStatus.PENDING in NODE_REVIVALS.get(row.status, ()), f"node {row.node_id}: {row.status} can't be reset"
         )
-        nothing = dict.fromkeys(("reason", "error", "error_message", "started_at", "completed_at"))
+        gone = ("reason", "error", "error_message", "output", "output_ref", "started_at", "completed_at")
+        nothing = dict.fromkeys(gone)
         again = {"status": NodeStatus.PENDING, "run": row.run + 1, "retry_count": 0, "loss_count": 0}
         again |= {"is_idle": True} if is_child else {}
         self.db.nodes[job_id][row.node_id] = row.model_copy(update={**nothing, **again, "version": row.version + 1})
@@ -664,6 +694,8 @@ class MemoryLedger:
             columns["failed_count"] = (old.failed_count or 0) + row.ended_failed
             columns["cancelled_count"] = (old.cancelled_count or 0) + row.ended_cancelled
             columns["idle_count"] = None if old.idle_count is None else old.idle_count - row.woken
+        columns["stale_count"] = None if old.stale_count is None else old.stale_count - row.taken
+        columns["label"] = _or(row.label, old.label)
         columns["is_idle"] = old.is_idle if row.status is NodeStatus.PENDING else None
         if row.status is NodeStatus.DISPATCHED:
             columns["dispatched_at"] = now
@@ -715,7 +747,11 @@ class MemoryLedger:
 
     def _gathered(self, job_id: UUID, fan_out: str, aggregation: Aggregation) -> Any:
         children = sorted(
-            (n for n in self.db.nodes[job_id].values() if n.parent_node_id == fan_out),
+            (
+                n
+                for n in self.db.nodes[job_id].values()
+                if n.parent_node_id == fan_out and (n.fan_out_index or 0) < (self.db.nodes[job_id][fan_out].total or 0)
+            ),
             key=lambda n: n.fan_out_index or 0,
         )
         return fan.aggregate(
@@ -783,8 +819,9 @@ class MemoryLedger:
         db, key, now = self.db, (report.job_id, report.node_id, report.attempt), self.db.clock()
         task = db.tasks.get(key)
         accepted = task is not None and task.status is TaskStatus.RUNNING and task.worker_id == worker_id
-        if accepted:
-            db.move_task(key, report.status, finished_at=now, lease_until=None)
+        if task is not None and accepted:
+            lines = None if "log" in (report.metrics or {}) else task.log
+            db.move_task(key, report.status, finished_at=now, lease_until=None, log=lines)
         known = db.results.get(key)
         if known is not None and known.accepted and known.worker_id == worker_id:
             return True  # handed in before, and the answer was lost
@@ -842,7 +879,8 @@ class MemoryLedger:
                 continue
             lease = self.db.clock() + timedelta(seconds=lease_seconds)
             progress = running.progress if running.progress is not None else task.progress
-            self.db.tasks[key] = task.model_copy(update={"lease_until": lease, "progress": progress})
+            lines = running.log if running.log is not None else task.log
+            self.db.tasks[key] = task.model_copy(update={"lease_until": lease, "progress": progress, "log": lines})
         return frozenset(gone)
 
     async def take_stops(self, worker_id: UUID) -> frozenset[str]:

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
-from typing import Any
+from typing import Any, Unpack
 from uuid import UUID
 
 import orjson
@@ -35,6 +35,7 @@ from dagmaster.database.ledger import (
     Look,
     NewJob,
     OrchestratorInfo,
+    QueueChange,
     Report,
     Running,
     Stirrings,
@@ -167,7 +168,8 @@ class PostgresLedger:
             (job,) = await _load(connection, [job_id])
             revival = choose(job)
             values = {
-                "job_id": job_id, "node_ids": list(revival.nodes), "fan_outs": list(revival.children),
+                "job_id": job_id, "node_ids": list(revival.nodes), "anew": list(revival.anew),
+                "fan_outs": list(revival.children), "children": list(revival.single),
                 "facts": _json(facts), "timeout_seconds": revival.timeout_seconds,
             }  # fmt: skip
             row = await (await connection.execute(query("revive"), values)).fetchone()
@@ -320,8 +322,12 @@ class PostgresLedger:
     async def take_stops(self, worker_id: UUID) -> frozenset[str]:
         return frozenset(row[0] for row in await self._rows("take_stops", {"worker_id": worker_id}))
 
-    async def set_queue(self, queue: str, *, max_running: int | None, is_paused: bool) -> None:
-        await self._do("set_queue", {"queue": queue, "max_running": max_running, "is_paused": is_paused})
+    async def set_queue(self, queue: str, **changes: Unpack[QueueChange]) -> None:
+        values = {
+            "queue": queue, "sets_limit": "max_running" in changes, "max_running": changes.get("max_running"),
+            "is_paused": changes.get("is_paused"),
+        }  # fmt: skip
+        await self._do("set_queue", values)
 
     async def _record_late(self, worker_id: UUID, reports: Sequence[Report]) -> tuple[str, ...]:
         rows = await self._rows("record_late_reports", {"worker_id": worker_id, "reports": _json(reports)})

@@ -37,6 +37,8 @@ class NodeChange:
     ended_failed: int = 0
     ended_cancelled: int = 0
     woken: int = 0  # … and children that no longer wait to run again
+    taken: int = 0  # … and of a run before that were taken up, or left out
+    label: str | None = None  # of a child that was taken up
     started_at: datetime | None = None
     finished_at: datetime | None = None
 

@@ -14,7 +14,7 @@ from dagmaster.jobs.news import Due, Failed, Idle, Lost, Overran, Returned, Star
 from dagmaster.jobs.retry import Again
 from dagmaster.jobs.states import JOB_MOVES, NODE_MOVES, EventType, JobStatus, NodeStatus, SkipReason, Stop
 from dagmaster.jobs.view import JobView, NodeView
-from dagmaster.workflows.model import Aggregation, FanOutNode
+from dagmaster.workflows.model import Aggregation, ConditionalNode, FanOutNode
 
 _JOB_EVENTS = {
     JobStatus.RUNNING: EventType.JOB_STARTED,
@@ -89,11 +89,17 @@ class Draft:
         )
 
     def complete_inside(self, node_id: str, output: Any = None, *, chosen: tuple[str, ...] = ()) -> None:
-        """A node that needs no worker is done."""
+        """A node that needs no worker is done. What it decided for others (branch, number of children) is in its event."""
         self._move(node_id, NodeStatus.COMPLETED, output=output, chosen=chosen)
         if output is not None:
             self.view.outputs[node_id] = output
-        self.changes.record(EventType.NODE_COMPLETED, node=node_id, status=NodeStatus.COMPLETED)
+        state = self.view.nodes[node_id]
+        data: dict[str, Any] | None = None
+        if isinstance(self.view.graph.workflow.nodes[node_id], ConditionalNode):
+            data = {"next": list(chosen)}
+        elif state.is_sized:
+            data = {"total": state.total}
+        self.changes.record(EventType.NODE_COMPLETED, node=node_id, status=NodeStatus.COMPLETED, data=data)
 
     def gather(self, node_id: str, fan_out: str, aggregation: Aggregation) -> None:
         """A fan_in is done; the ledger fills in what its children reported."""
@@ -263,6 +269,41 @@ class Draft:
         self.changes.record(EventType.NODE_READY, node=news.node_id, status=NodeStatus.READY)
         self._next_attempt(news, 0, 0)
         self._countdown(news.parent).woken += 1
+
+    def take_up(self, news: Idle, child: NewChild, task: NewTask) -> None:
+        """A child of a run before becomes one of this run, with new parameters."""
+        assert news.parent is not None
+        self._child(news, NodeStatus.READY)
+        self.changes.record(EventType.NODE_READY, node=news.node_id, status=NodeStatus.READY)
+        self._child(
+            news,
+            NodeStatus.DISPATCHED,
+            attempt=task.attempt,
+            retry_count=0,
+            loss_count=0,
+            max_retries=child.max_retries,
+            label=child.label,
+        )
+        self.changes.tasks.append(task)
+        self._dispatched(news.node_id, task.attempt)
+        self._take(news.parent, expands=1)
+
+    def leave_out(self, news: Idle, to: NodeStatus, reason: str) -> None:
+        """A child of a run before is none of this one."""
+        assert news.parent is not None
+        self._child(news, to, reason=reason)
+        type_ = EventType.NODE_SKIPPED if to is NodeStatus.SKIPPED else EventType.NODE_CANCELLED
+        self.changes.record(type_, node=news.node_id, status=to, data={"reason": reason})
+        self._take(news.parent, expands=0)
+
+    def _take(self, fan_out: str, expands: int) -> None:
+        state = self.view.nodes[fan_out]
+        expanded = state.expanded + expands
+        self.view.nodes[fan_out] = replace(state, stale=state.stale - 1, expanded=expanded)
+        known = self._rows.get(fan_out)
+        facts: dict[str, Any] = {"expanded": expanded} if expands else {}
+        self._amend(fan_out, taken=(known.taken if known else 0) + 1, **facts)
+        self.touched.add(fan_out)
 
     def withdrawn(self, news: Withdrawn | Due | Idle | _Ran, reason: str) -> None:
         self._either(news, NodeStatus.CANCELLED, reason=reason)

@@ -112,6 +112,7 @@ class NodeRow(NamedTuple):
     failed: int | None = None
     cancelled: int | None = None
     idle: int | None = None
+    stale: int | None = None
     chosen: tuple[str, ...] | None = None
     gathered: int | None = None
 
@@ -189,6 +190,9 @@ class RebuiltNode:
     tasks: int = 0
     results: int = 0
     unread: int = 0  # tasks that ended without an event so far, less the results that wait to be read
+    is_stale: bool = False  # a child of a run before: not counted until it is taken up
+    chosen: tuple[str, ...] | None = None  # of a conditional, in this run
+    total: int | None = None  # of a fan_out, in this run
 
     @property
     def attempts(self) -> int:
@@ -208,6 +212,7 @@ class Family:
     failed: int = 0
     cancelled: int = 0
     idle: int = 0
+    stale: int = 0
 
 
 @dataclass(slots=True)
@@ -361,6 +366,8 @@ class Audit:
         was, node.status = node.status, to
         self._check_move(event, node_id, node, was)
         self._count(node, was, to)
+        if (event.data or {}).get("anew") and to == NodeStatus.PENDING:
+            self._begin_anew(node_id)
         match to:
             case NodeStatus.READY:
                 self._ready(event, node_id, node, was)
@@ -390,6 +397,13 @@ class Audit:
         self.rebuilt.families.setdefault(parent, Family()).born += 1
         return node
 
+    def _begin_anew(self, fan_out: str) -> None:
+        """A fan_out is run again: its children are those of a run before, until they are taken up."""
+        for child in self.rebuilt.nodes.values():
+            if child.parent == fan_out:
+                child.is_stale = True
+        self.rebuilt.families[fan_out] = Family()
+
     def _is_fan_out(self, node_id: str) -> bool:
         return self.graph is None or isinstance(self.graph.workflow.nodes.get(node_id), FanOutNode)
 
@@ -398,7 +412,9 @@ class Audit:
         if to in _NODE_REVIVALS.get(was, ()):
             node.run += 1
             node.retries = node.losses = 0
-            node.reason = node.blame = None
+            node.reason = node.blame = node.chosen = None
+            if (event.data or {}).get("anew"):
+                node.total = None
         elif to not in _NODE_MOVES.get(was, ()):
             self._find(Code.TRANSITION, f"event {event.sequence}: went from {was} to {to}", node_id)
 
@@ -407,6 +423,12 @@ class Audit:
         if node.parent is None:
             return
         family = self.rebuilt.families[node.parent]
+        if node.is_stale:
+            family.stale += (to == NodeStatus.PENDING) - (was == NodeStatus.PENDING)
+            if to == NodeStatus.READY:
+                node.is_stale = False
+                family.born += 1
+            return
         for state, step in ((was, -1), (to, 1)):
             family.ended += step * (state in _NODE_TERMINAL)
             family.failed += step * (state == NodeStatus.FAILED)
@@ -466,6 +488,9 @@ class Audit:
             self._find(Code.ATTEMPT, f"event {event.sequence}: completed without a worker", node_id)
         else:
             self._check_fan_in(event, node_id)
+        data = event.data or {}
+        node.chosen = tuple(data["next"]) if "next" in data else node.chosen
+        node.total = data.get("total", node.total)
 
     def _needs_worker(self, node_id: str, node: RebuiltNode) -> bool:
         if node.parent is not None:
@@ -578,10 +603,13 @@ class Audit:
         return _Word.EMPTY if node.importance is Importance.OPTIONAL else _Word.BROKEN
 
     def _was_chosen(self, conditional: str, target: str) -> bool:
-        """As the row says, which knows only the node's last run. Who is on no branch only waits for the conditional."""
+        """As its event says, or else the row, which knows only the node's last run. Who is on no branch only waits for it."""
         assert self.graph is not None
         if target not in self.graph.branch_targets[conditional]:
             return True
+        chosen = self.rebuilt.nodes[conditional].chosen
+        if chosen is not None:
+            return target in chosen
         row = self._own.get(conditional)
         if row is None or row.chosen is None or row.run != self.rebuilt.nodes[conditional].run:
             return True
@@ -596,10 +624,17 @@ class Audit:
         return (family.born if family else 0) < self._total(fan_out)
 
     def _total(self, fan_out: str) -> int:
-        row, family = self._own.get(fan_out), self.rebuilt.families.get(fan_out)
-        if row is not None and row.total is not None:
+        """How many children it has in this run; as its event says, or else the row, which knows only the last run."""
+        row, family, node = self._own.get(fan_out), self.rebuilt.families.get(fan_out), self.rebuilt.nodes[fan_out]
+        if node.total is not None:
+            return node.total
+        if row is not None and row.total is not None and row.run == node.run:
             return row.total
         return family.born if family else 0
+
+    def _is_size_known(self, fan_out: str) -> bool:
+        row, node = self._own.get(fan_out), self.rebuilt.nodes[fan_out]
+        return node.total is not None or row is None or row.run == node.run
 
     def _is_overdrawn(self, fan_out: str) -> bool:
         node = self.graph.workflow.nodes[fan_out] if self.graph else None
@@ -607,6 +642,8 @@ class Audit:
         if family is None or not isinstance(node, FanOutNode):
             return False
         share = node.tolerate
+        if isinstance(share, float) and not self._is_size_known(fan_out):
+            return False
         allowed = floor(share * self._total(fan_out)) if isinstance(share, float) else share
         return family.failed + family.cancelled > allowed
 
@@ -624,7 +661,8 @@ class Audit:
 
     def _skipped(self, event: Event, node_id: str, node: RebuiltNode) -> None:
         node.reason = (event.data or {}).get("reason")
-        if self.graph is None:
+        if self.graph is None or node.parent is not None:
+            self._check_left_out(event, node_id, node)
             return
         needed, options = ({word for _, word in words} for words in self._words(node_id))
         lost = _Word.BROKEN in needed or (
@@ -633,6 +671,11 @@ class Audit:
         void = options == {_Word.VOID} or (not options and needed == {_Word.VOID})
         if not (lost if node.reason == SkipReason.UPSTREAM_FAILED else void and not lost):
             self._find(Code.SKIP, f"event {event.sequence}: skipped as '{node.reason}', which is not so", node_id)
+
+    def _check_left_out(self, event: Event, node_id: str, node: RebuiltNode) -> None:
+        """Only children of a run before may be skipped."""
+        if node.parent is not None and not (node.is_stale and node.reason == SkipReason.NOT_IN_THIS_RUN):
+            self._find(Code.SKIP, f"event {event.sequence}: a child was skipped as '{node.reason}'", node_id)
 
     def _check_fan_in(self, event: Event, node_id: str) -> None:
         """A fan_in goes when all children have ended, and no more of them failed than are tolerated."""
@@ -664,6 +707,10 @@ class Audit:
             "retry_count": (row.retry_count, node.retries),
             "loss_count": (row.loss_count, node.losses),
         }
+        if node.chosen is not None and row.chosen is not None:
+            told["branch"] = (row.chosen, node.chosen)
+        if node.total is not None:
+            told["total"] = (row.total, node.total)
         if node.parent is not None:
             told["fan_out_index"] = (row.fan_out_index, int(row.node_id.rpartition("__")[2]))
         for name, (is_now, should_be) in told.items():
@@ -679,6 +726,9 @@ class Audit:
         if row.total is None:
             if family.born:
                 self._find(Code.COUNTERS, f"{family.born} children, but no total", row.node_id)
+            if (row.stale or 0) != family.stale:
+                message = f"stale_count is {row.stale or 0}, by its children {family.stale}"
+                self._find(Code.COUNTERS, message, row.node_id)
             return
         told = {
             "expanded": (row.expanded, family.born),
@@ -686,6 +736,7 @@ class Audit:
             "failed_count": (row.failed, family.failed),
             "cancelled_count": (row.cancelled, family.cancelled),
             "idle_count": (row.idle, family.idle),
+            "stale_count": (row.stale, family.stale),
         }
         if row.status == NodeStatus.COMPLETED:
             told["total"] = (row.total, family.born)

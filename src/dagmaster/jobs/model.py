@@ -68,6 +68,7 @@ class Job(Record):
             Index("dag_jobs_one_per_message", ("message_id",), unique=True, where="message_id IS NOT NULL"),
             Index("dag_jobs_by_workflow", ("workflow_id", "job_id")),
             Index("dag_jobs_by_submitter", ("submitted_by", "job_id"), where="submitted_by IS NOT NULL"),
+            Index("dag_jobs_by_definition", ("definition_hash",)),  # for retention: which definitions are used
             Index("dag_jobs_by_correlation", ("correlation_id",), where="correlation_id IS NOT NULL"),
         ),
         checks={"priority": "priority BETWEEN 0 AND 10"},
@@ -123,7 +124,8 @@ class NodeState(Record):
 
     `not_before` is set only while a ready node waits for its time. On a fan_out, `total` children are counted down by
     `remaining` as they end; `expanded` of them exist so far, and `idle_count` of those wait to run again since the job was
-    resumed (`is_idle`, on the child).
+    resumed (`is_idle`, on the child). `stale_count` are children of a run before, when the fan_out itself is run again: they are
+    taken up in their order, with new parameters, before others are made.
     """
 
     table: ClassVar[Table] = Table(
@@ -176,6 +178,7 @@ class NodeState(Record):
     failed_count: int | None = None
     cancelled_count: int | None = None
     idle_count: int | None = None
+    stale_count: int | None = None
     is_idle: bool | None = None
     dispatched_at: datetime | None = None
     started_at: datetime | None = None
@@ -228,6 +231,7 @@ class Task(Record):
     started_at: datetime | None = None
     finished_at: datetime | None = None
     progress: dict[str, Any] | None = None
+    log: list[dict[str, Any]] | None = None  # its last lines, until it is reported with all that are kept
 
 
 class TaskResult(Record):
@@ -399,6 +403,28 @@ class QueueSettings(Record):
     updated_at: datetime
 
 
+class JanitorAction(Record):
+    """What the janitor found and did, or only told of: one row each. `target_id` is a job, a task, a message or a session."""
+
+    table: ClassVar[Table] = Table(
+        "dag_janitor_actions",
+        key=("action_id",),
+        indexes=(
+            Index("dag_janitor_actions_by_time", ("created_at", "action_id")),
+            Index("dag_janitor_actions_by_target", ("target_id", "action_type", "created_at")),
+        ),
+        defaults={"action_id": "gen_random_uuid()", "created_at": "dagapp.clock()"},
+    )
+    action_id: UUID
+    run_id: UUID
+    action_type: str
+    target_type: str
+    target_id: str
+    reason: str
+    detail: dict[str, Any] | None = None
+    created_at: datetime
+
+
 RECORDS: tuple[type[Record], ...] = (
     WorkflowDefinition,
     Job,
@@ -413,6 +439,7 @@ RECORDS: tuple[type[Record], ...] = (
     DeadLetter,
     IdempotencyKey,
     QueueSettings,
+    JanitorAction,
 )
 
 

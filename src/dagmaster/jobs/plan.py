@@ -129,9 +129,10 @@ class _Pass:
         self.is_unfinished = False
         self.failing = is_failing(draft.view)
         self._shared_params: dict[str, dict[str, Any]] = {}
+        self._sources: dict[str, Sequence[Any] | None] = {}
 
     def run(self, news: Sequence[News], *, look_at_all: bool) -> Plan:
-        for item in news:
+        for item in sorted(news, key=_place) if any(isinstance(item, Idle) for item in news) else news:
             self._fold(item)
         self.draft.settle_countdowns()
         self.failing = is_failing(self.draft.view)
@@ -143,7 +144,7 @@ class _Pass:
         if self.failing:
             self._wind_down()
         self._conclude()
-        if not self.failing and wakeable(self.draft.view, self.planner.chunk):
+        if wakeable(self.draft.view, self.planner.chunk, unlimited=self.failing):
             self.is_unfinished = True
         changes = self.draft.finish()
         view = self._without_spent_outputs(self.draft.view)
@@ -188,14 +189,44 @@ class _Pass:
                 draft.started(news)
             case Due():
                 self._due(news)
-            case Idle() if self.failing:
-                draft.withdrawn(news, self._because)
             case Idle():
-                draft.wake(news)
+                self._take_up(news)
             case Withdrawn():
                 draft.withdrawn(news, self._because)
             case _:
                 assert_never(news)
+
+    def _take_up(self, news: Idle) -> None:
+        """A child that waits to run again: as it was (the job was resumed), or as its fan_out has it now (that is run again)."""
+        assert news.parent is not None
+        assert news.index is not None
+        state = self.draft.node(news.parent)
+        is_of_this_run = news.index < state.expanded
+        if is_of_this_run and self.failing:
+            self.draft.withdrawn(news, self._because)
+        elif is_of_this_run:
+            self.draft.wake(news)
+        elif self.failing or state.status in (NodeStatus.FAILED, NodeStatus.CANCELLED):
+            self.draft.leave_out(news, NodeStatus.CANCELLED, self._because)
+        elif state.status is not NodeStatus.READY or (state.is_sized and news.index >= state.total):
+            self.draft.leave_out(news, NodeStatus.SKIPPED, SkipReason.NOT_IN_THIS_RUN.value)
+        elif self._has_outputs(news.parent):
+            self._redo(news, news.parent, news.index)
+
+    def _redo(self, news: Idle, fan_out: str, index: int) -> None:
+        node = self.nodes[fan_out]
+        assert isinstance(node, FanOutNode)
+        try:
+            if fan_out not in self._sources:
+                self._sources[fan_out] = self._source(fan_out, node)[0]
+            params, label = self._child_params(fan_out, node, self._sources[fan_out], index, self._context())
+            route = self.planner.router.route(node.task)
+            task = _child_task(news.node_id, node, route, params, attempt=news.attempt + 1)
+        except DagmasterError as error:
+            self._fail_inside(fan_out, error)
+            self.draft.leave_out(news, NodeStatus.CANCELLED, self._because)
+            return
+        self.draft.take_up(news, NewChild(news.node_id, index, label, node.task.retry.max_attempts), task)
 
     def _failed(self, news: Failed | Overran | Lost, error: dict[str, Any], again: Again | None) -> None:
         """A failure that stands may be what fails the job: then the rest of this news is not tried again either."""
@@ -441,6 +472,8 @@ class _Pass:
         if node.max_parallel is not None:
             room = min(room, node.max_parallel - state.live_children)
         count = max(0, min(room, self.planner.chunk - self._written()))
+        if state.stale:
+            return  # those of the run before come first, when they have been read
         if count:
             self._add_children(node_id, node, items, range(state.expanded, state.expanded + count))
         self.is_unfinished = self.is_unfinished or count < room
@@ -482,18 +515,7 @@ class _Pass:
             params, label = self._child_params(node_id, node, items, index, context)
             name = child_id(node_id, index)
             children.append(NewChild(name, index, label, node.task.retry.max_attempts))
-            tasks.append(
-                NewTask(
-                    name,
-                    1,
-                    route.queue,
-                    node.task.handler,
-                    params,
-                    route.timeout_seconds,
-                    0,
-                    node.task.queue_timeout_seconds,
-                )
-            )
+            tasks.append(_child_task(name, node, route, params, attempt=1))
         self.draft.add_children(node_id, children, tasks)
 
     def _stop_at(self) -> float | None:
@@ -647,6 +669,18 @@ class _Pass:
             consumer == "" or view.nodes[consumer].status in waiting
             for consumer in self.graph.consumers.get(node_id, ())
         )
+
+
+def _child_task(name: str, node: FanOutNode, route: Route, params: dict[str, Any], *, attempt: int) -> NewTask:
+    task = node.task
+    return NewTask(
+        name, attempt, route.queue, task.handler, params, route.timeout_seconds, 0, task.queue_timeout_seconds
+    )
+
+
+def _place(news: News) -> tuple[bool, int]:
+    """Children to take up come last, in their order."""
+    return isinstance(news, Idle), news.index or 0 if isinstance(news, Idle) else 0
 
 
 def _overrun(news: Overran) -> str:

@@ -1,15 +1,19 @@
-"""What runs again when a job that has ended is resumed: what failed, was cancelled, or was skipped because of that [E15].
+"""What runs again when a job that has ended is resumed, or a part of it is retried [E15].
 
-Whatever completed stays. Children of a fan_out run again where their results are still wanted: too many of them are missing, or
-someone who reads them runs again.
+Resumed: what failed, was cancelled, or was skipped because of that. Whatever completed stays. Children of a fan_out run again
+where their results are still wanted: too many of them are missing, or someone who reads them runs again.
+
+Retried: the nodes that are named and everything downstream of them, never more. A fan_out among them begins anew: its source is
+read again, so it may have other children than before.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from dagmaster.errors import Conflict
-from dagmaster.jobs.states import JobStatus, NodeStatus, SkipReason
-from dagmaster.jobs.view import JobView, NodeView, overdrawn, read_by
-from dagmaster.workflows.model import FanOutNode
+from dagmaster.errors import Conflict, NotFound
+from dagmaster.jobs.states import JOB_TERMINAL, JobStatus, NodeStatus, SkipReason
+from dagmaster.jobs.view import JobView, NodeView, fell_short, overdrawn, read_by
+from dagmaster.workflows.model import EndNode, FanOutNode, Importance, StartNode
 
 RESUMABLE = frozenset({JobStatus.FAILED, JobStatus.PARTIAL_SUCCESS, JobStatus.CANCELLED})
 
@@ -17,7 +21,9 @@ RESUMABLE = frozenset({JobStatus.FAILED, JobStatus.PARTIAL_SUCCESS, JobStatus.CA
 @dataclass(frozen=True, slots=True)
 class Revival:
     nodes: tuple[str, ...]  # of the definition, in its order
-    children: dict[str, int] = field(default_factory=dict)  # how many of each fan_out
+    children: dict[str, int] = field(default_factory=dict)  # how many that failed or were cancelled, of each fan_out
+    anew: tuple[str, ...] = ()  # fan_outs among the nodes whose source is read again
+    single: tuple[str, ...] = ()  # children by their own names
     timeout_seconds: float | None = None  # the job's time starts anew
 
 
@@ -27,10 +33,11 @@ def resume(view: JobView) -> Revival:
         what = "has completed" if view.status is JobStatus.COMPLETED else "has not ended"
         raise Conflict(f"job {view.job_id} {what}: there is nothing to resume", code="job.not-resumable")
     again = {node_id for node_id, state in view.nodes.items() if _fell_out(state)}
+    # A fan_out that goes on may also have children of a run before that it had not come to; they are in no count.
     children = {
         node_id: state.failed + state.cancelled
         for node_id, state in view.nodes.items()
-        if state.failed + state.cancelled and _are_wanted(view, node_id, again)
+        if _are_wanted(view, node_id, again) and (state.failed + state.cancelled or node_id in again)
     }
     if not again and not children:
         raise Conflict(
@@ -39,7 +46,95 @@ def resume(view: JobView) -> Revival:
             hint="submit it anew with a corrected workflow",
         )
     order = tuple(node_id for node_id in view.graph.order if node_id in again)
-    return Revival(order, children, view.graph.workflow.timeout_seconds)
+    return Revival(order, children, timeout_seconds=view.graph.workflow.timeout_seconds)
+
+
+def retry(
+    view: JobView, *, node: str | None = None, stage: str | None = None, failed_children: str | None = None
+) -> Revival:
+    """What a retry of one node (or child), of a stage, or of the children of a fan_out that failed runs again."""
+    if view.status not in JOB_TERMINAL:
+        raise Conflict(f"job {view.job_id} has not ended: nothing of it can be retried yet", code="job.not-ended")
+    single: tuple[str, ...] = ()
+    children: dict[str, int] = {}
+    if failed_children is not None:
+        children = {failed_children: _fallen_children(view, failed_children)}
+        again = _downstream(view, {failed_children})
+    elif node is not None and node not in view.nodes and _fan_out_of(view, node) is not None:
+        single, again = (node,), _downstream(view, {_fan_out_of(view, node) or ""})
+    else:
+        targets = {_known(view, node)} if node is not None else _members(view, stage or "")
+        again = targets | _downstream(view, targets)
+    _refuse_hopeless(view, again, {*children, *({_fan_out_of(view, name) for name in single})})
+    order = tuple(node_id for node_id in view.graph.order if node_id in again)
+    anew = tuple(node_id for node_id in order if isinstance(view.graph.workflow.nodes[node_id], FanOutNode))
+    return Revival(order, children, anew, single, view.graph.workflow.timeout_seconds)
+
+
+def _known(view: JobView, node_id: str) -> str:
+    if node_id not in view.nodes or isinstance(view.graph.workflow.nodes[node_id], StartNode | EndNode):
+        raise NotFound(f"job {view.job_id} has no node '{node_id}' that could be retried", code="node.not-found")
+    return node_id
+
+
+def _fan_out_of(view: JobView, child: str) -> str | None:
+    """The fan_out that a name like `tiles__3` is of, if there is one with so many children."""
+    parent, _, number = child.rpartition("__")
+    state = view.nodes.get(parent)
+    if state is None or not (number.isascii() and number.isdigit()) or str(int(number)) != number:
+        return None
+    return parent if int(number) < state.expanded else None
+
+
+def _members(view: JobView, stage: str) -> set[str]:
+    work = {n for n, node in view.graph.workflow.nodes.items() if not isinstance(node, StartNode | EndNode)}
+    found = {node_id for node_id in work if stage in map(str, view.graph.stages[node_id])}
+    if not found:
+        stages = sorted({view.graph.stages[node_id] for node_id in work})
+        raise NotFound(
+            f"job {view.job_id} has no stage '{stage}'",
+            code="stage.not-found",
+            hint="stages are: " + ", ".join(label for _, label in stages),
+        )
+    return found
+
+
+def _fallen_children(view: JobView, fan_out: str) -> int:
+    state = view.nodes.get(fan_out)
+    if state is None or not isinstance(view.graph.workflow.nodes[fan_out], FanOutNode):
+        raise NotFound(f"job {view.job_id} has no fan_out '{fan_out}'", code="node.not-found")
+    if not state.failed + state.cancelled:
+        raise Conflict(f"no child of '{fan_out}' has failed", code="job.not-resumable")
+    return state.failed + state.cancelled
+
+
+def _downstream(view: JobView, targets: Iterable[str]) -> set[str]:
+    found: set[str] = set()
+    for node_id in view.graph.order:
+        before = {*view.graph.upstream[node_id], read_by(view.graph, node_id)}
+        if before & {*targets, *found}:
+            found.add(node_id)
+    return found
+
+
+def _refuse_hopeless(view: JobView, again: set[str], fan_outs: set[str | None]) -> None:
+    """A critical failure that stays would keep everything else from going out."""
+    standing = [
+        node_id
+        for node_id in view.graph.order
+        if view.graph.workflow.nodes[node_id].importance is Importance.CRITICAL
+        and not isinstance(view.graph.workflow.nodes[node_id], StartNode | EndNode)
+        and fell_short(view, node_id)
+        and node_id not in again
+        and node_id not in fan_outs
+    ]
+    if standing:
+        raise Conflict(
+            f"'{standing[0]}' has failed too, and would stand in the way",
+            code="job.other-failures",
+            hint="resume the job, which runs again everything that is missing",
+            nodes=standing,
+        )
 
 
 def _fell_out(state: NodeView) -> bool:

@@ -95,6 +95,7 @@ NODE_LIVE = frozenset({_N.DISPATCHED, _N.RUNNING})
 class SkipReason(StrEnum):
     BRANCH_NOT_TAKEN = "branch_not_taken"
     UPSTREAM_FAILED = "upstream_failed"
+    NOT_IN_THIS_RUN = "not_in_this_run"  # a child of a run before, which has no counterpart in this one
 
 
 class Stop(StrEnum):

@@ -31,6 +31,7 @@ class NodeView:
     failed: int = 0
     cancelled: int = 0
     idle: int = 0  # wait to run again since the job was resumed
+    stale: int = 0  # of a run before, not taken up yet
     is_sized: bool = False
 
     @property
@@ -190,13 +191,15 @@ def is_failing(view: JobView) -> bool:
 def is_busy(view: JobView) -> bool:
     """Something is with the workers, or waits for its next attempt."""
     return any(
-        state.status in NODE_LIVE or state.status is NodeStatus.READY or state.open_children
+        state.status in NODE_LIVE or state.status is NodeStatus.READY or state.open_children or state.stale
         for state in view.nodes.values()
     )
 
 
 def is_ended(view: JobView) -> bool:
-    return all(state.status in NODE_TERMINAL and not state.open_children for state in view.nodes.values())
+    return all(
+        state.status in NODE_TERMINAL and not state.open_children and not state.stale for state in view.nodes.values()
+    )
 
 
 def is_cut_short(view: JobView) -> bool:
@@ -207,15 +210,20 @@ def is_cut_short(view: JobView) -> bool:
 
 
 def wakeable(view: JobView, at_most: int, *, unlimited: bool = False) -> dict[str, int]:
-    """How many children of each fan_out may be taken up again now, of those that wait for it since a resume; `unlimited`
-    where they are only to be closed."""
+    """How many children of each fan_out may be taken up again now, of those that wait for it since a resume or a retry;
+    `unlimited` where they are only to be closed."""
     found: dict[str, int] = {}
     for node_id, state in view.nodes.items():
         node = view.graph.workflow.nodes[node_id]
-        if state.idle and isinstance(node, FanOutNode):
-            limit = None if unlimited else node.max_parallel
-            room = at_most if limit is None else limit - state.live_children
-            found[node_id] = max(0, min(state.idle, room, at_most))
+        if (state.idle or state.stale) and isinstance(node, FanOutNode):
+            # Nothing is there to wait for where they only make room: the fan_out has ended, or has all it needs.
+            is_closing = (
+                unlimited or state.status in NODE_TERMINAL or (state.is_sized and state.expanded == state.total)
+            )
+            limit = None if is_closing and not state.idle else node.max_parallel
+            room = at_most if limit is None or unlimited else limit - state.live_children
+            ready = state.stale if is_closing or (state.status is NodeStatus.READY and state.is_sized) else 0
+            found[node_id] = max(0, min(state.idle + ready, room, at_most))
     return {node_id: count for node_id, count in found.items() if count}
 
 
@@ -262,5 +270,6 @@ def node_view(state: NodeState, node: Node) -> NodeView:
         failed=state.failed_count or 0,
         cancelled=state.cancelled_count or 0,
         idle=state.idle_count or 0,
+        stale=state.stale_count or 0,
         is_sized=state.total is not None,
     )

@@ -1,13 +1,14 @@
-"""What people do to jobs that exist: resume one that has ended, cancel one that runs [E14 E15].
+"""What people do to jobs that exist: resume or retry one that has ended, cancel one that runs [E14 E15].
 
 A job that has ended has no owner: a resume is one transaction of whoever is asked, and the next orchestrator that looks claims the
 job. A job that runs has one: the request is written to its row, and the owner acts on it at its next look.
 """
 
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dagmaster.database.ledger import Claim, Ledger, LoadedJob, no_such_job
 from dagmaster.errors import Conflict
@@ -29,6 +30,24 @@ class Resumed(BaseModel):
     resume_count: int
 
 
+class Part(BaseModel):
+    """What to run again: one of these."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    node: Annotated[str, Field(min_length=1, max_length=80, description="A node, or a child (NODE__INDEX)")] | None = (
+        None
+    )
+    stage: Annotated[str, Field(min_length=1, max_length=64, description="A stage, by name or number")] | None = None
+    failed_children: Annotated[str, Field(min_length=1, max_length=64, description="A fan_out")] | None = None
+
+    @model_validator(mode="after")
+    def _is_one(self) -> "Part":
+        if [self.node, self.stage, self.failed_children].count(None) != 2:
+            raise ValueError("name either a node, a stage, or a fan_out whose failed children are meant")
+        return self
+
+
 class Cancelling(BaseModel):
     model_config = ConfigDict(frozen=True)
 
@@ -41,29 +60,47 @@ async def resume(
     ledger: Ledger, job_id: UUID, *, by: str | None = None, reason: str | None = None, is_dry_run: bool = False
 ) -> Resumed:
     """Let a job go on from what has succeeded. With `is_dry_run` only say what would run."""
+    return await _run_again(ledger, job_id, revival.resume, {"by": by, "why": reason}, is_dry_run)
+
+
+async def retry(
+    ledger: Ledger,
+    job_id: UUID,
+    part: Part,
+    *,
+    by: str | None = None,
+    reason: str | None = None,
+    is_dry_run: bool = False,
+) -> Resumed:
+    """Run a part of a job that has ended once more, with everything downstream of it."""
+    named = part.model_dump(exclude_none=True)
+
+    def choose(view: JobView) -> revival.Revival:
+        return revival.retry(view, **named)
+
+    return await _run_again(ledger, job_id, choose, {"by": by, "why": reason, "retry": named}, is_dry_run)
+
+
+async def _run_again(
+    ledger: Ledger,
+    job_id: UUID,
+    choose: Callable[[JobView], revival.Revival],
+    facts: dict[str, Any],
+    is_dry_run: bool,
+) -> Resumed:
+    status: Literal["resumed", "dry_run"] = "dry_run" if is_dry_run else "resumed"
     if is_dry_run:
         found = await ledger.load_jobs([Claim(job_id, job_id, 0)])
         if not found:
             raise no_such_job(job_id)
-        chosen = _what_to_resume(found[0])
-        return _resumed(job_id, "dry_run", chosen, found[0].resume_count)
-    facts: dict[str, Any] = {"by": by, "why": reason}
-    chosen, count = await ledger.revive(
-        job_id, _what_to_resume, {name: value for name, value in facts.items() if value is not None}
-    )
-    return _resumed(job_id, "resumed", chosen, count)
-
-
-def _resumed(
-    job_id: UUID, status: Literal["resumed", "dry_run"], chosen: revival.Revival, resume_count: int
-) -> Resumed:
-    return Resumed(
-        job_id=job_id, status=status, nodes=chosen.nodes, children=chosen.children, resume_count=resume_count
-    )
-
-
-def _what_to_resume(job: LoadedJob) -> revival.Revival:
-    return revival.resume(view_of(job))
+        chosen, count = choose(view_of(found[0])), found[0].resume_count
+    else:
+        known = {name: value for name, value in facts.items() if value is not None}
+        chosen, count = await ledger.revive(job_id, lambda job: choose(view_of(job)), known)
+    children = {name: number for name, number in chosen.children.items() if number}
+    for child in chosen.single:
+        children[child.rpartition("__")[0]] = 1
+    return Resumed(job_id=job_id, status=status, nodes=chosen.nodes, children=children, resume_count=count)
 
 
 def view_of(job: LoadedJob) -> JobView:

@@ -173,7 +173,8 @@ WITH change AS MATERIALIZED (
      CROSS JOIN LATERAL jsonb_to_recordset(change.c -> 'nodes')
            AS m (node_id text, status text, attempt int, retry_count int, loss_count int, max_retries int, reason text,
                  error jsonb, output jsonb, takes_result boolean, input_params jsonb, wait_seconds float8, total int,
-                 expanded int, ended int, ended_failed int, ended_cancelled int, woken int, started_at timestamptz,
+                 expanded int, ended int, ended_failed int, ended_cancelled int, woken int, taken int, label text,
+                 started_at timestamptz,
                  finished_at timestamptz)
 ), next_attempt AS MATERIALIZED (
     SELECT change.job_id, a.node_id, a.attempt, a.attempt - 1 AS before, a.retry_count
@@ -205,6 +206,8 @@ WITH change AS MATERIALIZED (
            cancelled_count = CASE WHEN n.total IS NOT NULL OR m.total IS NOT NULL
                                   THEN coalesce(n.cancelled_count, 0) + m.ended_cancelled END,
            idle_count = n.idle_count - m.woken,
+           stale_count = n.stale_count - m.taken,
+           label = coalesce(m.label, n.label),
            is_idle = CASE WHEN m.status = 'pending' THEN n.is_idle END,
            dispatched_at = CASE WHEN m.status = 'dispatched' THEN dagapp.clock() ELSE n.dispatched_at END,
            started_at = coalesce(m.started_at, n.started_at),

@@ -30,6 +30,7 @@ SELECT definition_hash, body
 -- The nodes of the definitions themselves, by whole key, with the branch a conditional chose and what a fan_in counted.
 SELECT n.job_id, n.node_id, n.status, n.parent_node_id, n.fan_out_index, n.attempt, n.retry_count, n.loss_count, n.run,
        n.total, n.expanded, n.remaining, n.failed_count, n.cancelled_count, n.idle_count,
+       n.stale_count,
        CASE WHEN k.is_conditional THEN n.output -> 'next' END AS chosen,
        CASE WHEN k.is_fan_in AND jsonb_typeof(n.output -> 'count') = 'number'
             THEN (n.output ->> 'count')::numeric::int END AS gathered
@@ -48,7 +49,7 @@ SELECT job_id, sequence, node_id, event_type, event_status, attempt, epoch, even
 -- name: history_nodes
 -- Every node and child of these jobs.
 SELECT job_id, node_id, status, parent_node_id, fan_out_index, attempt, retry_count, loss_count, run, total, expanded,
-       remaining, failed_count, cancelled_count, idle_count
+       remaining, failed_count, cancelled_count, idle_count, stale_count
   FROM dagapp.dag_node_states
  WHERE job_id = ANY (%(job_ids)s::uuid[]);
 
@@ -61,7 +62,8 @@ SELECT job_id, node_id, attempt, status
 -- name: history_results
 -- Every reported result, and whether its node holds another output than the result that completed it.
 SELECT r.job_id, r.node_id, r.attempt, r.status, r.accepted, r.processed,
-       coalesce(n.output IS DISTINCT FROM r.output OR n.output_ref IS DISTINCT FROM r.output_ref, false) AS is_other_output
+       n.job_id IS NOT NULL
+       AND (n.output IS DISTINCT FROM r.output OR n.output_ref IS DISTINCT FROM r.output_ref) AS is_other_output
   FROM dagapp.dag_task_results r
   LEFT JOIN dagapp.dag_node_states n
     ON n.job_id = r.job_id AND n.node_id = r.node_id AND n.attempt = r.attempt

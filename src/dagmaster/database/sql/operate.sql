@@ -6,27 +6,42 @@ SELECT status
    FOR NO KEY UPDATE;
 
 -- name: revive
--- A job that has ended runs again: the nodes that are named, and the children of the named fan_outs that failed or were cancelled,
--- are as if they had never run, but for their attempts, which stay. Every step has its event, in one sequence.
+-- A job that has ended runs again. The nodes that are named are as if they had never run, but for their attempts, which stay. Of
+-- fan_outs that begin anew all children are of a run before; of others those that failed or were cancelled run again (where the
+-- fan_out is named), and those that are named themselves. Every step has its event, in one sequence.
 WITH job AS MATERIALIZED (
     SELECT job_id, epoch, last_sequence
       FROM dagapp.dag_jobs
      WHERE job_id = %(job_id)s
 ), asked AS MATERIALIZED (
-    SELECT n.node_id, n.place
+    SELECT n.node_id, n.place, n.node_id = ANY (%(anew)s::text[]) AS is_anew
       FROM unnest(%(node_ids)s::text[]) WITH ORDINALITY AS n (node_id, place)
 ), child AS MATERIALIZED (
-    SELECT c.node_id, c.parent_node_id, row_number() OVER (ORDER BY c.parent_node_id, c.fan_out_index) AS place
+    SELECT c.node_id, c.parent_node_id, c.status,
+           c.parent_node_id = ANY (%(anew)s::text[]) OR c.fan_out_index >= coalesce(p.expanded, 0) AS is_stale,
+           row_number() OVER (ORDER BY c.parent_node_id, c.fan_out_index) AS place
       FROM dagapp.dag_node_states c
-     WHERE c.job_id = %(job_id)s AND c.parent_node_id = ANY (%(fan_outs)s::text[]) AND c.status IN ('failed', 'cancelled')
+     CROSS JOIN LATERAL (SELECT f.expanded
+                           FROM dagapp.dag_node_states f
+                          WHERE f.job_id = c.job_id AND f.node_id = c.parent_node_id
+                          LIMIT 1) AS p
+     WHERE c.job_id = %(job_id)s
+       AND (c.parent_node_id = ANY (%(anew)s::text[])
+            OR c.parent_node_id = ANY (%(fan_outs)s::text[]) AND c.status IN ('failed', 'cancelled')
+            OR c.node_id = ANY (%(children)s::text[]))
 ), family AS MATERIALIZED (
-    SELECT parent_node_id AS node_id, count(*)::int AS children
+    SELECT parent_node_id AS node_id,
+           count(*) FILTER (WHERE NOT is_stale)::int AS idle,
+           count(*) FILTER (WHERE is_stale)::int AS stale,
+           count(*) FILTER (WHERE NOT is_stale AND status = 'failed')::int AS failed,
+           count(*) FILTER (WHERE NOT is_stale AND status = 'cancelled')::int AS cancelled
       FROM child
      GROUP BY parent_node_id
 ), revived_children AS (
     UPDATE dagapp.dag_node_states n
        SET status = 'pending', run = n.run + 1, is_idle = true, retry_count = 0, loss_count = 0, reason = NULL, error = NULL,
-           error_message = NULL, started_at = NULL, completed_at = NULL, version = n.version + 1
+           error_message = NULL, output = NULL, output_ref = NULL, started_at = NULL, completed_at = NULL,
+           version = n.version + 1
       FROM child
      WHERE n.job_id = %(job_id)s AND n.node_id = child.node_id
     RETURNING n.node_id
@@ -39,15 +54,21 @@ WITH job AS MATERIALIZED (
            reason = CASE WHEN NOT k.is_asked THEN n.reason END,
            error = CASE WHEN NOT k.is_asked THEN n.error END,
            error_message = CASE WHEN NOT k.is_asked THEN n.error_message END,
+           output = CASE WHEN NOT k.is_asked THEN n.output END,
+           output_ref = CASE WHEN NOT k.is_asked THEN n.output_ref END,
            started_at = CASE WHEN NOT k.is_asked THEN n.started_at END,
            completed_at = CASE WHEN NOT k.is_asked THEN n.completed_at END,
-           remaining = n.remaining + k.children,
-           failed_count = CASE WHEN k.children > 0 THEN 0 ELSE n.failed_count END,
-           cancelled_count = CASE WHEN k.children > 0 THEN 0 ELSE n.cancelled_count END,
-           idle_count = CASE WHEN k.children > 0 THEN k.children ELSE n.idle_count END,
+           total = CASE WHEN NOT k.is_anew THEN n.total END,
+           expanded = CASE WHEN NOT k.is_anew THEN n.expanded END,
+           remaining = CASE WHEN NOT k.is_anew THEN n.remaining + k.idle END,
+           failed_count = CASE WHEN NOT k.is_anew THEN n.failed_count - k.failed END,
+           cancelled_count = CASE WHEN NOT k.is_anew THEN n.cancelled_count - k.cancelled END,
+           idle_count = CASE WHEN k.is_anew THEN NULL WHEN k.idle > 0 THEN k.idle ELSE n.idle_count END,
+           stale_count = CASE WHEN k.stale > 0 THEN k.stale ELSE n.stale_count END,
            version = n.version + 1
       FROM (SELECT coalesce(a.node_id, f.node_id) AS node_id, a.node_id IS NOT NULL AS is_asked,
-                   coalesce(f.children, 0) AS children
+                   coalesce(a.is_anew, false) AS is_anew, coalesce(f.idle, 0) AS idle, coalesce(f.stale, 0) AS stale,
+                   coalesce(f.failed, 0) AS failed, coalesce(f.cancelled, 0) AS cancelled
               FROM asked a
               FULL JOIN family f ON f.node_id = a.node_id) AS k
      WHERE n.job_id = %(job_id)s AND n.node_id = k.node_id
@@ -56,7 +77,8 @@ WITH job AS MATERIALIZED (
     SELECT job_id, last_sequence + 1, NULL, 'job_resumed', 'running', epoch, %(facts)s::jsonb
       FROM job
      UNION ALL
-    SELECT job_id, last_sequence + 1 + a.place, a.node_id, 'node_reset', 'pending', epoch, NULL
+    SELECT job_id, last_sequence + 1 + a.place, a.node_id, 'node_reset', 'pending', epoch,
+           CASE WHEN a.is_anew THEN '{"anew": true}'::jsonb END
       FROM job
      CROSS JOIN asked a
      UNION ALL

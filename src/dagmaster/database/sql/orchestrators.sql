@@ -71,7 +71,7 @@ SELECT j.job_id, j.status, j.definition_hash, j.input_params, j.priority, j.corr
 -- name: load_nodes
 -- The nodes of a job's definition, by whole key so that children are never read. Small outputs come along.
 SELECT n.job_id, n.node_id, n.status, n.attempt, n.retry_count, n.loss_count, n.reason, n.error_message, n.total, n.expanded,
-       n.remaining, n.failed_count, n.cancelled_count, n.idle_count,
+       n.remaining, n.failed_count, n.cancelled_count, n.idle_count, n.stale_count,
        (n.status = 'completed' AND n.output_ref IS NULL AND coalesce(pg_column_size(n.output), 0) <= %(small)s) AS has_output,
        CASE WHEN coalesce(pg_column_size(n.output), 0) <= %(small)s THEN n.output END AS output
   FROM unnest(%(job_ids)s::uuid[], %(node_ids)s::text[]) AS k (job_id, node_id)
