@@ -80,6 +80,16 @@ def test_m2_a_quoted_value_is_hidden_whatever_is_in_it(*, before, name, left, ri
     assert CANARY not in told
 
 
+@given(NAMES, st.text(max_size=12), st.text("\\\"'", max_size=6), st.integers(0, 3))
+def test_m2_of_json_nothing_but_the_value_is_hidden(name, left, right, depth):
+    """Also where it ends in backslashes and quotes."""
+    text, expected = (json.dumps({name: value, "user": "bob"}) for value in (left + CANARY + right, "***"))
+    for _ in range(depth):
+        text, expected = json.dumps(text), json.dumps(expected)
+
+    assert redact(text) == expected
+
+
 @given(NAMES, st.text(max_size=12), st.text(max_size=12))
 def test_m2_a_value_in_a_python_object_is_hidden(name, left, right):
     secret = left + CANARY + right
@@ -187,6 +197,9 @@ def test_m2_ordinary_text_stays_as_it_is(text):
         ("?sv=1&sig=abc%3D&se=2", "?sv=1&sig=***&se=2"),
         ("'Authorization: Bearer abc' -X GET", "'Authorization: ***' -X GET"),
         ("secrets: ['a', 'b c'] and more", "secrets: *** and more"),
+        ("password=(a)b and password=[],b more", "password=*** and password=*** more"),
+        ("password='it''s' user=bob", "password='***' user=bob"),
+        (r'{"log": "{\"password\": \"cut off", "user": "bob"}', r'{"log": "{\"password\": \"***", "user": "bob"}'),
     ],
 )
 def test_m2_only_the_secret_is_hidden(text, told):

@@ -90,6 +90,13 @@ def test_m2_a_secret_is_never_echoed(monkeypatch):
     assert "hunter2" not in repr(settings.load())
 
 
+def test_m2_a_secret_that_is_refused_is_not_echoed_either():
+    with pytest.raises(InvalidRequest) as refused:
+        settings.load(postgres_password=["hunter2"])
+
+    assert refused.value.facts["problems"] == ["POSTGRES_PASSWORD: expected text"]
+
+
 def test_m2_empty_means_not_set_and_case_does_not_matter(monkeypatch):
     monkeypatch.setenv("TASK_LEASE_SEC", "")
     monkeypatch.setenv("LOG_LEVEL", "WARNING")

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, Self, get_args, get_origin
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from annotated_types import Ge, Gt, Le
 from pydantic import Field, PositiveInt, ValidationError, field_validator, model_validator
@@ -24,7 +24,7 @@ PREFIX = "DAGMASTER_"
 _LONGEST_SHOWN = 60
 
 # A day: whoever waits longer for a sign of life waits for ever.
-Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 PortOrAny = Annotated[int, Field(ge=0, le=65535)]
 Name = Annotated[str, Field(min_length=1)]
@@ -33,6 +33,7 @@ Names = Annotated[tuple[Name, ...], NoDecode, Field(min_length=1)]
 _SHORTER = (
     ("heartbeat_interval_sec", "orphan_threshold_sec", "healthy instances look dead"),
     ("lease_renew_sec", "task_lease_sec", "healthy tasks look lost"),
+    ("orphan_threshold_sec", "janitor_patience_sec", "the janitor acts before the owner of a job can"),
 )
 
 
@@ -77,6 +78,24 @@ class Settings(BaseSettings):
     )
     orchestrator_batch: PositiveInt = Field(100, le=10_000, description="Jobs advanced in one transaction")
     orchestrator_max_jobs: PositiveInt = Field(2000, le=1_000_000, description="Jobs one orchestrator owns at a time")
+
+    janitor_interval_sec: Seconds = Field(60.0, description="How often an orchestrator's janitor looks around")
+    janitor_patience_sec: Seconds = Field(
+        300.0, description="A job whose owner lives and does not act on what is due for this long goes to another owner"
+    )
+    janitor_queued_sec: Seconds = Field(
+        600.0, description="A task or message that waits this long, and that nobody alive would take, is told of"
+    )
+    janitor_webhook_url: str | None = Field(
+        None, repr=False, max_length=512, description="http(s)://…; told of every action of the janitor"
+    )
+    allow_private_webhooks: bool = Field(
+        False, description="Let webhooks go to private, loopback and link-local addresses"
+    )
+    retention_days: float = Field(
+        0, ge=0, le=36_500, allow_inf_nan=False, description="Jobs that ended longer ago are deleted; 0 keeps all"
+    )
+    retention_batch: PositiveInt = Field(100, le=10_000, description="Jobs deleted in one transaction at most")
 
     job_queue_name: Name = Field("dag-jobs", description="Queue of submissions by producers that have only a queue")
     worker_queue: Names = Field(DEFAULT_QUEUES, description="Queues a worker serves, comma-separated")
@@ -143,6 +162,14 @@ class Settings(BaseSettings):
     @classmethod
     def _names(cls, value: object) -> object:
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+    @field_validator("janitor_webhook_url")
+    @classmethod
+    def _web_address(cls, value: str | None) -> str | None:
+        parts = urlsplit(value or "http://none")
+        if parts.scheme not in {"http", "https"} or not parts.hostname or "@" in parts.netloc:
+            raise ValueError("not the address of a web server")
+        return value
 
     @field_validator("workflow_folders", mode="before")
     @classmethod

@@ -30,6 +30,7 @@ COMMANDS = {
     "orchestrators": "operate:orchestrators",
     "dead-letters": "operate:dead_letters",
     "db": "database:db",
+    "doctor": "doctor:doctor",
     "verify-history": "history:verify_history",
     "orchestrator": "serve:orchestrator",
     "worker": "serve:worker",

@@ -55,7 +55,9 @@ SELECT 'sequence', c.relname, 'USAGE'
   FROM pg_class c
   JOIN pg_namespace n
     ON n.oid = c.relnamespace
- WHERE n.nspname = %(schema)s AND c.relkind = 'S' AND NOT has_sequence_privilege(c.oid, 'USAGE')
+ WHERE n.nspname = %(schema)s
+       -- Asked of anything else it is an error, and conditions are tried in any order.
+   AND CASE c.relkind WHEN 'S' THEN NOT has_sequence_privilege(c.oid, 'USAGE') ELSE false END
  UNION ALL
 SELECT 'function', f.proname, 'EXECUTE'
   FROM pg_proc f
@@ -64,9 +66,15 @@ SELECT 'function', f.proname, 'EXECUTE'
  WHERE n.nspname = %(schema)s AND NOT has_function_privilege(f.oid, 'EXECUTE')
  ORDER BY 1, 2;
 
+-- name: doctor_fingerprint
+-- What was deployed last.
+SELECT fingerprint
+  FROM dagapp.schema_info;
+
 -- name: doctor_role
--- Who we are here.
-SELECT rolname AS name, rolsuper AS is_superuser
+-- Who we are here, and whether we may make the schema.
+SELECT rolname AS name, rolsuper AS is_superuser, to_regnamespace(%(schema)s) IS NOT NULL AS has_schema,
+       has_database_privilege(current_database(), 'CREATE') AS may_create
   FROM pg_roles
  WHERE rolname = current_user;
 

@@ -1,0 +1,673 @@
+"""`dagmaster doctor` finds what is wrong and says how to fix it, and works where nothing else does [M3]."""
+
+import contextlib
+import os
+import socket
+import struct
+import threading
+import time
+from pathlib import Path
+from uuid import uuid4
+
+import psycopg
+import pytest
+
+from dagmaster import __version__
+from dagmaster.cli import checkup, diagnosis
+from dagmaster.cli.diagnosis import Api, Finding, Folder, Holder, Level, Need, Private
+from dagmaster.database import examination
+from dagmaster.database.deploy import Status
+from dagmaster.database.embedded import Cluster
+from dagmaster.database.examination import (
+    Clock,
+    DeadRows,
+    Extension,
+    Lacking,
+    OpenTransaction,
+    Queued,
+    Role,
+    Seen,
+    Server,
+)
+from tests.conftest import administrator
+
+GB = 1 << 30
+OK, WARNING, PROBLEM, SKIPPED = Level.OK, Level.WARNING, Level.PROBLEM, Level.SKIPPED
+
+
+def levels(findings: list[Finding]) -> list[Level]:
+    """Whatever is not well says how to get well."""
+    assert all(finding.found for finding in findings)
+    assert all(finding.fix for finding in findings if finding.level in {WARNING, PROBLEM})
+    assert not any(finding.fix for finding in findings if finding.level in {OK, SKIPPED})
+    return [finding.level for finding in findings]
+
+
+# --- judging ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"), [((3, 11, 0), OK), ((3, 13, 5), OK), ((3, 10, 9), PROBLEM)]
+)  # fmt: skip
+def test_python(version, expected):
+    assert levels(diagnosis.judge_python(version, "/usr/bin/python3")) == [expected]
+
+
+def test_settings():
+    assert levels(diagnosis.judge_settings([], [])) == [OK]
+    assert levels(diagnosis.judge_settings(["A=1: wrong", "B=2: wrong"], ["C is not a setting"])) == [
+        PROBLEM,
+        PROBLEM,
+        WARNING,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        ({}, OK),
+        ({"free_bytes": GB}, WARNING),
+        ({"free_bytes": 1000}, PROBLEM),
+        ({"is_writable": False}, PROBLEM),
+        ({"is_folder": False}, PROBLEM),
+        ({"path": Path("/data/new")}, OK),
+    ],
+)
+def test_folders(facts, expected):
+    folder = Folder(**{"path": Path("/data"), "nearest": Path("/data"), "is_folder": True, "is_writable": True,
+                       "free_bytes": 100 * GB} | facts)  # fmt: skip
+
+    assert levels(diagnosis.judge_folder("data-folder", folder)) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("mode", "owner", "expected"), [(0o600, "me", []), (0o640, "me", [PROBLEM]), (0o600, "you", [PROBLEM])]
+)
+def test_what_is_private(mode, owner, expected):
+    assert levels(diagnosis.judge_private("data-folder", Private(Path("/f"), mode, owner, "me"))) == expected
+
+
+@pytest.mark.parametrize(
+    ("port", "holder", "is_needed", "expected"),
+    [
+        (0, Holder.NOBODY, True, OK),
+        (8000, Holder.NOBODY, True, OK),
+        (8000, Holder.US, True, OK),
+        (8000, Holder.STRANGER, True, PROBLEM),
+        (8000, Holder.STRANGER, False, WARNING),
+    ],
+)
+def test_ports(port, holder, is_needed, expected):
+    assert levels(diagnosis.judge_port("api-port", "API_PORT", port, holder, is_needed=is_needed)) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("refusal", "is_needed", "expected"),
+    [(None, True, OK), (("not installed", "install it"), True, PROBLEM), (("not installed", "install it"), False, OK)],
+)
+def test_programs_of_postgres(refusal, is_needed, expected):
+    assert levels(diagnosis.judge_programs("/bin", refusal, is_needed=is_needed)) == [expected]
+
+
+@pytest.mark.parametrize(("size", "expected"), [(GB, OK), (64 << 20, WARNING), (None, WARNING)])
+def test_shared_memory(size, expected):
+    assert levels(diagnosis.judge_shared_memory(size)) == [expected]
+
+
+def test_gdal_is_not_needed_yet():
+    (without,) = diagnosis.judge_gdal(None, {})
+    (having,) = diagnosis.judge_gdal("GDAL 3.9.1", {"rasterio": "1.4"})
+
+    assert (without.level, "not needed yet" in without.found) == (OK, True)
+    assert having.found == "GDAL 3.9.1, rasterio 1.4"
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        ({"version": "1.2"}, [OK]),
+        ({"version": "1.1"}, [WARNING]),
+        ({"trouble": "refused"}, [PROBLEM]),
+    ],
+)
+def test_the_api(facts, expected):
+    assert levels(diagnosis.judge_api(Api("http://x", **facts), "1.2")) == expected
+
+
+def test_an_api_that_is_not_well_says_so():
+    (found,) = diagnosis.judge_api(Api("http://x", "1.2", unwell=("database: away",)), "1.2")
+
+    assert (found.level, found.found) == (PROBLEM, "http://x is not well: database: away")
+
+
+def test_workflows():
+    assert levels(diagnosis.judge_workflows(3, [], [])) == [OK]
+    assert levels(diagnosis.judge_workflows(3, ["a.yaml:1:1: wrong"], ["package x: broken"])) == [PROBLEM, PROBLEM]
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        ({}, [OK]),
+        ({"version_number": 140011}, [PROBLEM]),
+        ({"is_standby": True}, [PROBLEM]),
+        ({"is_read_only": True}, [PROBLEM]),
+        ({"is_pooled": True}, [WARNING]),
+        ({"answer_seconds": 1.5}, [WARNING]),
+        ({"version_number": 140011, "is_standby": True}, [PROBLEM, PROBLEM]),
+    ],
+)
+def test_servers(facts, expected):
+    server = Server(**{"version": "15.4", "version_number": 150004, "is_standby": False, "is_read_only": False,
+                       "is_pooled": False, "answer_seconds": 0.01} | facts)  # fmt: skip
+
+    assert levels(diagnosis.judge_server(server, 15)) == expected
+
+
+SETTINGS = {
+    "autovacuum": "on", "default_transaction_isolation": "read committed", "fsync": "on", "full_page_writes": "on",
+    "idle_session_timeout": "0", "jit": "on", "max_connections": "100", "shared_buffers": str(256 << 20),
+    "superuser_reserved_connections": "3", "synchronous_commit": "on", "track_counts": "on",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({}, OK),
+        ({"fsync": "off"}, PROBLEM),
+        ({"full_page_writes": "off"}, PROBLEM),
+        ({"autovacuum": "off"}, PROBLEM),
+        ({"track_counts": "off"}, PROBLEM),
+        ({"synchronous_commit": "off"}, WARNING),
+        ({"synchronous_commit": "remote_apply"}, OK),
+        ({"shared_buffers": str(8 << 20)}, WARNING),
+        ({"idle_session_timeout": "30"}, WARNING),
+        ({"transaction_timeout": "30"}, WARNING),
+        ({"default_transaction_isolation": "serializable"}, WARNING),
+    ],
+)
+def test_settings_of_the_server(changed, expected):
+    assert levels(diagnosis.judge_server_settings(SETTINGS | changed)) == [expected]
+
+
+@pytest.mark.parametrize(("used", "expected"), [(10, OK), (80, WARNING), (96, PROBLEM)])
+def test_connections(used, expected):
+    assert levels(diagnosis.judge_connections(SETTINGS, used, worker_processes=2)) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("extension", "expected"), [(None, WARNING), (Extension("3.3", None), OK), (Extension("3.3", "3.3"), OK)]
+)
+def test_postgis(extension, expected):
+    assert levels(diagnosis.judge_extension(extension)) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("deployed", "stored", "pending", "expected"),
+    [(True, "a", [], None), (False, None, ["deploy"], "deploy"), (True, "b", ["add a column"], "migrate")],
+)
+def test_schemas(deployed, stored, pending, expected):
+    (found,) = diagnosis.judge_schema(Status(deployed, "a", stored, pending, {}, "15", {}))
+
+    assert found.level is (PROBLEM if expected else OK)
+    assert expected is None or f"dagmaster db {expected}" in found.fix
+
+
+@pytest.mark.parametrize(("deployed", "expected"), [("a", OK), ("b", PROBLEM), (None, PROBLEM)])
+def test_schemas_that_may_not_be_compared(deployed, expected):
+    assert levels(diagnosis.judge_fingerprint(deployed, "a")) == [expected]
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(0.002, OK), (0.9, WARNING), (None, PROBLEM)])
+def test_notifications(seconds, expected):
+    assert levels(diagnosis.judge_bell(seconds)) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("offset", "uncertainty", "expected"),
+    [(0.01, 0.001, OK), (-1.5, 0.01, WARNING), (2.0, 1.9, OK), (90.0, 0.01, PROBLEM), (-90.0, 0.01, PROBLEM)],
+)
+def test_clocks(offset, uncertainty, expected):
+    """What may be the network's doing is not the clock's."""
+    assert levels(diagnosis.judge_clock(Clock(offset, uncertainty))) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("has_schema", "may_create", "lacking", "expected"),
+    [
+        (True, False, [], OK),
+        (False, True, [], OK),
+        (False, False, [], PROBLEM),
+        (True, True, [Lacking("table", "dag_jobs", "INSERT")], PROBLEM),
+    ],
+)
+def test_rights(has_schema, may_create, lacking, expected):
+    role = Role("plain", is_superuser=False, has_schema=has_schema, may_create=may_create)
+
+    assert levels(diagnosis.judge_rights(role, lacking, "dagapp")) == [expected]
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(1, OK), (600, WARNING), (7200, PROBLEM)])
+def test_open_transactions(seconds, expected):
+    assert levels(diagnosis.judge_transaction(None)) == [OK]
+    assert levels(diagnosis.judge_transaction(OpenTransaction(seconds, "process 5", "idle in transaction"))) == [
+        expected
+    ]
+
+
+@pytest.mark.parametrize(
+    ("dead", "live", "expected"), [(500, 10, OK), (200_000, 100, WARNING), (200_000, 5_000_000, OK)]
+)
+def test_dead_rows(dead, live, expected):
+    assert levels(diagnosis.judge_dead_rows(None)) == [OK]
+    assert levels(diagnosis.judge_dead_rows(DeadRows("dag_tasks", dead, live, None))) == [expected]
+
+
+def seen(role: str, silent_seconds: float = 1.0, version: str = "1", queues=("q",), handlers=("h",)) -> Seen:
+    return Seen(role, "host", 5, version, silent_seconds, list(queues), list(handlers))
+
+
+@pytest.mark.parametrize(
+    ("instances", "open_jobs", "queued", "expected"),
+    [
+        ([seen("orchestrator"), seen("worker")], 5, 5, [OK, OK]),
+        ([], 0, 0, [WARNING, WARNING]),
+        ([], 5, 0, [PROBLEM, WARNING]),
+        ([seen("orchestrator"), seen("worker", 100)], 5, 5, [OK, PROBLEM, WARNING]),
+        ([seen("orchestrator"), seen("worker"), seen("worker", 9999)], 0, 0, [OK, OK]),
+        ([seen("orchestrator", version="0"), seen("worker")], 0, 0, [OK, OK, WARNING]),
+    ],
+)
+def test_instances(instances, open_jobs, queued, expected):
+    waiting = [Queued("q", "h", queued)] if queued else []
+
+    found = diagnosis.judge_instances(instances, open_jobs, waiting, within_seconds=60, our_version="1")
+
+    assert levels(found) == expected
+
+
+@pytest.mark.parametrize(
+    ("workers", "needs", "queued", "expected"),
+    [
+        ([], [Need("q", "h", "w")], [], [SKIPPED]),
+        ([seen("worker", 100)], [Need("q", "h", "w")], [], [SKIPPED]),
+        ([seen("worker")], [Need("q", "h", "w")], [Queued("q", "h", 1)], [OK]),
+        ([seen("worker")], [Need("q", "other", "w"), Need("q", "other", "v")], [], [WARNING]),
+        ([seen("worker")], [Need("elsewhere", "h", "w")], [], [WARNING]),
+        ([seen("worker")], [], [Queued("q", "other", 1)], [PROBLEM]),
+    ],
+)
+def test_handlers(workers, needs, queued, expected):
+    assert levels(diagnosis.judge_handlers(needs, workers, queued, within_seconds=60)) == expected
+
+
+# --- looking ---------------------------------------------------------------------------------------------------------
+
+
+def test_m3_a_look_that_fails_or_hangs_is_a_finding_and_stops_no_other():
+    release = threading.Event()
+
+    def fail():
+        raise RuntimeError("postgresql://me:hunter2@host")
+
+    begun = time.monotonic()
+    found = checkup.all_of(
+        {"fails": fail, "hangs": lambda: [*[], release.wait(30)], "works": lambda: [diagnosis.ok("works", "fine")]},
+        patience_seconds=0.3,
+    )
+    release.set()
+
+    assert [(finding.check, finding.level) for finding in found] == [
+        ("fails", PROBLEM), ("hangs", PROBLEM), ("works", OK)
+    ]  # fmt: skip
+    assert time.monotonic() - begun < 5
+    assert "RuntimeError" in found[0].found
+    assert "hunter2" not in found[0].found
+    assert "no answer within 0.3 s" in found[1].found
+
+
+def by_check(result) -> dict[str, list[Finding]]:
+    found: dict[str, list[Finding]] = {}
+    for finding in result.json["findings"]:
+        found.setdefault(finding["check"], []).append(Finding(**{**finding, "level": Level(finding["level"])}))
+    return found
+
+
+DATABASE_CHECKS = {
+    "postgres", "postgres-settings", "connections", "postgis", "listen", "clock", "transactions", "rights", "schema",
+    "instances", "handlers", "dead-rows",
+}  # fmt: skip
+
+
+@pytest.fixture
+def free_ports(monkeypatch):
+    """Other tests of this machine may hold the usual ones."""
+    for name in ("API_PORT", "HEALTH_PORT"):
+        monkeypatch.setenv(name, "0")
+
+
+def test_m3_it_works_where_nothing_runs(dagmaster, free_ports):
+    told = dagmaster("doctor", "--json")
+    found = by_check(told)
+
+    assert told.code == 0
+    assert told.json["is_healthy"] is True
+    assert levels(found["platform"]) == [WARNING]
+    assert "dagmaster up" in found["platform"][0].fix
+    assert {name for name in DATABASE_CHECKS if levels(found[name]) == [SKIPPED]} == DATABASE_CHECKS
+    assert levels(found["postgres-programs"]) == levels(found["data-folder"]) == levels(found["workflows"]) == [OK]
+
+
+def test_m3_it_works_with_invalid_settings(dagmaster, free_ports, monkeypatch):
+    for name, value in {"TASK_LEASE_SEC": "nan", "HEARTBEAT_INTERVAL_SEC": "90", "DAGMASTER_DATTA": "x"}.items():
+        monkeypatch.setenv(name, value)
+
+    told = dagmaster("doctor")
+    found = by_check(dagmaster("doctor", "--json"))
+
+    assert told.code == 1
+    assert "PROBLEM settings           TASK_LEASE_SEC=nan: expected number above 0 up to 86400" in told.out
+    assert "2 problems, 2 warnings" in told.out
+    assert levels(found["settings"]) == [PROBLEM, PROBLEM, WARNING]
+
+
+@pytest.mark.parametrize(
+    ("address", "told"),
+    [
+        ("postgresql://me:hunter2@127.0.0.1:1/db", "Connection refused"),
+        ("mysql://me:hunter2@host/db", "it begins with mysql"),
+        ("postgresql://me:hunter2@nowhere.invalid/db", "failed to resolve host"),
+    ],
+)
+def test_m3_it_works_where_the_database_is_down(dagmaster, free_ports, monkeypatch, address, told):
+    monkeypatch.setenv("DATABASE_URL", address)
+
+    result = dagmaster("doctor", "--json")
+    found = by_check(result)
+
+    assert result.code == 1
+    assert levels(found["postgres"]) == [PROBLEM]
+    assert told in found["postgres"][0].found
+    assert {name for name in DATABASE_CHECKS if levels(found[name]) == [SKIPPED]} == DATABASE_CHECKS - {"postgres"}
+    assert "hunter2" not in result.out + result.err
+
+
+def test_m3_a_server_that_never_answers_is_not_waited_for(dagmaster, free_ports, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        monkeypatch.setenv("DATABASE_URL", f"postgresql://me@127.0.0.1:{deaf.getsockname()[1]}/db")
+        begun = time.monotonic()
+        result = dagmaster("doctor", "--json")
+
+    assert result.code == 1
+    assert levels(by_check(result)["postgres"]) == [PROBLEM]
+    assert time.monotonic() - begun < 20
+
+
+def test_m3_a_database_without_the_schema_is_to_be_deployed(dagmaster, free_ports, monkeypatch, empty_database):
+    monkeypatch.setenv("DATABASE_URL", empty_database)
+
+    result = dagmaster("doctor", "--json")
+    found = by_check(result)
+
+    assert result.code == 1
+    assert [finding.fix for finding in found["schema"]] == ["run `dagmaster db deploy`"]
+    assert levels(found["postgres"]) == levels(found["listen"]) == levels(found["clock"]) == [OK]
+    assert levels(found["instances"]) == [SKIPPED]
+    # The server of these tests has given up durability.
+    assert {finding.found.split()[0] for finding in found["postgres-settings"]} == {
+        "fsync", "full_page_writes", "synchronous_commit"
+    }  # fmt: skip
+
+
+def test_m3_a_deployed_database_is_looked_at_whole(dagmaster, free_ports, monkeypatch, database):
+    monkeypatch.setenv("DATABASE_URL", database)
+    with psycopg.connect(database, autocommit=True) as connection:
+        if connection.execute("SELECT FROM pg_available_extensions WHERE name = 'postgis'").rowcount:
+            connection.execute("CREATE EXTENSION postgis")
+        add_instance(connection, "orchestrators", __version__, 1)
+        add_instance(connection, "orchestrators", __version__, 300)
+        add_instance(connection, "workers", "0.0.1", 1)
+
+    found = by_check(dagmaster("doctor", "--json"))
+
+    assert levels(found["schema"]) == levels(found["rights"]) == levels(found["dead-rows"]) == [OK]
+    assert levels(found["instances"]) == [OK, OK, WARNING, WARNING]
+    assert "silent: orchestrator host-a" in found["instances"][2].found
+    assert "some run version 0.0.1" in found["instances"][3].found
+    assert set(levels(found["handlers"])) == {WARNING}
+    assert "no living worker offers" in found["handlers"][0].found
+
+
+def add_instance(connection, table: str, version: str, silent_seconds: float) -> None:
+    key, more, values = ("owner_id", "", "") if table == "orchestrators" else (
+        "worker_id", ", worker_type, queues, handlers", ", 'general', '{dag-worker-tasks}', '{noop}'"
+    )  # fmt: skip
+    connection.execute(
+        f"INSERT INTO dagapp.{table} ({key}, host, pid, software_version, heartbeat_at{more}) "
+        f"VALUES (%s, 'host-a', 5, %s, clock_timestamp() - make_interval(secs => %s){values})",
+        [uuid4(), version, silent_seconds],
+    )
+
+
+def test_m3_an_older_schema_is_to_be_migrated(dagmaster, free_ports, monkeypatch, database):
+    monkeypatch.setenv("DATABASE_URL", database)
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute("ALTER TABLE dagapp.workers DROP COLUMN worker_type")
+
+    (found,) = by_check(dagmaster("doctor", "--json"))["schema"]
+
+    assert found.level is PROBLEM
+    assert "worker_type" in found.found
+    assert "dagmaster db migrate" in found.fix
+
+
+def test_m3_a_read_only_database_is_told_as_such(dagmaster, free_ports, monkeypatch, database):
+    monkeypatch.setenv("DATABASE_URL", database)
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute(f"ALTER DATABASE {connection.info.dbname} SET default_transaction_read_only = on")
+
+    (found,) = by_check(dagmaster("doctor", "--json"))["postgres"]
+
+    assert found.level is PROBLEM
+    assert "default_transaction_read_only is on" in found.found
+
+
+def test_m3_the_rights_that_it_names_are_the_ones_that_are_needed(
+    dagmaster, free_ports, monkeypatch, cluster, database
+):
+    """What it says to do is done, and then it finds nothing more."""
+    with administrator(cluster) as connection:
+        connection.execute("DROP ROLE IF EXISTS plain")
+        connection.execute("CREATE ROLE plain LOGIN")
+    monkeypatch.setenv("DATABASE_URL", database.replace("postgres@", "plain@"))
+
+    (before,) = by_check(dagmaster("doctor", "--json"))["rights"]
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute(before.fix.removeprefix("as its owner: "))
+    after = by_check(dagmaster("doctor", "--json"))
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute("DROP OWNED BY plain")
+
+    assert before.level is PROBLEM
+    assert "USAGE on schema dagapp" in before.found
+    assert levels(after["rights"]) == levels(after["schema"]) == [OK]
+    assert "role plain has what the engine needs" in after["rights"][0].found
+    assert levels(after["instances"]) == [WARNING, WARNING]
+
+
+def test_m3_a_notification_that_is_lost_on_the_way_is_noticed(cluster, database):
+    """As a pooler loses it that gives each transaction another connection."""
+    assert examination.bell_seconds(database) < 1
+
+    with without_notifications(str(cluster.socket_folder / ".s.PGSQL.5432")) as folder:
+        lost = examination.bell_seconds(database.replace(str(cluster.socket_folder), folder))
+
+    assert lost is None
+
+
+@contextlib.contextmanager
+def without_notifications(server_socket: str):
+    """A folder with a socket that leads to the server, and keeps its notifications to itself."""
+    folder = Path("/tmp", f"dagmaster-doctor-{os.getpid()}")
+    folder.mkdir(mode=0o700)
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(str(folder / ".s.PGSQL.5432"))
+    listening.listen()
+    threading.Thread(target=_serve, args=(listening, server_socket), daemon=True).start()
+    try:
+        yield str(folder)
+    finally:
+        listening.close()
+        (folder / ".s.PGSQL.5432").unlink()
+        folder.rmdir()
+
+
+def _serve(listening: socket.socket, server_socket: str) -> None:
+    with contextlib.suppress(OSError):
+        while True:
+            client, _ = listening.accept()
+            server = socket.socket(socket.AF_UNIX)
+            server.connect(server_socket)
+            for target, arguments in ((_pass_on, (client, server)), (_pass_on_most, (server, client))):
+                threading.Thread(target=target, args=arguments, daemon=True).start()
+
+
+def _pass_on(source: socket.socket, sink: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while data := source.recv(65536):
+            sink.sendall(data)
+        sink.shutdown(socket.SHUT_WR)
+
+
+def _pass_on_most(source: socket.socket, sink: socket.socket) -> None:
+    with contextlib.suppress(OSError, struct.error), source.makefile("rb") as stream:
+        while head := stream.read(5):
+            body = stream.read(struct.unpack("!I", head[1:])[0] - 4)
+            if head[:1] != b"A":
+                sink.sendall(head + body)
+        sink.shutdown(socket.SHUT_RDWR)
+
+
+def test_m3_a_clock_that_is_off_is_measured(database):
+    right, late = examination.clock(database), examination.clock(database, now=lambda: time.time() - 100)
+
+    assert abs(right.offset_seconds) <= right.uncertainty_seconds + 0.05
+    assert late.offset_seconds == pytest.approx(100, abs=0.5)
+
+
+def test_m3_a_transaction_that_someone_left_open_is_found(database):
+    with psycopg.connect(database, application_name="forgotten") as connection:
+        connection.execute("SELECT 1")
+        found = examination.oldest_transaction(database)
+
+    assert found is not None
+    assert "forgotten" in found.who
+    assert found.state == "idle in transaction"
+
+
+def test_m3_settings_are_those_of_the_server_and_not_of_our_sessions(database):
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute(f"ALTER DATABASE {connection.info.dbname} SET idle_session_timeout = '30s'")
+
+    settings = examination.settings(database)
+
+    assert settings["jit"] == "on"
+    assert float(settings["idle_session_timeout"]) == 30
+    assert float(settings["shared_buffers"]) >= 1 << 20
+
+
+def test_m3_ports_that_others_hold_are_told(dagmaster, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        monkeypatch.setenv("API_PORT", str(stranger.getsockname()[1]))
+        monkeypatch.setenv("HEALTH_PORT", str(stranger.getsockname()[1]))
+        stranger.close()
+        free = by_check(dagmaster("doctor", "--json"))
+
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        monkeypatch.setenv("API_PORT", str(stranger.getsockname()[1]))
+        monkeypatch.setenv("HEALTH_PORT", str(stranger.getsockname()[1]))
+        hang_up = threading.Thread(target=_hang_up, args=(stranger,), daemon=True)
+        hang_up.start()
+        taken = by_check(dagmaster("doctor", "--json"))
+
+    assert levels(free["api-port"]) == levels(free["health-port"]) == [OK]
+    assert (levels(taken["api-port"]), levels(taken["health-port"])) == ([PROBLEM], [WARNING])
+
+
+def _hang_up(listening: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while True:
+            listening.accept()[0].close()
+
+
+def test_m3_files_that_others_can_read_or_that_are_in_the_way_are_told(dagmaster, free_ports, tmp_path):
+    folder = tmp_path / "open"
+    folder.mkdir()
+    (folder / "platform.json").write_text("{}")
+    (folder / "platform.json").chmod(0o644)
+    (tmp_path / "file").write_text("")
+
+    readable = by_check(dagmaster("doctor", "--json", "--data", str(folder)))["data-folder"]
+    in_the_way = by_check(dagmaster("doctor", "--json", "--data", str(tmp_path / "file" / "data")))["data-folder"]
+
+    assert [finding.fix for finding in readable if finding.level is PROBLEM] == [
+        f"chmod go= {folder / 'platform.json'}"
+    ]
+    assert in_the_way[0].found == f"{tmp_path / 'file'} is not a folder"
+
+
+def test_m3_a_private_cluster_that_others_can_enter_is_told(dagmaster, free_ports, tmp_path):
+    cluster = Cluster.at(tmp_path / "data")
+    cluster.folder.mkdir(parents=True)
+    try:
+        cluster.folder.chmod(0o755)
+        os.chown(cluster.folder, cluster.user.pw_uid, cluster.user.pw_gid)
+        found = by_check(dagmaster("doctor", "--json", "--data", str(tmp_path / "data")))["data-folder"]
+    finally:
+        cluster.folder.rmdir()
+
+    assert f"chmod go= {cluster.folder}" in [finding.fix for finding in found]
+
+
+def test_m3_workflow_files_that_are_refused_are_told(dagmaster, free_ports, monkeypatch, tmp_path):
+    (tmp_path / "bad.yaml").write_text("workflow_id: bad\nnodes:\n  a: {handler: no_such, next: b}\n")
+    monkeypatch.setenv("WORKFLOW_FOLDERS", str(tmp_path))
+    refused = by_check(dagmaster("doctor", "--json"))["workflows"]
+    monkeypatch.setenv("WORKFLOW_FOLDERS", str(tmp_path / "nowhere"))
+    (missing,) = by_check(dagmaster("doctor", "--json"))["workflows"]
+
+    assert set(levels(refused)) == {PROBLEM}
+    assert "bad.yaml" in refused[0].found
+    assert (missing.level, missing.fix) == (PROBLEM, "correct WORKFLOW_FOLDERS")
+
+
+def test_m3_a_running_platform_is_found_well(on_platform, platform, free_ports):
+    found = by_check(on_platform("doctor", "--json"))
+
+    well = ("platform", "api", "postgres", "schema", "listen", "clock", "rights", "instances", "handlers")
+    assert {name: set(levels(found[name])) for name in well} == {name: {OK} for name in well}
+    assert str(platform.pid) in found["platform"][0].found
+    assert __version__ in found["api"][0].found
+
+
+def test_m3_silence_is_measured_as_the_running_platform_does(on_platform, platform, free_ports):
+    """`up` takes an instance for dead within seconds, others within a minute."""
+    with psycopg.connect(platform.facts["database_url"], autocommit=True) as connection:
+        add_instance(connection, "orchestrators", __version__, 20)
+
+    found = by_check(on_platform("doctor", "--json"))["instances"]
+
+    assert levels(found) == [OK, OK, WARNING]
+    assert "silent: orchestrator host-a/5" in found[2].found
+
+
+def test_m3_an_api_that_is_none_is_told(dagmaster, free_ports):
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        threading.Thread(target=_hang_up, args=(stranger,), daemon=True).start()
+        (found,) = by_check(dagmaster("doctor", "--json", "--server", f"http://127.0.0.1:{stranger.getsockname()[1]}"))[
+            "api"
+        ]
+
+    assert found.level is PROBLEM
+    assert "--server" in found.fix

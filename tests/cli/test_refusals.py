@@ -1,0 +1,80 @@
+"""What a database refuses ends a command with the right exit code and a remedy, never as a bug of ours [M2, M3]."""
+
+import psycopg
+import pytest
+
+from tests.conftest import administrator
+
+COMMANDS = (("verify-history", "--all"), ("orchestrator", "--no-api"), ("worker",), ("db", "status"))
+NEEDS_SCHEMA = COMMANDS[:3]
+
+
+@pytest.fixture(autouse=True)
+def no_ports(monkeypatch):
+    monkeypatch.setenv("HEALTH_ENABLED", "false")
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize("address", ["garbage", "mysql://me:hunter2@h/db", "postgresql://me:hunter2@[::1/db"])
+def test_m2_a_malformed_address_is_a_mistake_in_the_settings(dagmaster, monkeypatch, command, address):
+    monkeypatch.setenv("DATABASE_URL", address)
+
+    told = dagmaster(*command)
+
+    assert told.code == 2, told.err
+    assert "DATABASE_URL is not the address of a database" in told.err
+    assert "hunter2" not in told.out + told.err
+
+
+@pytest.mark.parametrize("command", NEEDS_SCHEMA, ids=" ".join)
+def test_m3_a_database_without_the_schema_is_unavailable(dagmaster, monkeypatch, empty_database, command):
+    monkeypatch.setenv("DATABASE_URL", empty_database)
+
+    told = dagmaster(*command)
+
+    assert told.code == 5, told.err
+    assert "hint: run `dagmaster db deploy`" in told.err
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_m3_an_unknown_database_is_not_found(dagmaster, monkeypatch, cluster, command):
+    monkeypatch.setenv("DATABASE_URL", cluster.dsn_of("nothing_here"))
+
+    told = dagmaster(*command)
+
+    assert told.code == 4, told.err
+    assert "createdb" in told.err
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_m3_whoever_lacks_rights_is_not_allowed(dagmaster, monkeypatch, cluster, database, command):
+    with administrator(cluster) as connection:
+        connection.execute("DROP ROLE IF EXISTS bystander")
+        connection.execute("CREATE ROLE bystander LOGIN")
+    monkeypatch.setenv("DATABASE_URL", database.replace("postgres@", "bystander@"))
+
+    told = dagmaster(*command)
+
+    assert told.code == 3, told.err
+    assert "permission denied for schema dagapp" in told.err
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_m3_an_unknown_user_is_not_allowed(dagmaster, monkeypatch, cluster, command):
+    monkeypatch.setenv("DATABASE_URL", cluster.dsn_of("postgres").replace("postgres@", "nobody_known@"))
+
+    told = dagmaster(*command)
+
+    assert told.code == 3, told.err
+    assert 'role "nobody_known" does not exist' in told.err
+
+
+def test_m3_a_read_only_server_is_not_deployed_to(dagmaster, monkeypatch, empty_database):
+    with psycopg.connect(empty_database, autocommit=True) as connection:
+        connection.execute(f"ALTER DATABASE {connection.info.dbname} SET default_transaction_read_only = on")
+    monkeypatch.setenv("DATABASE_URL", empty_database)
+
+    told = dagmaster("db", "deploy")
+
+    assert told.code == 5
+    assert "it is a standby, or set to read only" in told.err
