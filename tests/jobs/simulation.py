@@ -5,18 +5,21 @@ commit, and read it again after any doubt. Workers follow the scripts of a case.
 Random, so that a run is repeated by its seed.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from random import Random
 from uuid import UUID
 
-from dagmaster.database.ledger import Claim, Demand, Held, Look, NewJob, OrchestratorInfo, Report, Running
+from dagmaster.database.ledger import LOOK_LIMIT, Claim, Demand, Held, Look, NewJob, OrchestratorInfo, Report, Running
 from dagmaster.database.memory import MemoryDatabase, MemoryLedger
 from dagmaster.jobs.changes import Changes
 from dagmaster.jobs.model import TaskMessage, new_job_id
 from dagmaster.jobs.plan import Plan, Planner, Route
+from dagmaster.jobs.revival import Revival
 from dagmaster.jobs.states import JOB_TERMINAL, NODE_TERMINAL, TaskStatus
-from dagmaster.jobs.view import JobView, is_failing, node_view
+from dagmaster.jobs.view import JobView, is_failing, node_view, wakeable
+from dagmaster.operations.operate import view_of
 from dagmaster.testing.plain import at_once
 from dagmaster.workflows.graph import build
 from dagmaster.workflows.model import Work
@@ -74,6 +77,7 @@ class Simulation:
         self.held: list[TaskMessage] = []
         self.sent: list[tuple[UUID, Report]] = []
         self.fenced = 0
+        self.cancels = 0  # how likely it is that someone cancels the job
         self.job_id = new_job_id(0, self.random.randbytes(10))
         at_once(self.ledger.create_jobs([NewJob(self.job_id, case.workflow, {})]))
         self.owner = self._claim()
@@ -90,7 +94,8 @@ class Simulation:
     def run(self, disorder: int = 60) -> None:
         """Some disorder, then whatever is left in order: it must come to an end."""
         deeds = [self.turn] * 5 + [self.claim_tasks] * 3 + [self.report_one] * 5 + [self.pass_time] * 2
-        deeds += [self.replace_owner, self.doubt, self.crash, self.repeat_a_report]
+        deeds += [self.replace_owner, self.doubt, self.crash, self.repeat_a_report, self.stop_what_is_asked]
+        deeds += [self.cancel] * self.cancels
         for _ in range(disorder):
             if self.is_over:
                 break
@@ -106,6 +111,7 @@ class Simulation:
         """Everything that can be done now; else wait for what comes next."""
         before = self._marks()
         self.turn()
+        self.stop_what_is_asked()
         self.claim_tasks()
         for task in list(self.held):
             if self.script(task) not in ("lost", "overran"):
@@ -180,27 +186,47 @@ class Simulation:
                         epoch=held.epochs[job_id],
                         sequence=held.sequences[job_id],
                         look_at_all=owner.look_at_all,
+                        stop=held.stops.get(job_id),
                     )  # fmt: skip
                 )
             if crashing:
                 raise Crash
             return [plan.changes for plan in plans]
 
-        failing = frozenset({self.job_id} if owner.is_failing else ())
-        fast = failing if self.case.workflow.fail_fast else frozenset()
         advanced = at_once(
-            self.ledger.advance(owner.owner_id, [owner.claim], Look(overdue, started, failing, fast), decide)
+            self.ledger.advance(owner.owner_id, [owner.claim], self._look(owner, overdue, started), decide)
         )
         self.fenced += len(advanced.fenced)
         for plan in plans:
             self._keep(owner, plan)
+
+    def _look(self, owner: Owner, overdue: frozenset[UUID], started: frozenset[UUID]) -> Look:
+        assert owner.view is not None
+        failing = frozenset({self.job_id} if owner.is_failing else ())
+        is_ending = owner.view.stopping or self.case.workflow.fail_fast
+        wake = wakeable(owner.view, LOOK_LIMIT, unlimited=owner.is_failing)
+        return Look(
+            overdue,
+            started,
+            withdraw=failing,
+            stop_running=failing if is_ending else frozenset(),
+            wake={(self.job_id, fan_out): count for fan_out, count in wake.items()},
+        )
 
     def _read_view(self, owner: Owner) -> None:
         if owner.view is not None:
             return
         (job,) = at_once(self.ledger.load_jobs([owner.claim]))
         nodes = {state.node_id: node_view(state, self.graph.workflow.nodes[state.node_id]) for state in job.nodes}
-        owner.view = JobView(job.job_id, self.graph, job.input_params, job.status, nodes=nodes, outputs=job.outputs)
+        owner.view = JobView(
+            job.job_id,
+            self.graph,
+            job.input_params,
+            job.status,
+            nodes=nodes,
+            outputs=job.outputs,
+            stopping=job.stopping,
+        )
         owner.look_at_all = True
         owner.is_failing = is_failing(owner.view)
 
@@ -225,6 +251,26 @@ class Simulation:
         self._advance(old, frozenset({self.job_id}), frozenset({self.job_id}))
         assert self._marks() == before
         assert self.fenced == fenced + 1
+
+    def cancel(self) -> None:
+        at_once(self.ledger.request_cancel(self.job_id, by="ana", reason=None))
+
+    def revive(self, choose: Callable[[JobView], Revival]) -> Revival:
+        """Run a job that has ended again; someone claims it."""
+        revival, _ = at_once(self.ledger.revive(self.job_id, lambda job: choose(view_of(job)), {}))
+        self.held = []
+        self.owner = self._claim()
+        return revival
+
+    def stop_what_is_asked(self) -> None:
+        """A worker that is asked to stop gives its tasks back, or finishes before it hears."""
+        asked = at_once(self.ledger.take_stops(self.worker_id))
+        for task in [task for task in self.held if task.task_id in asked and self.random.random() < 0.8]:
+            key = (task.job_id, task.node_id, task.attempt)
+            report = Report(*key, TaskStatus.RETURNED)
+            at_once(self.ledger.exchange(self.worker_id, [report], Demand((QUEUE,)), lease_seconds=1))
+            self.held.remove(task)
+            self.sent.append((self.worker_id, report))
 
     def doubt(self) -> None:
         """The answer to the last commit was lost: what is known may be behind, and is read again."""

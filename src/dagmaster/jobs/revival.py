@@ -1,7 +1,8 @@
 """What runs again when a job that has ended is resumed, or a part of it is retried [E15].
 
 Resumed: what failed, was cancelled, or was skipped because of that. Whatever completed stays. Children of a fan_out run again
-where their results are still wanted: too many of them are missing, or someone who reads them runs again.
+where their results are still wanted: nobody has gone on without them, and too many are missing or someone who reads them runs
+again.
 
 Retried: the nodes that are named and everything downstream of them, never more. A fan_out among them begins anew: its source is
 read again, so it may have other children than before.
@@ -147,4 +148,6 @@ def _are_wanted(view: JobView, fan_out: str, again: set[str]) -> bool:
     if not isinstance(view.graph.workflow.nodes[fan_out], FanOutNode):
         return False
     readers = {node_id for node_id in view.nodes if read_by(view.graph, node_id) == fan_out}
+    if any(view.nodes[reader].status is NodeStatus.COMPLETED for reader in readers):
+        return False  # it went without them, and stays
     return fan_out in again or overdrawn(view, fan_out) or bool(readers & again)
