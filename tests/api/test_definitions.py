@@ -49,3 +49,23 @@ async def test_o1_a_file_that_is_right_tells_its_inputs(database):
 
     assert checked["inputs_schema"]["properties"]["name"]["type"] == "string"
     assert checked["inputs_schema"]["required"] == ["name"]
+
+
+async def test_w3_files_that_are_refused_are_listed_without_their_folder(database, tmp_path):
+    (tmp_path / "bad.yaml").write_text("workflow_id: bad\nnodes:\n  start: {type: start, next: nowhere}\n")
+    (tmp_path / "taken.yaml").write_text(
+        "workflow_id: mine\nnodes: {start: {type: start, next: end}, end: {type: end}}\n"
+    )
+    (tmp_path / "mine.yaml").write_text(
+        "workflow_id: mine\nnodes: {start: {type: start, next: end}, end: {type: end}}\n"
+    )
+
+    async with api(database, workflow_folders=[tmp_path]) as client:
+        listed = await ok(client.get(f"{V1}/workflows", params={"limit": 1}))
+
+    refused = {file["file"]: file["problems"] for file in listed["refused"]}
+    assert len(listed["items"]) == 1
+    assert set(refused) == {"bad.yaml", "taken.yaml"}
+    assert refused["bad.yaml"][0]["line"] == 2
+    assert refused["taken.yaml"][0]["message"] == "workflow_id 'mine' is already taken by mine.yaml; rename one of them"
+    assert str(tmp_path) not in str(listed)

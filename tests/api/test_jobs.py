@@ -124,7 +124,8 @@ async def test_o1_a_node_shows_its_attempts_with_their_log_lines(database):
     assert child["attempts"][0]["params"] == {"value": 3, "fail": True, "message": "three"}
     assert (child["type"], child["stage"]) == ("task", "work")
     assert parent["attempts"][0]["accepted"] is True
-    assert talker["attempts"][0]["log"] == ["info: working step=1"]
+    (line,) = talker["attempts"][0]["log"]
+    assert (line["number"], line["level"], line["text"]) == (1, "info", "working step=1")
     assert parent["node"]["output"] == parent["attempts"][0]["output"]
     assert missing.json()["code"] == "node.not-found"
 

@@ -88,6 +88,20 @@ async def test_e19_queues_show_their_depth_and_are_paused_and_opened(database):
     assert job["status"] == "completed"
 
 
+async def test_e19_two_people_change_a_queue_and_neither_undoes_the_other(database):
+    async with engine(database, workers=0) as running, api(database, running) as client:
+        queue = f"{V1}/queues/container-tasks"
+        limited = await ok(client.patch(queue, json={"max_running": 3}))
+        paused = await ok(client.patch(queue, json={"is_paused": True}))
+        lifted = await ok(client.patch(queue, json={"max_running": None}))
+        replaced = await ok(client.put(queue, json={"max_running": 5}))
+        unknown = await client.patch(f"{V1}/queues/nothing", json={"is_paused": True})
+
+    told = [(answer["max_running"], answer["is_paused"]) for answer in (limited, paused, lifted, replaced)]
+    assert told == [(3, False), (3, True), (None, True), (5, False)]
+    assert unknown.status_code == 404
+
+
 async def test_o1_stats_and_health_tell_how_things_are(database):
     async with engine(database) as running, api(database, running) as client:
         await running.run("hello_world")

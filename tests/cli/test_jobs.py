@@ -38,7 +38,8 @@ def test_json_is_understood_before_and_after_the_command_m3(on_platform):
 
     assert before.json["status"] == "accepted"
     assert between.json.keys() == {"jobs", "next"}
-    assert after.json.keys() == {"job", "is_over", "seconds", "failed", "stages", "nodes", "waiting"}
+    shown = {"job", "is_over", "seconds", "failed", "stages", "nodes", "outcomes", "deliverables", "waiting"}
+    assert after.json.keys() == shown
     assert "claim_token" not in after.json["job"]
 
 

@@ -229,9 +229,9 @@ async def test_h1_output_on_stdout_never_disturbs_the_channel_and_logs_arrive(
     lines = context.log_lines()
     assert outcome.output == {"fine": "yes"}
     assert lines is not None
-    assert lines[0].startswith("info: read 3 bands")
-    assert "abc123" not in lines[0]
-    assert "tile=7" in lines[1]
+    assert (lines[0]["level"], lines[0]["text"].startswith("read 3 bands")) == ("info", True)
+    assert "abc123" not in lines[0]["text"]
+    assert "tile=7" in lines[1]["text"]
     assert "a line on standard output" in capfd.readouterr().err
 
 
@@ -446,8 +446,8 @@ async def test_h1_of_too_many_log_lines_the_last_are_told_and_how_many_are_missi
     assert outcome.error is None
     assert lines is not None
     assert context.count <= 300 + 310 * (time.monotonic() - started)
-    assert lines[-1] == "info: line number=19999"
-    assert lines[-100] == "info: line number=19900"
+    assert lines[-1]["text"] == "line number=19999"
+    assert lines[-100]["text"] == "line number=19900"
 
 
 async def test_h1_a_line_that_cannot_be_written_is_logged_as_well_as_it_goes(harness: Harness) -> None:

@@ -82,4 +82,6 @@ def _as_told(report: TaskReport) -> Report:
     if error is not None:
         error["message"] = log.redact(error["message"])
     status = TaskStatus(report.status)
-    return Report(job_id, parts[2], int(parts[3]), status, report.output, error, report.metrics)
+    # `log` has the lines that our workers kept; what others call so has another form.
+    metrics = {name: value for name, value in (report.metrics or {}).items() if name != "log"} or None
+    return Report(job_id, parts[2], int(parts[3]), status, report.output, error, metrics)

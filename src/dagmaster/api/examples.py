@@ -261,6 +261,16 @@ _LETTER = {
     "job_id": None,
     "node_id": None,
 }
+_JANITOR_ACTION = {
+    "action_id": "5d1a0c44-7a4e-4b0b-9f53-0a4a5f1f9e02",
+    "run_id": "c1b7a0de-90c5-4a1e-8b64-6a1f5b2f7d03",
+    "action_type": "lease_lapsed",
+    "target_type": "job",
+    "target_id": JOB_ID,
+    "reason": "the job has tasks whose leases have lapsed, and its owner, who lives, has not touched it for 412 s",
+    "detail": {"owner_id": _OWNER_ID, "epoch": 1, "seconds": 412.0},
+    "created_at": _T3,
+}
 _INSTANCE = {
     "host": "node-1",
     "pid": 4711,
@@ -344,7 +354,7 @@ MODELS: dict[str, Any] = {
     },
     "JobDetail": {
         "job": _JOB, "is_over": True, "seconds": 1.42, "failed": [], "stages": [_STAGE], "nodes": [_SHOWN_NODE],
-        "outcomes": _OUTCOMES, "deliverables": {"message": _DELIVERABLE},
+        "outcomes": _OUTCOMES, "deliverables": {"message": _DELIVERABLE}, "trouble": None,
     },
     "Deliverable": _DELIVERABLE,
     "Outcomes": _OUTCOMES,
@@ -352,6 +362,11 @@ MODELS: dict[str, Any] = {
     "Secondary": _SECONDARY,
     "JobRequest": _SUBMISSION,
     "JobLogLine": {**_LOG_LINE, "node_id": "greet", "attempt": 1},
+    "JanitorAction": _JANITOR_ACTION,
+    "JanitorRun": {
+        "run_id": _JANITOR_ACTION["run_id"], "is_dry_run": True, "actions": [_JANITOR_ACTION], "left_to_others": [],
+        "prunable_jobs": 0,
+    },
     "JobSummary": _SUMMARY,
     "LogLine": _LOG_LINE,
     "Migrated": {"changes": ["add column dag_jobs.labels"], "pending": [], "is_current": True},

@@ -2,20 +2,24 @@
 
     bell, or every half second ──▶ one look at how far all watched jobs have come
                                ──▶ of each that moved, the new events are read once ──▶ every watcher of that job
+                               ──▶ what running attempts say of their progress      ──▶ at most once a second
 
 A watcher has a cursor, the number of the last event it was given. Numbers of a job have no gaps, so nothing is missed or
 given twice, whatever happens in between. One that is behind what is kept in memory reads the rest through the pool.
+Progress is no event: it has no number, and of it only the latest counts.
 """
 
 import asyncio
-from collections import deque
+import time
+from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from itertools import islice
 from uuid import UUID
 
 from dagmaster import log
-from dagmaster.database.api_reads import ApiReads, Head, JobBrief
+from dagmaster.database.api_reads import ApiReads, Head, JobBrief, NodeProgress
 from dagmaster.database.bell import Bell
 from dagmaster.database.reads import EventLine
 from dagmaster.errors import Unavailable
@@ -23,12 +27,24 @@ from dagmaster.jobs.states import JOB_TERMINAL, JobStatus
 
 POLL_SECONDS = 0.5
 MOST_WATCHERS = 1000
+PROGRESS_SECONDS = 1.0  # between two tellings of a job
+_PROGRESS_LOOK_SECONDS = 0.4
 # A worker's ring comes before the orchestrator has written the event: look again soon, then less soon.
 _AFTER_A_RING = (0.03, 0.06, 0.12, 0.25)
 _BREATH_SECONDS = 0.02
 _KEPT = 2000
 _PAGE = 500
 _log = log.get("api")
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the running attempts of a job are."""
+
+    nodes: tuple[NodeProgress, ...]
+
+
+News = EventLine | Progress | None
 
 
 class Channel:
@@ -39,6 +55,8 @@ class Channel:
         self.status: JobStatus = brief.status
         self.watchers = 0
         self.changed = asyncio.Event()
+        self.progress = Progress(())
+        self._progress_at = 0.0
         self._recent: deque[EventLine] = deque(maxlen=_KEPT)
 
     def since(self, after: int) -> list[EventLine] | None:
@@ -53,6 +71,15 @@ class Channel:
         self._recent.extend(events)
         self.head, self.status = head.last_sequence, head.status
         self.wake()
+
+    def tell(self, progress: Progress) -> None:
+        """Pass progress on, if it is new and the last one was a while ago."""
+        now = time.monotonic()
+        if not progress.nodes:
+            self.progress = progress
+        elif progress != self.progress and now - self._progress_at >= PROGRESS_SECONDS:
+            self.progress, self._progress_at = progress, now
+            self.wake()
 
     def forget(self) -> None:
         self._recent.clear()
@@ -72,6 +99,7 @@ class Follower:
         self._wanted = asyncio.Event()
         self._is_closing = False
         self._task: asyncio.Task[None] | None = None
+        self._progress_looked_at = 0.0
 
     @property
     def watchers(self) -> int:
@@ -95,11 +123,10 @@ class Follower:
         if self.watchers >= MOST_WATCHERS:
             raise Unavailable("too many streams are open", code="stream.too-many", hint="try again later")
 
-    async def watch(
-        self, job_id: UUID, brief: JobBrief, after: int, heartbeat_seconds: float
-    ) -> AsyncIterator[EventLine | None]:
-        """Events behind `after` until the job is over; None as a sign of life where nothing happens."""
+    async def watch(self, job_id: UUID, brief: JobBrief, after: int, heartbeat_seconds: float) -> AsyncIterator[News]:
+        """Events behind `after`, and progress, until the job is over; None as a sign of life where nothing happens."""
         with self._watching(job_id, brief) as channel:
+            told = Progress(())
             while not self._is_closing:
                 changed, head, status = channel.changed, channel.head, channel.status
                 while after < head:
@@ -111,6 +138,11 @@ class Follower:
                         return  # not there to be read: whoever watches asks again
                 if status in JOB_TERMINAL and after == head:
                     return
+                if told is not channel.progress:
+                    told = channel.progress
+                    if told.nodes:
+                        yield told
+                        continue  # something may have happened meanwhile
                 try:
                     async with asyncio.timeout(heartbeat_seconds):
                         await changed.wait()
@@ -162,6 +194,16 @@ class Follower:
             channel = self._channels.get(head.job_id)
             if channel is not None and head.last_sequence > channel.head:
                 channel.move(head, await self._news(channel, head))
+        if time.monotonic() - self._progress_looked_at >= _PROGRESS_LOOK_SECONDS:
+            self._progress_looked_at = time.monotonic()
+            await self._look_at_progress()
+
+    async def _look_at_progress(self) -> None:
+        found: dict[UUID, list[NodeProgress]] = defaultdict(list)
+        for node in await self._reads.progress(list(self._channels)):
+            found[node.job_id].append(node)
+        for job_id, channel in self._channels.items():
+            channel.tell(Progress(tuple(found[job_id])))
 
     async def _news(self, channel: Channel, head: Head) -> list[EventLine]:
         """What happened up to a moment. Of too much nothing is kept: watchers read it by themselves."""

@@ -108,6 +108,7 @@ class JobDetail(BaseModel):
     nodes: list[ShownNode]
     outcomes: Outcomes | None = Field(None, description="What came of it, once it has ended")
     deliverables: dict[str, Deliverable] = Field({}, description="What its result names, and whether it can be used")
+    trouble: str | None = Field(None, description="Why orchestrators can't advance it, where they have failed to")
 
 
 class NodeDetail(BaseModel):
@@ -208,7 +209,15 @@ async def get_job(here: Here, job_id: JobId) -> JobDetail:
         nodes=nodes,
         outcomes=_outcomes(job, graph, snapshot) if snapshot.is_over else None,
         deliverables=deliverables(job.result_data) if snapshot.is_over else {},
+        trouble=None if snapshot.is_over else await _trouble(here, job),
     )
+
+
+async def _trouble(here: Parts, job: Job) -> str | None:
+    """What the janitor was told of, as long as the job has not moved since."""
+    found = await here.reads.janitor_actions(limit=1, target_id=str(job.job_id), action_type="job_stuck")
+    is_current = found and found[0].detail and found[0].detail["last_sequence"] == job.last_sequence
+    return found[0].reason if is_current else None
 
 
 def _outcomes(job: Job, graph: Graph, snapshot: Snapshot) -> Outcomes:

@@ -11,12 +11,14 @@ from dagmaster.api.parts import Here, Parts
 from dagmaster.api.problems import responses
 from dagmaster.database.api_reads import OrchestratorLine, QueueLine, TaskCount, WorkerLine, WorkflowRecord
 from dagmaster.database.bell import tasks_topic
+from dagmaster.database.ledger import QueueChange
 from dagmaster.errors import NotFound
 from dagmaster.jobs.states import JobStatus
 
 router = APIRouter()
 
 RECENT_HOURS = 24
+QueueName = Annotated[str, Path(max_length=200, examples=["container-tasks"])]
 After = Annotated[UUID | None, Query(description="`next` of the page before")]
 
 
@@ -93,15 +95,34 @@ async def _queues(here: Parts, only: str | None = None) -> list[QueueLine]:
     tags=["queues"],
     responses=responses(404),
 )
-async def set_queue(
-    here: Here, queue: Annotated[str, Path(max_length=200, examples=["container-tasks"])], limits: QueueLimits
-) -> QueueLine:
-    """It holds for all workers, from the next task on."""
+async def set_queue(here: Here, queue: QueueName, limits: QueueLimits) -> QueueLine:
+    """It holds for all workers, from the next task on. What is left out is as without limits."""
+    return await _set_queue(here, queue, QueueChange(max_running=limits.max_running, is_paused=limits.is_paused))
+
+
+@router.patch(
+    "/queues/{queue}",
+    operation_id="change_queue",
+    summary="Change one thing about a queue",
+    tags=["queues"],
+    responses=responses(404),
+)
+async def change_queue(here: Here, queue: QueueName, limits: QueueLimits) -> QueueLine:
+    """The same, and what is left out stays: nobody undoes what another one did meanwhile."""
+    changes = QueueChange()
+    if "max_running" in limits.model_fields_set:
+        changes["max_running"] = limits.max_running
+    if "is_paused" in limits.model_fields_set:
+        changes["is_paused"] = limits.is_paused
+    return await _set_queue(here, queue, changes)
+
+
+async def _set_queue(here: Parts, queue: str, changes: QueueChange) -> QueueLine:
     if not await _queues(here, only=queue):
         known = ", ".join(here.settings.known_queues)
         raise NotFound(f"no queue is named '{queue}'", code="queue.not-found", hint=f"known: {known}", queue=queue)
     async with here.ledgers.one() as ledger:
-        await ledger.set_queue(queue, max_running=limits.max_running, is_paused=limits.is_paused)
+        await ledger.set_queue(queue, **changes)
     here.bell.ring(tasks_topic(queue))
     (line,) = await _queues(here, only=queue)
     return line

@@ -39,6 +39,14 @@ def name_and_number(after: str | None) -> tuple[str, int]:
     return name, int(number)
 
 
+def name_and_numbers(after: str | None) -> tuple[str, int, int]:
+    if after is None:
+        return "", 0, 0
+    first, _, number = after.rpartition(_SEPARATOR)
+    name, attempt = name_and_number(first)
+    return name, attempt, name_and_number(f"{_SEPARATOR}{number}")[1]
+
+
 def moment_and_id(after: str | None) -> tuple[datetime, UUID] | None:
     if after is None:
         return None

@@ -3,6 +3,9 @@
 Every frame carries the event's number as its id, so that a browser's EventSource, or whoever sends `Last-Event-ID`, goes on
 where it was cut off: no event is missed, none comes twice. The stream ends with the job. Asking again behind the last
 event of a job that is over answers 204, which tells an EventSource to stop asking.
+
+In between come frames of the type `progress`, without an id: how far the running attempts are, at most once a second. They are
+not events: nothing is missed with them.
 """
 
 from collections.abc import AsyncIterator
@@ -14,6 +17,7 @@ from fastapi import APIRouter, Header, Query
 from starlette.responses import Response, StreamingResponse
 
 from dagmaster.api import examples
+from dagmaster.api.follower import News, Progress
 from dagmaster.api.jobs import JobId
 from dagmaster.api.parts import Here
 from dagmaster.api.problems import responses
@@ -26,10 +30,10 @@ RECONNECT_MILLISECONDS = 1000
 MEDIA_TYPE = "text/event-stream"
 _FRAME = {
     "type": "object",
-    "required": ["id", "event", "data"],
+    "required": ["event", "data"],
     "properties": {
-        "id": {"type": "string", "description": "The event's number; send it back as Last-Event-ID"},
-        "event": {"type": "string", "description": "The type of the event"},
+        "id": {"type": "string", "description": "The event's number; send it back as Last-Event-ID. Progress has none"},
+        "event": {"type": "string", "description": "The type of the event, or `progress`"},
         "data": {
             "type": "string",
             "contentMediaType": "application/json",
@@ -47,7 +51,7 @@ _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     response_class=StreamingResponse,
     responses={
         200: {
-            "description": "Server-sent events until the job is over; comments as signs of life",
+            "description": "Server-sent events until the job is over, progress in between; comments as signs of life",
             "content": {MEDIA_TYPE: {"itemSchema": _FRAME, "example": examples.STREAM}},
         },
         204: {"description": "The job is over and there is nothing behind this number"},
@@ -69,12 +73,23 @@ async def stream_events(
     return StreamingResponse(_frames(events), media_type=MEDIA_TYPE, headers=_HEADERS)
 
 
-async def _frames(events: AsyncIterator[EventLine | None]) -> AsyncIterator[bytes]:
+async def _frames(news: AsyncIterator[News]) -> AsyncIterator[bytes]:
     yield f"retry: {RECONNECT_MILLISECONDS}\n\n".encode()
-    async for event in events:
-        yield frame(event) if event else b": still here\n\n"
+    async for told in news:
+        yield frame(told)
 
 
-def frame(event: EventLine) -> bytes:
+def frame(news: News) -> bytes:
+    match news:
+        case EventLine():
+            return _event_frame(news)
+        case Progress():
+            nodes = [{"node_id": n.node_id, "attempt": n.attempt, "progress": n.progress} for n in news.nodes]
+            return b"event: progress\ndata: %s\n\n" % orjson.dumps({"nodes": nodes})
+        case None:
+            return b": still here\n\n"
+
+
+def _event_frame(event: EventLine) -> bytes:
     data = orjson.dumps(asdict(event), option=orjson.OPT_UTC_Z)
     return b"id: %d\nevent: %s\ndata: %s\n\n" % (event.sequence, event.event_type.encode(), data)

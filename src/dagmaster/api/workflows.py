@@ -1,6 +1,7 @@
 """Workflows: what can be submitted, whether a file is right, and how a workflow looks."""
 
 import asyncio
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -22,6 +23,8 @@ from dagmaster.workflows.model import ConditionalNode, Importance, Workflow, wor
 router = APIRouter(prefix="/workflows", tags=["workflows"])
 
 WorkflowId = Annotated[str, Path(max_length=64, examples=["hello_world"])]
+# An absolute path but its last part: where files lie is the server's business.
+_FOLDERS = re.compile(r"(?<![\w./])/(?:[^\s/]+/)+")
 _YAML = {"schema": {"type": "string"}, "example": examples.WORKFLOW}
 
 
@@ -36,6 +39,19 @@ class WorkflowSummary(BaseModel):
     inputs: list[str]
     idempotent: bool
     definition_hash: str = Field(description="Stands for the whole content; a job keeps the definition it started with")
+
+
+class RefusedFile(BaseModel):
+    """A workflow file that the platform found and could not use."""
+
+    file: str = Field(description="Its name, or the entry point of a package that brings none")
+    problems: list[Mistake]
+
+
+class WorkflowPage(Page[WorkflowSummary]):
+    refused: list[RefusedFile] = Field(
+        [], description="Files that can't be used, with every mistake in them; on each page"
+    )
 
 
 class WorkflowDetail(WorkflowSummary):
@@ -88,11 +104,27 @@ class WorkflowGraph(BaseModel):
 
 
 @router.get("", operation_id="list_workflows", summary="List workflows", responses=responses())
-async def list_workflows(here: Here, after: Cursor = None, limit: Limit = 50) -> Page[WorkflowSummary]:
+async def list_workflows(here: Here, after: Cursor = None, limit: Limit = 50) -> WorkflowPage:
     """Those that ship and those in the configured folders, by id."""
     ids = sorted(name for name in here.catalog.workflows if name > (after or ""))
     found = [WorkflowSummary(**_summary(here.catalog.workflows[name])) for name in ids[: limit + 1]]
-    return page_of(found, limit, lambda workflow: workflow.workflow_id)
+    page = page_of(found, limit, lambda workflow: workflow.workflow_id)
+    return WorkflowPage(items=page.items, next=page.next, refused=[_refused(error) for error in here.catalog.refused])
+
+
+def _refused(error: InvalidWorkflow) -> RefusedFile:
+    return RefusedFile(file=_without_folders(error.file), problems=_mistakes(error))
+
+
+def _without_folders(text: str) -> str:
+    return _FOLDERS.sub("", text)
+
+
+def _mistakes(error: InvalidWorkflow) -> list[Mistake]:
+    return [
+        Mistake(message=_without_folders(p.message), line=p.line, column=p.column, node=p.node, code=p.code)
+        for p in error.problems
+    ]
 
 
 @router.post(
@@ -109,10 +141,7 @@ async def validate_workflow(here: Here, request: Request) -> Validation:
     try:
         workflow = await read_definition(here, await request.body())
     except InvalidWorkflow as error:
-        mistakes = [
-            Mistake(message=p.message, line=p.line, column=p.column, node=p.node, code=p.code) for p in error.problems
-        ]
-        return Validation(is_valid=False, problems=mistakes)
+        return Validation(is_valid=False, problems=_mistakes(error))
     return Validation(
         is_valid=True, workflow_id=workflow.workflow_id, version=workflow.version, nodes=len(workflow.nodes),
         inputs_schema=inputs_schema(workflow),

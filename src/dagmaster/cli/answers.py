@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from dagmaster.cli.printable import neutral_value
+from dagmaster.cli.printable import neutral_value, one_line
 from dagmaster.errors import Unavailable
 
 Json = dict[str, Any]
@@ -124,8 +124,26 @@ class Job(Answer):
     error_message: str | None = None
     resume_count: int = 0
     last_sequence: int = 0
+    deadline_at: datetime | None = None
+    cancel_requested_at: datetime | None = None
+    cancel_requested_by: str | None = None
+    cancel_reason: str | None = None
+    stopping: str | None = None
     created_at: datetime
     completed_at: datetime | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return self.status not in {"pending", "running"}
+
+    @property
+    def stop(self) -> str | None:
+        """Why it was or is brought to an end, for people."""
+        if self.cancel_requested_at is not None:
+            by = f" by {one_line(self.cancel_requested_by)}" if self.cancel_requested_by else ""
+            why = f": {one_line(self.cancel_reason)}" if self.cancel_reason else ""
+            return f"cancel asked for{by}{why}"
+        return "its deadline has passed" if self.stopping == "deadline" else None
 
 
 class JobDetail(Answer):
@@ -145,6 +163,42 @@ class JobDetail(Answer):
     def later(self, seconds: float) -> "JobDetail":
         """The same some time later, if nothing has happened since."""
         return self if self.is_over else self.model_copy(update={"seconds": self.seconds + seconds})
+
+
+class StoppingTask(Answer):
+    """A task that its worker was asked to stop."""
+
+    node_id: str
+    attempt: int
+    worker_id: str | None = None
+    requested_at: datetime
+    acknowledged_at: datetime | None = None
+    finished_at: datetime | None = None
+
+
+class Cancelling(Answer):
+    job_id: str
+    status: str
+    is_over: bool
+    tasks: list[StoppingTask]
+
+
+class Resumed(Answer):
+    """What a resume runs again, or would."""
+
+    job_id: str
+    status: str
+    nodes: list[str]
+    children: dict[str, int]
+
+
+class LogLine(Answer):
+    node_id: str
+    attempt: int
+    number: int
+    at: datetime
+    level: str
+    text: str
 
 
 class Reason(Answer):
@@ -183,6 +237,19 @@ class Workflow(Answer):
     inputs: list[str]
 
 
+class Mistake(Answer):
+    message: str
+    line: int | None = None
+    node: str | None = None
+
+
+class RefusedFile(Answer):
+    """A workflow file that the platform could not use."""
+
+    file: str
+    problems: list[Mistake]
+
+
 class Submitted(Answer):
     """What became of a submission."""
 
@@ -191,6 +258,7 @@ class Submitted(Answer):
     job_status: str
     error_message: str | None = None
     hint: str | None = None
+    resume_count: int = 0
 
 
 class Queue(Answer):
@@ -241,6 +309,8 @@ class DeadLetter(Answer):
     message_id: str | None = None
     reason: str
     description: str
+    job_id: str | None = None
+    node_id: str | None = None
     created_at: datetime
 
 

@@ -54,9 +54,9 @@ _KINDS: Mapping[int, type[DagmasterError]] = {
 
 @dataclass(frozen=True, slots=True)
 class StreamedEvent:
-    """An event as it came; `data` is its JSON."""
+    """An event as it came; `data` is its JSON. Progress has no number."""
 
-    sequence: int
+    sequence: int | None
     data: str
 
 
@@ -79,8 +79,15 @@ class Client:
 
     # Jobs
 
-    def submit(self, submission: Json, *, force: bool = False) -> Json:
-        return self._object("POST", "/jobs", body=submission, params={"force": force})
+    def submit(self, submission: Json, *, force: bool = False, resume: bool = False) -> Json:
+        return self._object("POST", "/jobs", body=submission, params={"force": force, "resume": resume})
+
+    def cancel(self, job_id: str, wish: Json, wait_seconds: float) -> Json:
+        """Ask for a job's end, or look how far that is: asking again changes nothing."""
+        return self._object("POST", f"/jobs/{job_id}/cancel", body=wish, params={"wait": wait_seconds})
+
+    def resume(self, job_id: str, wish: Json, *, is_dry_run: bool = False) -> Json:
+        return self._object("POST", f"/jobs/{job_id}/resume", body=wish, params={"dry_run": is_dry_run})
 
     def jobs(self, limit: int, after: str | None = None, **filters: str | None) -> tuple[list[Json], str | None]:
         return self._page("/jobs", limit, after, **filters)
@@ -105,6 +112,20 @@ class Client:
     ) -> tuple[list[Json], str | None]:
         return self._page(f"/jobs/{job_id}/events", limit, str(after), node_id=node_id)
 
+    def logs(
+        self,
+        job_id: str,
+        limit: int,
+        after: str | None = None,
+        *,
+        node_id: str | None = None,
+        attempt: int | None = None,
+        is_running: bool = False,
+    ) -> tuple[list[Json], str | None]:
+        return self._page(
+            f"/jobs/{job_id}/logs", limit, after, node_id=node_id, attempt=attempt, running=is_running or None
+        )
+
     def waiting(self, job_id: str) -> Json:
         return self._object("GET", f"/jobs/{job_id}/waiting")
 
@@ -128,7 +149,8 @@ class Client:
 
     @contextmanager
     def stream(self, job_id: str, after: int) -> Iterator[Iterator[StreamedEvent] | None]:
-        """The events behind a number as they happen, as far as this connection goes; None where none will follow."""
+        """The events behind a number as they happen, and progress in between, as far as this connection goes; None where none
+        will follow."""
         url, http = self._connection()
         timeout = httpx2.Timeout(STREAM_TIMEOUT_SECONDS, connect=CONNECT_TIMEOUT_SECONDS)
         headers = {"Accept": "text/event-stream", "Last-Event-ID": str(after)}
@@ -147,6 +169,13 @@ class Client:
     def workflows(self, limit: int = 10_000) -> list[Json]:
         return self._page("/workflows", limit)[0]
 
+    def refused_workflows(self) -> list[Json]:
+        """Files that the platform found and could not use."""
+        refused = self._object("GET", "/workflows", params={"limit": 1}).get("refused", [])
+        if not isinstance(refused, list):
+            raise unexpected("refused workflow files that are no list")
+        return refused
+
     def workflow(self, workflow_id: str) -> Json:
         return self._object("GET", f"/workflows/{_segment(workflow_id)}")
 
@@ -161,10 +190,9 @@ class Client:
     def queues(self) -> list[Json]:
         return self._page("/queues", MOST_ITEMS)[0]
 
-    def set_queue(self, queue: str, *, max_running: int | None, is_paused: bool) -> Json:
-        return self._object(
-            "PUT", f"/queues/{_segment(queue)}", body={"max_running": max_running, "is_paused": is_paused}
-        )
+    def set_queue(self, queue: str, **changed: int | bool | None) -> Json:
+        """Change `max_running`, `is_paused` or both; what is not named stays."""
+        return self._object("PATCH", f"/queues/{_segment(queue)}", body=changed)
 
     def workers(self, limit: int) -> tuple[list[Json], str | None]:
         return self._page("/workers", limit)
@@ -206,7 +234,7 @@ class Client:
     # Asking
 
     def _page(
-        self, path: str, limit: int, after: str | None = None, **filters: str | None
+        self, path: str, limit: int, after: str | None = None, **filters: str | int | None
     ) -> tuple[list[Json], str | None]:
         """As many as wanted, in as many questions as that takes; and where the next ones begin."""
         items: list[Json] = []
@@ -337,7 +365,9 @@ def _moment(answer: httpx2.Response) -> datetime | None:
 
 def _events(response: httpx2.Response) -> Iterator[StreamedEvent]:
     for frame in httpx2.EventSource(response, max_event_size=_LARGEST_EVENT_BYTES):
-        if frame.id.isascii() and frame.id.isdigit() and frame.data:
+        if frame.event == "progress":
+            yield StreamedEvent(None, frame.data)
+        elif frame.id.isascii() and frame.id.isdigit() and frame.data:
             yield StreamedEvent(int(frame.id), frame.data)
 
 

@@ -49,7 +49,9 @@ def resumed(
     job_id: str,
     after: int,
     on_trouble: Callable[[Unavailable], None],
+    *,
     on_connected: Callable[[], None] = lambda: None,
+    on_progress: Callable[[], None] = lambda: None,
 ) -> Iterator[StreamedEvent]:
     """Every event behind a number, once and in order, until the job is over. `on_trouble` waits, or raises."""
     while True:
@@ -60,6 +62,9 @@ def resumed(
                 if events is None:
                     return
                 for event in events:
+                    if event.sequence is None:
+                        on_progress()
+                        continue
                     if event.sequence > after + 1:
                         break  # what is missing in between comes with the next connection
                     if event.sequence == after + 1:
@@ -77,7 +82,7 @@ class Feed:
 
     def __init__(self, client: Client, job_id: str, after: int) -> None:
         self._client = client.again()
-        self._news: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._news: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, args=(job_id, after), name="feed", daemon=True)
         self._thread.start()
@@ -98,15 +103,21 @@ class Feed:
 
     def _run(self, job_id: str, after: int) -> None:
         try:
-            for event in resumed(self._client, job_id, after, self._on_trouble):
-                self._news.put(event.sequence)
-                if self._is_closed:
-                    return
-            self._news.put(0)
+            while not self._is_closed:
+                for event in resumed(self._client, job_id, after, self._on_trouble, on_progress=self._tell):
+                    after = event.sequence or after
+                    self._tell()
+                    if self._is_closed:
+                        return
+                self._tell()
+                time.sleep(_PAUSE_SECONDS)  # it is over, unless someone resumes it
         except DagmasterError:
             return  # whoever asks what happened is told the same
         finally:
             self._client.close()
+
+    def _tell(self) -> None:
+        self._news.put(None)
 
     def _on_trouble(self, error: Unavailable) -> None:
         if self._is_closed:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
-from dagmaster.cli.answers import JobDetail, JobLine, Json, Node, Waiting, read, read_all
+from dagmaster.cli.answers import Job, JobDetail, JobLine, Json, Node, Waiting, read, read_all
 from dagmaster.cli.client import Client
 from dagmaster.cli.command import State, end_the_line
 from dagmaster.cli.feed import Feed, Patience
@@ -234,8 +234,17 @@ def tell(state: State, outcome: Outcome) -> None:
     for line in failure_lines(outcome.failed):
         state.note(line)
     state.note(f"look closer with: dagmaster jobs show {job.job_id}")
+    if remedy := remedy_for(job):
+        state.note(remedy)
     if outcome.result is not None:
         state.emit(outcome.result)
+
+
+def remedy_for(job: Job) -> str | None:
+    """What helps a job that ended with something missing."""
+    if not job.is_over or job.status == "completed":
+        return None
+    return f"run what is missing with: dagmaster jobs resume {job.job_id} (what that is: --dry-run)"
 
 
 def failure_lines(failed: list[Node]) -> list[str]:

@@ -1,4 +1,4 @@
-"""`dagmaster jobs`: look at jobs, their nodes and events."""
+"""`dagmaster jobs`: look at jobs, their nodes, events and log lines; cancel and resume them."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ _DATA_LENGTH = 100
 
 @click.group(cls=Group)
 def jobs() -> None:
-    """Look at jobs. JOB is an id, the beginning of one, or `last`."""
+    """Look at jobs, cancel and resume them. JOB is an id, the beginning of one, or `last`."""
 
 
 @jobs.command("ls")
@@ -93,6 +93,83 @@ def watch(state: State, job: str) -> int:
     return follow(state, state.client.find_job(job), live=True)
 
 
+_by = click.option("--by", metavar="NAME", help="Who asks for it, up to 64 characters; kept with the job")
+_reason = click.option("--reason", metavar="TEXT", help="Why; kept with the job")
+
+
+def _wish(by: str | None, reason: str | None) -> "Json":
+    return {name: value for name, value in (("by", by), ("reason", reason)) if value is not None}
+
+
+@jobs.command("cancel")
+@click.argument("job", shell_complete=complete_jobs)
+@_reason
+@_by
+@click.option(
+    "--wait", type=click.FloatRange(0, 86_400), default=10, show_default=True, metavar="SECONDS",
+    help="Stay until it is over, at most so long",
+)  # fmt: skip
+@pass_state
+def cancel(state: State, *, job: str, reason: str | None, by: str | None, wait: float) -> int:
+    """Cancel a job: what waits never starts, running handlers are told, and ended if they don't stop.
+
+    Says which worker told its handler. Ctrl-C ends the waiting; the job is cancelled all the same.
+    """
+    from dagmaster.cli.intervene import cancel as cancel_job
+
+    return cancel_job(state, state.client.find_job(job), _wish(by, reason), wait)
+
+
+@jobs.command("resume")
+@click.argument("job", shell_complete=complete_jobs)
+@click.option("--dry-run", is_flag=True, help="Only say what would run")
+@_reason
+@_by
+@click.option("--wait", is_flag=True, help="Stay until it is over, and print the result")
+@click.option("--watch", is_flag=True, help="Show live progress, then the result")
+@pass_state
+def resume(
+    state: State, *, job: str, dry_run: bool, reason: str | None, by: str | None, wait: bool, watch: bool
+) -> int:
+    """Let a job that has ended go on: only what failed, was cancelled, or was skipped because of that runs again."""
+    from dagmaster.cli.intervene import resume as resume_job
+
+    if dry_run and (wait or watch):
+        raise InvalidRequest("a dry run starts nothing to wait for", code="usage")
+    job_id = state.client.find_job(job)
+    return resume_job(state, job_id, _wish(by, reason), is_dry_run=dry_run, wait=wait, watch=watch)
+
+
+@jobs.command("logs")
+@click.argument("job", shell_complete=complete_jobs)
+@click.option("--node", metavar="NODE", help="Only lines of this node; of a fan_out, of its children")
+@click.option("--attempt", type=click.IntRange(1, 2**31 - 1), metavar="N", help="Only lines of this attempt")
+@click.option("--limit", type=click.IntRange(1, 10_000), default=100, show_default=True)
+@click.option("--after", metavar="CURSOR", help="Go on behind this line (`next` of the page before)")
+@click.option("--follow", is_flag=True, help="Go on until the job is over")
+@pass_state
+def logs(
+    state: State, *, job: str, node: str | None, attempt: int | None, limit: int, after: str | None, follow: bool
+) -> None:
+    """Read what handlers logged: by node and attempt, the last lines of each."""
+    from dagmaster.cli.logs import follow_logs, text_of
+
+    job_id = state.client.find_job(job)
+    if follow:
+        follow_logs(state, job_id, node, attempt)
+        return
+    page, following = state.client.logs(job_id, limit, after, node_id=node, attempt=attempt)
+    if state.json:
+        state.emit({"lines": page, "next": following})
+        return
+    if not page:
+        state.note("no log lines")
+    for line in page:
+        state.say(text_of(line))
+    if following is not None:
+        state.note(f"more with: --after '{following}'")
+
+
 @jobs.command("events")
 @click.argument("job", shell_complete=complete_jobs)
 @click.option("--node", metavar="NODE", help="Only events of this node (a child is NODE__INDEX)")
@@ -126,7 +203,7 @@ def _follow_events(state: State, job_id: str, node: str | None, after: int) -> N
 
     patience = Patience(state, job_id)
     try:
-        for event in resumed(state.client, job_id, after, patience.bear, patience.relieved):
+        for event in resumed(state.client, job_id, after, patience.bear, on_connected=patience.relieved):
             told = orjson.loads(event.data)
             if node in (None, told.get("node_id")):
                 _tell_event(state, told)

@@ -59,10 +59,14 @@ def remark_of(node: Node, now: datetime) -> str:
     return "; ".join(part for part in parts if part)
 
 
-def _progress_text(progress: Json) -> str:
-    fraction = progress.get("fraction")
+def _progress_text(progress: Json | None) -> str:
+    """`40% tile 3 (tiles 3, bytes 512)`, as far as it was told."""
+    told = dict(progress or {})
+    fraction, message = told.pop("fraction", None), told.pop("message", None)
     share = f"{fraction:.0%}" if isinstance(fraction, int | float) else ""
-    return " ".join(part for part in (share, one_line(str(progress.get("message") or ""))) if part)
+    counts = ", ".join(f"{name} {count}" for name, count in told.items())
+    parts = (share, one_line(str(message or "")), f"({counts})" if counts else "")
+    return " ".join(part for part in parts if part)
 
 
 class Picture:
@@ -83,8 +87,9 @@ class Picture:
     def _drawn(self, detail: JobDetail, held_up: Sequence[str]) -> RenderableType:
         job = detail.job
         head = Text.assemble(
-            (job.workflow_id, "bold"), f"  {job.job_id}  ", self._state(job.status), f"  {detail.seconds:.1f} s"
-        )
+            (job.workflow_id, "bold"), f"  {job.job_id}  ", self._state(job.status), f"  {detail.seconds:.1f} s",
+            (f"  {job.stop}" if job.stop else "", "yellow"),
+        )  # fmt: skip
         shown = self._fitting(detail.nodes, len(held_up))
         rest = [node for node in detail.nodes if node not in shown] if len(shown) < len(detail.nodes) else []
         parts: list[RenderableType] = [head, self._table(detail, shown)]
@@ -148,7 +153,8 @@ def _bar(node: Node) -> RenderableType:
 
 
 class Lines:
-    """A line for each change. A fan_out says where it stands at most once a second, and something is said now and then."""
+    """A line for each change. A fan_out says where it stands, and a task how far it is, at most once a second; and something is
+    said now and then."""
 
     def __init__(self, say: Callable[[str], None], heartbeat_seconds: float) -> None:
         self._say = say
@@ -156,6 +162,7 @@ class Lines:
         self._seen: dict[str, tuple[str, str]] = {}
         self._counted_at: dict[str, float] = {}
         self._status: str | None = None
+        self._stop: str | None = None
         self._held_up: Sequence[str] = ()
         self._said_at = 0.0
 
@@ -167,6 +174,9 @@ class Lines:
         if detail.job.status != self._status:
             self._status = detail.job.status
             self._tell(detail, f"job {self._status}")
+        if detail.job.stop != self._stop:
+            self._stop = detail.job.stop
+            self._tell(detail, self._stop or "it goes on")
         if held_up != self._held_up:
             self._held_up = held_up
             for line in held_up:
@@ -178,7 +188,7 @@ class Lines:
         """Nothing is left open."""
 
     def _is_news(self, node: Node) -> bool:
-        state, counts = node.state, counts_of(node)
+        state, counts = node.state, f"{counts_of(node)} {_progress_text(node.progress)}"
         before = self._seen.get(node.node_id)
         now = time.monotonic()
         if before is None and state == "pending":
@@ -215,6 +225,8 @@ class JsonLines:
             "status": detail.job.status,
             "nodes": {node.node_id: _node_facts(node) for node in detail.nodes},
         }
+        if detail.job.stop:
+            facts["stop"] = detail.job.stop
         if held_up:
             facts["held_up"] = list(held_up)
         if facts != self._last:
@@ -227,6 +239,8 @@ class JsonLines:
 
 def _node_facts(node: Node) -> dict[str, Any]:
     facts: dict[str, Any] = {"status": node.status}
+    if node.progress:
+        facts["progress"] = node.progress
     if (children := node.children) is not None:
         facts |= {
             "total": children.total,

@@ -8,7 +8,6 @@ import click
 from dagmaster.cli.command import Group, State, as_json, pass_state
 from dagmaster.cli.completion import complete_queues
 from dagmaster.cli.printable import counted, one_line
-from dagmaster.errors import NotFound
 
 if TYPE_CHECKING:
     from dagmaster.cli.answers import Json, Orchestrator, Queue, Worker
@@ -68,13 +67,8 @@ def limit(state: State, queue: str, max_running: str) -> None:
 
 
 def _set_queue(state: State, name: str, **changed: "bool | int | None") -> None:
-    """Change one of a queue's settings; the other stays."""
-    known = {queue["queue"]: queue for queue in state.client.queues()}
-    if name not in known:
-        hint = f"known: {', '.join(sorted(known))}"
-        raise NotFound(f"no queue is named '{name}'", code="queue.not-found", hint=hint, queue=name)
-    settings = {setting: known[name][setting] for setting in ("max_running", "is_paused")}
-    line = state.client.set_queue(name, **{**settings, **changed})
+    """Change one of a queue's settings; the other stays, whoever changes that meanwhile."""
+    line = state.client.set_queue(name, **changed)
     if state.json:
         state.emit(line)
     else:
@@ -263,16 +257,23 @@ def show_dead_letter(state: State, dead_letter: UUID) -> None:
     state.say(f"created     {at(letter.created_at)} UTC, {ago(letter.created_at, state.client.now)} ago")
     state.say(f"reason      {one_line(letter.reason)}: {letter.description}")
     state.say(f"body        {as_json(found.get('body'))}")
-    state.note(f"try it again with: dagmaster dead-letters replay {letter.dead_letter_id}")
+    if letter.job_id:
+        state.say(f"job         {letter.job_id}, node {letter.node_id}")
+    what = "resume its job" if letter.job_id else "try it again"
+    state.note(f"{what} with: dagmaster dead-letters replay {letter.dead_letter_id}")
 
 
 @dead_letters.command("replay")
 @click.argument("dead_letter", type=click.UUID)
 @pass_state
 def replay_dead_letter(state: State, dead_letter: UUID) -> None:
-    """Put a message back into its queue. It becomes a job, or a dead letter again, under a new id."""
+    """Try a dead letter again. A submission goes back into its queue and becomes a job, or a dead letter again under a new id. Of
+    a task that was given up, its job is resumed: everything that is missing runs."""
     found = state.client.replay(dead_letter)
     if state.json:
         state.emit(found)
+    elif job_id := found.get("job_id"):
+        state.say(f"job {job_id} goes on")
+        state.note(f"watch it with: dagmaster jobs watch {job_id}")
     else:
         state.say(f"back in queue {found.get('queue')}")

@@ -10,7 +10,7 @@ from rich.text import Text
 from dagmaster.cli.answers import JobDetail, JobLine, Json, Node, Stage, Waiting, read, read_all
 from dagmaster.cli.client import Client
 from dagmaster.cli.command import as_json
-from dagmaster.cli.follow import failure_lines, failures, hold_ups
+from dagmaster.cli.follow import failure_lines, failures, hold_ups, remedy_for
 from dagmaster.cli.live import counts_of, remark_of, seconds_of
 from dagmaster.cli.printable import counted, one_line
 from dagmaster.cli.tables import Column, ago, at, print_table, state_text
@@ -44,6 +44,8 @@ def print_page(console: Console, page: Page) -> None:
     console.print(Text.assemble(("job ", "bold"), job.job_id, "  ", state_text(job.status, console.encoding)))
     for name, value in _facts(page):
         console.print(Text(f"{name:<10} {value}"), soft_wrap=True)
+    if stop := job.stop:
+        console.print(Text(f"{'stopped' if job.is_over else 'stopping':<10} {stop}", style="yellow"), soft_wrap=True)
     if job.error_message or page.failed:
         _print_lines(
             console, "errors", [job.error_message or "", *failure_lines(read_all(Node, page.failed))], "bold red"
@@ -57,6 +59,8 @@ def print_page(console: Console, page: Page) -> None:
         _print_waiting(console, read(Waiting, page.waiting))
     if (result := page.answer["job"].get("result_data")) is not None:
         _print_lines(console, "result", [_short_result(result)], "bold")
+    if remedy := remedy_for(job):
+        console.print(Text(f"\nhint: {remedy}", style="yellow"), soft_wrap=True)
 
 
 def _print_lines(console: Console, heading: str, lines: Sequence[str], style: str) -> None:

@@ -13,6 +13,7 @@ from dagmaster.api.limits import MAX_BODY_BYTES
 from dagmaster.cli.command import Command, State, end_the_line, pass_state
 from dagmaster.cli.completion import complete_workflows_or_files
 from dagmaster.cli.naming import is_file, workflow_bytes
+from dagmaster.cli.printable import counted
 from dagmaster.errors import InvalidRequest, InvalidWorkflow, Problem, Unavailable
 
 Schema = dict[str, Any]
@@ -27,12 +28,13 @@ Schema = dict[str, Any]
 @click.option("--submitted-by", help="Who asks for it; keys are theirs")
 @click.option("--idempotency-key", metavar="KEY", help="Submit once: the same key again answers with the same job")
 @click.option("--force", is_flag=True, help="Start a new run even if the same was submitted before")
+@click.option("--resume", is_flag=True, help="Go on with the job that the same submission made before, if it failed")
 @click.option("--wait", is_flag=True, help="Stay until it is over, and print the result")
 @click.option("--watch", is_flag=True, help="Show live progress, then the result")
 @pass_state
 def submit(
     state: State, *, workflow: str, pairs: tuple[str, ...], params: str | None, priority: int, correlation_id: str | None,
-    submitted_by: str | None, idempotency_key: str | None, force: bool, wait: bool, watch: bool,
+    submitted_by: str | None, idempotency_key: str | None, force: bool, resume: bool, wait: bool, watch: bool,
 ) -> int:  # fmt: skip
     """Submit a job of WORKFLOW: the name of one that the platform knows, or a YAML file.
 
@@ -48,13 +50,14 @@ def submit(
     chosen, schema = _from_file(state, Path(workflow)) if is_file(workflow) else _known(state, workflow, pairs)
     inputs = _inputs(schema, pairs, given)
     with _held_back() as is_interrupted:
-        answer = _submitted(state, {**submission, **chosen, "input_params": inputs}, force=force)
+        answer = _submitted(state, {**submission, **chosen, "input_params": inputs}, force=force, resume=resume)
     if is_interrupted():
         say_detached(state, answer["job_id"])
         return 0
     if wait or watch:
         if answer["status"] != "accepted" and not state.json:
-            state.note("the same was submitted before; this is its job")
+            goes_on = ", which goes on" if answer["status"] == "resumed" else ""
+            state.note(f"the same was submitted before; this is its job{goes_on}")
         return follow(state, answer["job_id"], live=watch)
     return _tell(state, {**answer, "workflow_id": chosen["workflow_id"]})
 
@@ -98,11 +101,11 @@ def _from_file(state: State, path: Path) -> tuple[dict[str, Any], Schema]:
     return chosen, checked.get("inputs_schema") or {}
 
 
-def _submitted(state: State, submission: dict[str, Any], *, force: bool) -> dict[str, Any]:
+def _submitted(state: State, submission: dict[str, Any], *, force: bool, resume: bool) -> dict[str, Any]:
     """Submit. Whoever does not get the answer is told what that means."""
     unknown = "whether the job was created is not known; see `dagmaster jobs ls`"
     try:
-        return state.client.submit(submission, force=force)
+        return state.client.submit(submission, force=force, resume=resume)
     except Unavailable as error:
         if error.code not in {"server.lost", "server.slow"}:
             raise
@@ -126,9 +129,15 @@ def _tell(state: State, answer: dict[str, Any]) -> int:
     if told.status == "accepted":
         state.note(f"watch it with: dagmaster jobs watch {told.job_id}")
         return code
+    if told.status == "resumed":
+        state.note(f"the same was submitted before; its job goes on, resumed {counted(told.resume_count, 'time')}")
+        state.note(f"watch it with: dagmaster jobs watch {told.job_id}")
+        return code
     word = told.job_status.replace("_", " ")
     reason = f": {told.error_message}" if told.error_message else ""
     state.note(f"the same was submitted before; its job is {word}{reason}")
+    if told.status == "previously_failed":
+        state.note("go on with what is missing with --resume")
     state.note("start a new run with --force")
     return code
 

@@ -21,12 +21,12 @@ def workflows() -> None:
 @workflows.command("ls")
 @pass_state
 def list_workflows(state: State) -> None:
-    """List the workflows that the platform knows."""
-    found = state.client.workflows()
+    """List the workflows that the platform knows, and the files that it could not use."""
+    found, refused = state.client.workflows(), state.client.refused_workflows()
     if state.json:
-        state.emit({"workflows": found})
+        state.emit({"workflows": found, "refused": refused})
         return
-    from dagmaster.cli.answers import Workflow, read_all
+    from dagmaster.cli.answers import RefusedFile, Workflow, read_all
     from dagmaster.cli.tables import Column, print_table
 
     columns = [
@@ -38,6 +38,11 @@ def list_workflows(state: State) -> None:
         for w in read_all(Workflow, found)
     ]
     print_table(state.console, columns, rows)
+    for file in read_all(RefusedFile, refused):
+        for problem in file.problems:
+            where = f"{file.file}:{problem.line}" if problem.line else file.file
+            node = f" node '{problem.node}':" if problem.node else ""
+            state.note(f"refused: {where}:{node} {problem.message}")
 
 
 @workflows.command("show")

@@ -19,7 +19,7 @@ from pydantic import JsonValue, TypeAdapter
 from dagmaster.database.connect import BY_KEY, Connection, conninfo, translate_errors
 from dagmaster.database.reads import NodeLine, Reads
 from dagmaster.errors import NotFound
-from dagmaster.jobs.model import DeadLetter, Job, NodeState, Orchestrator, QueueSettings, Worker
+from dagmaster.jobs.model import DeadLetter, JanitorAction, Job, NodeState, Orchestrator, QueueSettings, Worker
 from dagmaster.jobs.states import TASK_TERMINAL, JobStatus, TaskStatus
 from dagmaster.workflows.graph import Graph, build
 from dagmaster.workflows.model import Workflow
@@ -28,6 +28,7 @@ T = TypeVar("T")
 POOL_SIZE = 6
 MOST_IN_FRONT = 1000  # of more than these nobody wants to know exactly how many
 MOST_ATTEMPTS = 200
+MOST_PROGRESS = 50
 _GRAPHS_KEPT = 256
 _COUNTABLE_BYTES = 64 * 1024 * 1024
 # Questions have optional filters: a plan for all of them at once would use none of the indexes. A page is the first rows
@@ -74,6 +75,32 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True)
+class LogLine:
+    """A line that an attempt logged, at a time of its worker's clock. They are numbered from 1; the first ones may be gone."""
+
+    number: int
+    at: datetime
+    level: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobLogLine(LogLine):
+    node_id: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeProgress:
+    """What the running attempt of a node says of itself."""
+
+    job_id: UUID
+    node_id: str
+    attempt: int
+    progress: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Attempt:
     """One attempt of a node: its task, and what its worker reported. `accepted` is false where the report came too late."""
 
@@ -100,7 +127,7 @@ class Attempt:
     metrics: dict[str, Any] | None
     reported_at: datetime | None
     accepted: bool | None
-    log: list[str] = field(default_factory=list)
+    log: list[LogLine] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,8 +373,29 @@ class ApiReads(Reads):
         values = {"job_id": job_id, "node_id": node_id, "limit": MOST_ATTEMPTS}
         rows = await self._dicts("api_attempts", values)
         for row in rows:
-            row["log"] = (row["metrics"] or {}).pop("log", [])
+            row["log"] = (row["metrics"] or {}).pop("log", None) or row["log"] or []
         return _adapter(Attempt).validate_python(rows)
+
+    async def log_lines(
+        self,
+        job_id: UUID,
+        *,
+        limit: int,
+        after: tuple[str, int, int] = ("", 0, 0),
+        node_id: str | None = None,
+        attempt: int | None = None,
+        is_running: bool = False,
+    ) -> list[JobLogLine]:
+        """By node, attempt and number; of a fan_out those of its children too."""
+        values = {
+            "job_id": job_id, "limit": limit, "after_node": after[0], "after_attempt": after[1], "after_number": after[2],
+            "node_id": node_id, "attempt": attempt,
+        }  # fmt: skip
+        return await self._many("api_running_log_lines" if is_running else "api_log_lines", values, JobLogLine)
+
+    async def progress(self, job_ids: Sequence[UUID]) -> list[NodeProgress]:
+        """What running attempts of these jobs say of themselves; of each job the first MOST_PROGRESS."""
+        return await self._many("api_progress", {"job_ids": list(job_ids), "most": MOST_PROGRESS}, NodeProgress)
 
     async def may_report(self, worker_id: UUID, job_id: UUID, node_id: str, attempt: int) -> bool:
         """Whether a report of this attempt is this worker's to make: it holds the task, or the task is over."""
@@ -421,6 +469,23 @@ class ApiReads(Reads):
         if found is None:
             raise NotFound(f"no dead letter has the id {dead_letter_id}", code="dead-letter.not-found")
         return found
+
+    async def janitor_actions(
+        self,
+        *,
+        limit: int,
+        after: tuple[datetime, UUID] | None = None,
+        action_type: str | None = None,
+        target_id: str | None = None,
+        run_id: UUID | None = None,
+        since: datetime | None = None,
+    ) -> list[JanitorAction]:
+        after_at, after_id = after or (None, None)
+        values = {
+            "limit": limit, "after_at": after_at, "after_id": after_id, "action_type": action_type,
+            "target_id": target_id, "run_id": run_id, "since": since,
+        }  # fmt: skip
+        return await self._many("janitor_actions", values, JanitorAction)
 
     async def jobs_by_status(self) -> dict[str, int]:
         return {row["status"]: row["count"] for row in await self._dicts("api_jobs_by_status", {})}

@@ -115,7 +115,8 @@ def run_handler(
     context = _Recorder(task, MemoryLedger(database), cancelled_after, shutting_down_after)
     report = _attempt(registration, context, isolate)
     kept = database.checkpoints[JOB_ID, node_id].values()
-    return Trial(report, context.told, {saved.name: saved.data for saved in kept}, context.log_lines() or [])
+    lines = [f"{line['level']}: {line['text']}" for line in context.log_lines() or ()]
+    return Trial(report, context.told, {saved.name: saved.data for saved in kept}, lines)
 
 
 @virtual_time

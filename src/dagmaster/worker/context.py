@@ -1,8 +1,10 @@
 """What the worker knows of one running attempt: an async handler's Context, and the worker's half of a plain one's."""
 
 import math
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextvars import ContextVar
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
@@ -17,16 +19,17 @@ from dagmaster.worker.outcome import bounded
 
 MAX_LOG_LINES = 100
 MAX_LOG_LINE = 500
+LIVE_LOG_LINES = 20  # of an attempt that still runs
 
 OnSignal = Callable[[str], None]
 
 
 class TaskContext:
-    """Progress stays here until the next renewal of the lease takes it along."""
+    """Progress and log lines stay here until the next renewal of the lease takes the latest along."""
 
     __slots__ = (
-        "_cancelled", "_database", "_ledger", "_lines", "_logger", "_progress", "_shutting_down", "_signal", "attempt", "has_news",
-        "is_over", "job_id", "node_id", "params", "retry_count", "task", "task_id",
+        "_cancelled", "_database", "_has_lines", "_ledger", "_line_count", "_lines", "_logger", "_progress", "_shutting_down",
+        "_signal", "attempt", "has_news", "is_over", "job_id", "node_id", "params", "retry_count", "task", "task_id",
     )  # fmt: skip
 
     def __init__(self, task: TaskMessage, ledger: Ledger, database: Database | None = None) -> None:
@@ -46,7 +49,9 @@ class TaskContext:
         self._signal: OnSignal | None = None
         self._progress: dict[str, Any] | None = None
         self._logger: Any = None
-        self._lines: list[str] | None = None
+        self._lines: deque[dict[str, Any]] | None = None
+        self._line_count = 0
+        self._has_lines = False  # that nobody was told yet
 
     # What a handler sees
 
@@ -126,8 +131,9 @@ class TaskContext:
             self._tell("shutdown")
 
     def running(self) -> Running:
-        self.has_news = False
-        return self._running(self._progress)
+        lines = (self.log_lines() or [])[-LIVE_LOG_LINES:] if self._has_lines else None
+        self.has_news = self._has_lines = False
+        return self._running(self._progress, lines)
 
     def log(self, level: str, event: str, facts: dict[str, Any]) -> None:
         if self._logger is None:
@@ -137,16 +143,27 @@ class TaskContext:
         getattr(self._logger, level)(event, **facts)
         self._keep(level, event, facts)
 
-    def log_lines(self) -> list[str] | None:
-        """The last lines this attempt logged, without secrets."""
-        return self._lines
+    def log_lines(self) -> list[dict[str, Any]] | None:
+        """The last lines this attempt logged, without secrets: number, time, level and text of each."""
+        return list(self._lines) if self._lines else None
 
     def _keep(self, level: str, event: str, facts: dict[str, Any]) -> None:
-        text = " ".join([f"{level}: {event}", *(f"{name}={value}" for name, value in facts.items())])
-        self._lines = [*(self._lines or ())[1 - MAX_LOG_LINES :], bounded(text, MAX_LOG_LINE)]
+        text = " ".join([event, *(f"{name}={value}" for name, value in facts.items())])
+        if self._lines is None:
+            self._lines = deque(maxlen=MAX_LOG_LINES)
+        self._line_count += 1
+        self._lines.append(
+            {
+                "number": self._line_count,
+                "at": datetime.now(UTC).isoformat(),
+                "level": level,
+                "text": bounded(text, MAX_LOG_LINE),
+            }
+        )
+        self.has_news = self._has_lines = True
 
-    def _running(self, progress: dict[str, Any] | None) -> Running:
-        return Running(self.job_id, self.node_id, self.attempt, progress)
+    def _running(self, progress: dict[str, Any] | None, lines: list[dict[str, Any]] | None = None) -> Running:
+        return Running(self.job_id, self.node_id, self.attempt, progress, lines)
 
     def _tell(self, what: str) -> None:
         if self._signal is not None:

@@ -103,7 +103,8 @@ def _settle(outcome: Outcome, context: TaskContext) -> Outcome:
     return outcome
 
 
-def _report(task: TaskMessage, outcome: Outcome, metrics: dict[str, Any], lines: list[str] | None) -> Report:
+def _report(task: TaskMessage, outcome: Outcome, metrics: dict[str, Any], lines: list[dict[str, Any]] | None) -> Report:
+    metrics.pop("log", None)  # the name is ours
     if lines:
         metrics["log"] = lines
     return Report(task.job_id, task.node_id, task.attempt, outcome.status, outcome.output, outcome.error, metrics)

@@ -66,7 +66,7 @@ SELECT t.task_id, t.node_id, t.attempt, t.handler, t.status, t.worker_id, t.stop
 -- The attempts of a node, the last one first, each with what was reported of it.
 SELECT t.attempt, t.task_id, t.status, t.queue, t.handler, t.priority, t.params, t.timeout_seconds, t.retry_count,
        t.worker_id, t.lease_until, t.available_at AS queued_at, t.expires_at, t.started_at, t.finished_at, t.progress,
-       r.status AS reported_status, r.output, r.output_ref, r.error, r.metrics, r.reported_at, r.accepted
+       t.log, r.status AS reported_status, r.output, r.output_ref, r.error, r.metrics, r.reported_at, r.accepted
   FROM dagapp.dag_tasks t
   LEFT JOIN LATERAL (SELECT x.status, x.output, x.output_ref, x.error, x.metrics, x.reported_at, x.accepted
                        FROM dagapp.dag_task_results x
@@ -76,6 +76,49 @@ SELECT t.attempt, t.task_id, t.status, t.queue, t.handler, t.priority, t.params,
  WHERE t.job_id = %(job_id)s AND t.node_id = %(node_id)s
  ORDER BY t.attempt DESC
  LIMIT %(limit)s;
+
+-- name: api_log_lines
+-- The log lines of a job's attempts by node, attempt and number: those that were reported, else the last ones that its worker
+-- told while the attempt ran. Of a fan_out those of its children too.
+SELECT t.node_id, t.attempt, l.number, l.at, l.level, l.text
+  FROM dagapp.dag_tasks t
+  LEFT JOIN LATERAL (SELECT x.metrics -> 'log' AS log
+                       FROM dagapp.dag_task_results x
+                      WHERE x.job_id = t.job_id AND x.node_id = t.node_id AND x.attempt = t.attempt
+                     OFFSET 0) AS r
+    ON true
+ CROSS JOIN LATERAL jsonb_to_recordset(coalesce(r.log, t.log)) AS l (number int, at timestamptz, level text, text text)
+ WHERE t.job_id = %(job_id)s
+   AND (t.node_id, t.attempt) >= (%(after_node)s::text, %(after_attempt)s::int)
+   AND (t.node_id, t.attempt, l.number) > (%(after_node)s::text, %(after_attempt)s::int, %(after_number)s::int)
+   AND (%(node_id)s::text IS NULL OR t.node_id = %(node_id)s
+        OR starts_with(t.node_id, %(node_id)s || '__') AND substr(t.node_id, length(%(node_id)s) + 3) ~ '^[0-9]+$')
+   AND (%(attempt)s::int IS NULL OR t.attempt = %(attempt)s)
+ ORDER BY t.node_id, t.attempt, l.number
+ LIMIT %(limit)s;
+
+-- name: api_running_log_lines
+-- The same of attempts that run now, which are found without looking at any other.
+SELECT t.node_id, t.attempt, l.number, l.at, l.level, l.text
+  FROM dagapp.dag_tasks t
+ CROSS JOIN LATERAL jsonb_to_recordset(t.log) AS l (number int, at timestamptz, level text, text text)
+ WHERE t.job_id = %(job_id)s AND t.status = 'running'
+   AND (t.node_id, t.attempt, l.number) > (%(after_node)s::text, %(after_attempt)s::int, %(after_number)s::int)
+   AND (%(node_id)s::text IS NULL OR t.node_id = %(node_id)s
+        OR starts_with(t.node_id, %(node_id)s || '__') AND substr(t.node_id, length(%(node_id)s) + 3) ~ '^[0-9]+$')
+   AND (%(attempt)s::int IS NULL OR t.attempt = %(attempt)s)
+ ORDER BY t.node_id, t.attempt, l.number
+ LIMIT %(limit)s;
+
+-- name: api_progress
+-- What the running attempts of some jobs say of themselves; of each job no more than anyone can look at.
+SELECT j.job_id, p.node_id, p.attempt, p.progress
+  FROM unnest(%(job_ids)s::uuid[]) AS j (job_id)
+ CROSS JOIN LATERAL (SELECT t.node_id, t.attempt, t.progress
+                       FROM dagapp.dag_tasks t
+                      WHERE t.job_id = j.job_id AND t.status = 'running' AND t.progress IS NOT NULL
+                      ORDER BY t.node_id
+                      LIMIT %(most)s) AS p;
 
 -- name: api_task_holder
 -- Who holds a task, and whether it is over.

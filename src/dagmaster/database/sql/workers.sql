@@ -30,7 +30,8 @@ WITH report AS MATERIALIZED (
               FOR NO KEY UPDATE) AS locked
 ), done AS (
     UPDATE dagapp.dag_tasks t
-       SET status = h.status, finished_at = dagapp.clock(), lease_until = NULL
+       SET status = h.status, finished_at = dagapp.clock(), lease_until = NULL,
+           log = CASE WHEN h.metrics ? 'log' THEN NULL ELSE t.log END
       FROM held h
      WHERE t.job_id = h.job_id AND t.node_id = h.node_id AND t.attempt = h.attempt
     RETURNING t.job_id, t.node_id, t.attempt, t.started_at, h.status, h.output, h.error, h.metrics
@@ -106,11 +107,13 @@ SELECT queue
    FOR UPDATE;
 
 -- name: set_queue
--- Limit, pause or open a queue.
+-- Limit, pause or open a queue. What is not asked to change stays: two people may each change one thing at the same time.
 INSERT INTO dagapp.dag_queues AS q (queue, max_running, is_paused)
-VALUES (%(queue)s, %(max_running)s, %(is_paused)s)
+VALUES (%(queue)s, %(max_running)s, coalesce(%(is_paused)s::boolean, false))
     ON CONFLICT (queue) DO UPDATE
-   SET max_running = excluded.max_running, is_paused = excluded.is_paused, updated_at = dagapp.clock();
+   SET max_running = CASE WHEN %(sets_limit)s::boolean THEN excluded.max_running ELSE q.max_running END,
+       is_paused = coalesce(%(is_paused)s::boolean, q.is_paused),
+       updated_at = dagapp.clock();
 
 -- name: record_late_reports
 -- Reports that came too late are kept for people, and named. One that this worker handed in before, and whose answer was
@@ -136,16 +139,18 @@ WITH report AS MATERIALIZED (
         ON t.job_id = l.job_id AND t.node_id = l.node_id AND t.attempt = l.attempt
        AND t.status NOT IN ('queued', 'running')  -- someone else may still report that one
      ORDER BY l.job_id, l.node_id, l.attempt
+       FOR KEY SHARE OF t  -- retention deletes a task first and then its results, so none is left behind
         ON CONFLICT DO NOTHING
 )
 SELECT job_id, node_id, attempt
   FROM late;
 
 -- name: renew_leases
--- Prolong the leases of tasks that this worker runs, keep their progress, and name those that are no longer its own.
+-- Prolong the leases of tasks that this worker runs, keep their progress and last log lines, and name those that are no
+-- longer its own.
 WITH told AS MATERIALIZED (
     SELECT h.*
-      FROM jsonb_to_recordset(%(held)s::jsonb) AS h (job_id uuid, node_id text, attempt int, progress jsonb)
+      FROM jsonb_to_recordset(%(held)s::jsonb) AS h (job_id uuid, node_id text, attempt int, progress jsonb, log jsonb)
      ORDER BY h.job_id, h.node_id, h.attempt
 ), held AS MATERIALIZED (
     SELECT h.*
@@ -159,7 +164,8 @@ WITH told AS MATERIALIZED (
 ), renewed AS (
     UPDATE dagapp.dag_tasks t
        SET lease_until = dagapp.clock() + make_interval(secs => %(lease)s),
-           progress = coalesce(h.progress, t.progress)
+           progress = coalesce(h.progress, t.progress),
+           log = coalesce(h.log, t.log)
       FROM held h
      WHERE t.job_id = h.job_id AND t.node_id = h.node_id AND t.attempt = h.attempt
     RETURNING t.job_id, t.node_id, t.attempt

@@ -1,0 +1,127 @@
+"""`dagmaster jobs cancel` and `jobs resume`: ask for it, and tell how far it has come."""
+
+import time
+from collections.abc import Mapping
+
+from dagmaster.cli.answers import Cancelling, Json, Resumed, StoppingTask, read
+from dagmaster.cli.command import State, end_the_line
+from dagmaster.cli.printable import counted
+from dagmaster.errors import Conflict
+
+_LOOK_SECONDS = 1.0
+_CONFLICT = 4
+
+
+def cancel(state: State, job_id: str, wish: Json, wait_seconds: float) -> int:
+    """Ask for a job's end and stay for a while; the answer is the exit code."""
+    try:
+        answer = _cancelled(state, job_id, wish, wait_seconds)
+    except KeyboardInterrupt:
+        _say_left(state, job_id)
+        return 0
+    if state.json:
+        state.emit(answer)
+    else:
+        _tell_end(state, read(Cancelling, answer))
+    return 0 if answer["status"] == "cancelled" or not answer["is_over"] else _CONFLICT
+
+
+def _cancelled(state: State, job_id: str, wish: Json, wait_seconds: float) -> Json:
+    until = time.monotonic() + wait_seconds
+    told = _Told(state)
+    answer = state.client.cancel(job_id, wish, min(_LOOK_SECONDS, wait_seconds))
+    told.show(read(Cancelling, answer))
+    while not answer["is_over"] and (left := until - time.monotonic()) > 0:
+        try:
+            answer = state.client.cancel(job_id, {}, min(_LOOK_SECONDS, left))
+        except Conflict as error:
+            if error.code != "job.ended":
+                raise
+            # It ended between two looks.
+            answer = {**answer, "status": state.client.job_line(job_id)["status"], "is_over": True}
+        told.show(read(Cancelling, answer))
+    return answer
+
+
+class _Told:
+    """Says each thing about a task once: its worker was told, the task ended."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._lines: set[str] = set()
+
+    def show(self, answer: Cancelling) -> None:
+        if self._state.json:
+            return
+        for task in answer.tasks:
+            for line in _steps(task):
+                if line not in self._lines:
+                    self._lines.add(line)
+                    self._state.say(line)
+
+
+def _steps(task: StoppingTask) -> list[str]:
+    name = f"{task.node_id}, attempt {task.attempt}"
+    lines = []
+    if task.acknowledged_at is not None:
+        after = (task.acknowledged_at - task.requested_at).total_seconds()
+        lines.append(f"{name}: worker {task.worker_id} told its handler to stop after {after:.1f} s")
+    if task.finished_at is not None:
+        after = (task.finished_at - task.requested_at).total_seconds()
+        lines.append(f"{name}: ended after {after:.1f} s")
+    return lines
+
+
+def _tell_end(state: State, answer: Cancelling) -> None:
+    if not answer.is_over:
+        left = [task for task in answer.tasks if task.finished_at is None]
+        still = f": {counted(len(left), 'task')} of it still to end" if left else ""
+        state.say(f"job {answer.job_id} is being cancelled{still}")
+        state.note(f"watch it with: dagmaster jobs watch {answer.job_id}")
+    elif answer.status == "cancelled":
+        state.say(f"job {answer.job_id} is cancelled")
+        state.note(f"let it go on with: dagmaster jobs resume {answer.job_id}")
+    else:
+        state.say(f"job {answer.job_id} ended before it could be cancelled: {answer.status.replace('_', ' ')}")
+
+
+def _say_left(state: State, job_id: str) -> None:
+    if state.json:
+        state.emit({"job_id": job_id, "status": "detached", "watch": f"dagmaster jobs watch {job_id}"}, line=True)
+        return
+    end_the_line()
+    state.note(f"detached: the job is cancelled all the same; watch it with: dagmaster jobs watch {job_id}")
+
+
+def resume(state: State, job_id: str, wish: Json, *, is_dry_run: bool, wait: bool, watch: bool) -> int:
+    """Let a job go on, or say what would run; the answer is the exit code."""
+    answer = state.client.resume(job_id, wish, is_dry_run=is_dry_run)
+    stays = (wait or watch) and not is_dry_run
+    if state.json and not stays:
+        state.emit(answer)
+    elif not state.json:
+        _tell_resumed(state, read(Resumed, answer), stays)
+    if not stays:
+        return 0
+    from dagmaster.cli.follow import follow
+
+    return follow(state, job_id, live=watch)
+
+
+def _tell_resumed(state: State, answer: Resumed, stays: bool) -> None:
+    """What runs is the answer, unless a result is to follow on standard output."""
+    is_dry = answer.status == "dry_run"
+    tell = state.note if stays else state.say
+    tell(f"job {answer.job_id} would run again:" if is_dry else f"job {answer.job_id} goes on with:")
+    for line in again_lines(answer.nodes, answer.children):
+        tell(f"  {line}")
+    if is_dry:
+        state.note(f"let it go on with: dagmaster jobs resume {answer.job_id}")
+    elif not stays:
+        state.note(f"watch it with: dagmaster jobs watch {answer.job_id}")
+
+
+def again_lines(nodes: list[str], children: Mapping[str, int]) -> list[str]:
+    """A line for each fan_out whose children run, then one for each node."""
+    some = [f"{counted(count, 'child', 'children')} of {fan_out}" for fan_out, count in children.items()]
+    return [*some, *nodes]

@@ -1,0 +1,83 @@
+"""`dagmaster jobs logs`: what handlers logged, attempt by attempt."""
+
+import time
+from collections import defaultdict
+
+from dagmaster.cli.answers import Event, Job, JobLine, Json, LogLine, read, read_all
+from dagmaster.cli.command import State, end_the_line
+from dagmaster.cli.feed import Patience
+from dagmaster.cli.follow import patiently
+
+_LOOK_SECONDS = 1.0
+_MOST_AT_ONCE = 10_000
+
+
+def text_of(answer: Json) -> str:
+    line = read(LogLine, answer)
+    at = line.at.strftime("%H:%M:%S.%f")[:-3]
+    return f"{at}  {line.node_id} attempt {line.attempt}  {line.level}: {line.text}"
+
+
+def follow_logs(state: State, job_id: str, node: str | None, attempt: int | None) -> None:
+    """Every line, also those to come, until the job is over. Ctrl-C ends the following, not the job."""
+    followed = _Followed(state, job_id, node, attempt)
+    patience = Patience(state, job_id)
+    try:
+        while not patiently(patience, followed.look):
+            time.sleep(_LOOK_SECONDS)
+    except KeyboardInterrupt:
+        if not state.json:
+            end_the_line()
+            state.note("detached: the job goes on")
+
+
+class _Followed:
+    """Looks at attempts that run, and at those that ended since the last look. Lines have numbers: none is told twice."""
+
+    def __init__(self, state: State, job_id: str, node: str | None, attempt: int | None) -> None:
+        self._state = state
+        self._client = state.client
+        self._job_id = job_id
+        self._node = node
+        self._attempt = attempt
+        self._sequence: int | None = None
+        self._told: dict[tuple[str, int], int] = defaultdict(int)
+
+    def look(self) -> bool:
+        """Tell what is new; whether the job is over. It is asked for first: what ends meanwhile is seen next time."""
+        if self._sequence is None:
+            sequence = read(Job, self._client.job(self._job_id)["job"]).last_sequence
+            self._tell(self._node, is_running=False)
+            self._sequence = sequence
+        is_over = read(JobLine, self._client.job_line(self._job_id)).is_over
+        self._tell(self._node, is_running=True)
+        for node in self._ended():
+            self._tell(node, is_running=False)
+        return is_over
+
+    def _ended(self) -> list[str]:
+        """Nodes and children of which an attempt began or ended since the last look."""
+        page, _ = self._client.events(self._job_id, _MOST_AT_ONCE, self._sequence or 0)
+        events = read_all(Event, page)
+        if events:
+            self._sequence = events[-1].sequence
+        return list(dict.fromkeys(e.node_id for e in events if e.node_id and e.attempt and self._is_meant(e.node_id)))
+
+    def _is_meant(self, node: str) -> bool:
+        return self._node in (None, node, node.rpartition("__")[0])
+
+    def _tell(self, node: str | None, *, is_running: bool) -> None:
+        lines, _ = self._client.logs(
+            self._job_id, _MOST_AT_ONCE, node_id=node, attempt=self._attempt, is_running=is_running
+        )
+        for answer in lines:
+            line = read(LogLine, answer)
+            if line.number > self._told[line.node_id, line.attempt]:
+                self._told[line.node_id, line.attempt] = line.number
+                self._emit(answer)
+
+    def _emit(self, answer: Json) -> None:
+        if self._state.json:
+            self._state.emit(answer, line=True)
+        else:
+            self._state.say(text_of(answer))

@@ -1,0 +1,185 @@
+"""What handlers log and how far they say they are, seen from outside while they run and afterwards [H1, E23]."""
+
+import asyncio
+import json
+import time
+from itertools import pairwise
+from statistics import median
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from httpx2 import AsyncClient
+
+from dagmaster.handlers.context import Context, SyncContext
+from dagmaster.handlers.registry import Registration
+from tests.api.serving import V1, api, app_of, everything, ok, served
+from tests.engine.harness import engine, until, workflow
+
+HANDLERS = [
+    Registration("talks", "tests.api.test_logs:talks"),
+    Registration("reports", "tests.api.test_logs:reports"),
+    Registration("reports_plainly", "tests.api.test_logs:reports_plainly", False),
+    Registration("talks_and_waits", "tests.api.test_logs:talks_and_waits"),
+]
+TALKATIVE = """
+    workflow_id: talkative
+    nodes:
+      start: {type: start, next: spread}
+      spread:
+        type: fan_out
+        source: [1, 2, 3]
+        task: {handler: talks, params: {item: "{{ item }}"}, retry: {max_attempts: 1, initial_delay_seconds: 0.01}}
+        next: gather
+      gather: {type: fan_in, next: last}
+      last: {handler: talks, next: end}
+      end: {type: end}
+"""
+ONE = """
+    workflow_id: one
+    nodes:
+      start: {type: start, next: work}
+      work: {handler: HANDLER, retry: {max_attempts: 0}, next: end}
+      end: {type: end}
+"""
+
+
+async def talks(ctx: Context, params: dict[str, Any]) -> None:
+    ctx.logger.info("begins", item=params.get("item"))
+    if params.get("item") == 2 and ctx.attempt == 1:
+        ctx.logger.warning("will fail; password=%s", "hunter2")
+        raise RuntimeError("the first time")
+    ctx.logger.info("ends")
+
+
+async def talks_and_waits(ctx: Context) -> None:
+    for number in range(30):
+        ctx.logger.info("waiting", number=number)
+    while not ctx.cancelled and str(ctx.job_id) not in _released:
+        await asyncio.sleep(0.01)
+
+
+async def reports(ctx: Context) -> None:
+    end = time.monotonic() + 3.5
+    while time.monotonic() < end:
+        ctx.progress(0.5, f"{time.time():.3f}", tiles=3)
+        await asyncio.sleep(0.01)
+
+
+def reports_plainly(ctx: SyncContext) -> None:
+    end = time.monotonic() + 3.5
+    while time.monotonic() < end:
+        ctx.progress(0.5, f"{time.time():.3f}", tiles=3)
+        time.sleep(0.01)
+
+
+_released: set[str] = set()
+
+
+async def test_h1_the_lines_of_every_attempt_are_read_in_pages(database):
+    async with engine(database, handlers=HANDLERS) as running, api(database, running) as client:
+        job = await running.run(workflow(TALKATIVE))
+        path = f"{V1}/jobs/{job['job_id']}/logs"
+        pages = await everything(client, path, limit=2)
+        (of_children,) = await everything(client, path, node_id="spread")
+        (of_child,) = await everything(client, path, node_id="spread__1", attempt=1)
+        unknown = [await client.get(path, params={"node_id": "nothing"}), await client.get(f"{V1}/jobs/{uuid4()}/logs")]
+        wrong = await client.get(path, params={"after": "nonsense"})
+
+    lines = [line for page in pages for line in page]
+    told = [(line["node_id"], line["attempt"], line["number"], line["text"]) for line in lines]
+    assert [len(page) for page in pages] == [2, 2, 2, 2, 2]
+    assert told == [
+        ("last", 1, 1, "begins item=None"), ("last", 1, 2, "ends"),
+        ("spread__0", 1, 1, "begins item=1"), ("spread__0", 1, 2, "ends"),
+        ("spread__1", 1, 1, "begins item=2"), ("spread__1", 1, 2, told[5][3]),
+        ("spread__1", 2, 1, "begins item=2"), ("spread__1", 2, 2, "ends"),
+        ("spread__2", 1, 1, "begins item=3"), ("spread__2", 1, 2, "ends"),
+    ]  # fmt: skip
+    assert told[5][3].startswith("will fail")
+    assert "hunter2" not in str(told)
+    assert of_children == lines[2:]
+    assert of_child == lines[4:6]
+    assert [answer.json()["code"] for answer in unknown] == ["node.not-found", "job.not-found"]
+    assert wrong.json()["code"] == "request.bad-cursor"
+
+
+async def test_h1_the_last_lines_of_a_running_attempt_are_seen_before_it_ends(database):
+    """At once, not with the next renewal of the lease."""
+    seldom = {"lease_renew_sec": 30, "task_lease_sec": 90}
+    async with engine(database, handlers=HANDLERS, **seldom) as running, api(database, running) as client:
+        job_id = await running.submit(workflow(ONE.replace("HANDLER", "talks_and_waits")))
+        path = f"{V1}/jobs/{job_id}/logs"
+
+        async def seen() -> list[dict[str, Any]]:
+            (lines,) = await everything(client, path, running=True)
+            return lines
+
+        while_it_runs = await until(seen)
+        node = await ok(client.get(f"{V1}/jobs/{job_id}/nodes/work"))
+        _released.add(str(job_id))
+        await running.wait(job_id)
+        (afterwards,) = await everything(client, path)
+        runs_no_more = await seen()
+        kept = await running.rows("SELECT log FROM dagapp.dag_tasks")
+
+    assert [line["number"] for line in while_it_runs] == list(range(11, 31))
+    assert [line["number"] for line in node["attempts"][0]["log"]] == list(range(11, 31))
+    assert [line["number"] for line in afterwards] == list(range(1, 31))
+    assert runs_no_more == []
+    assert kept == [{"log": None}]
+
+
+async def test_h1_a_cancelled_attempt_keeps_its_lines(database):
+    async with engine(database, handlers=HANDLERS) as running, api(database, running) as client:
+        job_id = await running.submit(workflow(ONE.replace("HANDLER", "talks_and_waits")))
+        path = f"{V1}/jobs/{job_id}/logs"
+        await until(lambda: running.rows("SELECT 1 FROM dagapp.dag_tasks WHERE log IS NOT NULL"))
+
+        await ok(client.post(f"{V1}/jobs/{job_id}/cancel", params={"wait": 10}), 202)
+
+        (lines,) = await everything(client, path)
+
+    assert lines[-1]["text"] == "waiting number=29"
+
+
+@pytest.mark.parametrize("handler", ["reports", "reports_plainly"])
+async def test_e23_progress_is_seen_everywhere_within_a_second(database, handler):
+    """In the stream it has no number, and comes at most once a second however often a handler tells it."""
+    async with engine(database, handlers=HANDLERS) as running:
+        job_id = await running.submit(workflow(ONE.replace("HANDLER", handler)))
+        async with served(app_of(database, running)) as server, AsyncClient(base_url=server.url) as client:
+            watching = asyncio.create_task(progress_of(client, f"{V1}/jobs/{job_id}/events/stream"))
+            await until(lambda: running.rows("SELECT 1 FROM dagapp.dag_tasks WHERE progress IS NOT NULL"))
+            shown = await ok(client.get(f"{V1}/jobs/{job_id}"))
+            waiting = await ok(client.get(f"{V1}/jobs/{job_id}/waiting"))
+            told = await asyncio.wait_for(watching, 20)
+
+    (node,) = [node for node in shown["nodes"] if node["node_id"] == "work"]
+    (reason,) = [node["reasons"][0] for node in waiting["nodes"] if node["node_id"] == "work"]
+    assert (node["progress"]["fraction"], node["progress"]["tiles"]) == (0.5, 3)
+    assert reason["progress"]["tiles"] == 3
+    assert 2 <= len(told) <= 5
+    assert all(later - earlier > 0.9 for (earlier, _), (later, _) in pairwise(told))
+    ages = []
+    for at, frame in told:
+        (line,) = frame["nodes"]
+        assert (line["node_id"], line["attempt"], line["progress"]["tiles"]) == ("work", 1, 3)
+        ages.append(at - float(line["progress"]["message"]))
+    assert median(ages) < 1
+
+
+async def progress_of(client: AsyncClient, path: str) -> list[tuple[float, dict[str, Any]]]:
+    """When which progress came; none of it with an id."""
+    found, frame = [], {}
+    async with client.stream("GET", path, timeout=30) as answer:
+        async for line in answer.aiter_lines():
+            name, _, value = line.partition(": ")
+            if line:
+                frame[name] = value
+                continue
+            if frame.get("event") == "progress":
+                assert "id" not in frame
+                found.append((time.time(), json.loads(frame["data"])))
+            frame = {}
+    return found

@@ -1,0 +1,214 @@
+"""Jobs cancelled, resumed and watched from the command line; their progress and log lines [E14, E15, E23, H1]."""
+
+import asyncio
+import json
+import re
+import signal
+from itertools import islice
+from typing import Any
+
+import psycopg
+
+from dagmaster.cli.main import run
+from dagmaster.handlers.registry import Registration
+from tests.api.serving import app_of, served
+from tests.cli.conftest import written
+from tests.cli.processes import eventually, start
+from tests.engine.harness import engine, workflow
+
+TALKATIVE = """
+    workflow_id: talkative
+    nodes:
+      start: {type: start, next: spread}
+      spread:
+        type: fan_out
+        source: [1, 2]
+        task: {handler: talks, params: {item: "{{ item }}"}}
+        next: gather
+      gather: {type: fan_in, next: end}
+      end: {type: end}
+"""
+PHASES = """
+workflow_id: phased
+nodes:
+  start: {type: start, next: work}
+  work: {handler: multi_phase, params: {phases: 200, seconds_per_phase: 0.3}, next: end}
+  end: {type: end}
+"""
+
+
+async def talks(ctx: Any, params: dict[str, Any]) -> None:
+    ctx.logger.info("begins", item=params["item"])
+    await asyncio.sleep(0.8)
+    ctx.logger.warning("ends \x1b[31mred")
+
+
+def running(dagmaster, job_id: str) -> bool:
+    nodes = dagmaster("jobs", "show", job_id, "--json").json["nodes"]
+    return any(node["status"] == "running" for node in nodes)
+
+
+def submitted(dagmaster, *arguments: str) -> str:
+    """A job that runs."""
+    job_id = dagmaster("submit", *arguments, "--json").json["job_id"]
+    eventually(lambda: running(dagmaster, job_id))
+    return job_id
+
+
+def test_e14_a_cancel_says_who_told_the_handler_and_a_resume_goes_on(on_platform, sleepy):
+    job_id = submitted(on_platform, str(sleepy), "-p", "seconds=6")
+    early = on_platform("jobs", "resume", job_id, "--dry-run")
+    cancelled = on_platform("jobs", "cancel", job_id, "--reason", "wrong file", "--by", "ada")
+    again = on_platform("jobs", "cancel", job_id)
+    shown = on_platform("jobs", "show", job_id)
+    would = on_platform("jobs", "resume", job_id, "--dry-run")
+    as_json = on_platform("jobs", "resume", job_id, "--dry-run", "--json").json
+    resumed = on_platform("jobs", "resume", job_id, "--by", "ben", "--watch")
+    over = on_platform("jobs", "resume", job_id)
+
+    assert early.code == 4
+    assert cancelled.code == 0, cancelled.err
+    assert "nap, attempt 1: worker " in cancelled.out
+    assert "told its handler to stop after " in cancelled.out
+    assert f"job {job_id} is cancelled\n" in cancelled.out
+    assert (again.code, again.out) == (4, "")
+    assert "stopped    cancel asked for by ada: wrong file" in shown.out
+    assert f"dagmaster jobs resume {job_id}" in shown.out
+    assert would.out == f"job {job_id} would run again:\n  nap\n  end\n"
+    assert (as_json["status"], as_json["nodes"]) == ("dry_run", ["nap", "end"])
+    assert resumed.code == 0, resumed.err
+    assert "goes on with:" in resumed.err
+    assert '"slept_seconds": 6' in resumed.out
+    assert over.code == 4
+
+
+def test_e15_a_resume_counts_the_children_and_tells_how_it_ended(on_platform, failing):
+    job_id = on_platform("submit", str(failing), "--wait", "--json").json["job_id"]
+
+    failed = on_platform("jobs", "show", job_id)
+    would = on_platform("jobs", "resume", job_id, "--dry-run")
+    resumed = on_platform("jobs", "resume", job_id, "--wait", "--json")
+    senseless = on_platform("jobs", "resume", job_id, "--dry-run", "--wait")
+
+    assert f"hint: run what is missing with: dagmaster jobs resume {job_id}" in failed.out
+    assert "  3 children of spread\n" in would.out
+    assert resumed.code == 1
+    assert (resumed.json["job_id"], resumed.json["status"]) == (job_id, "failed")
+    assert on_platform("jobs", "show", job_id, "--json").json["job"]["resume_count"] == 1
+    assert senseless.code == 2
+
+
+def test_e14_ctrl_c_ends_the_waiting_and_not_the_cancel(on_platform, platform, deaf):
+    """A handler that hears nothing is ended after its grace; the waiting is over sooner."""
+    job_id = submitted(on_platform, str(deaf), "-p", "seconds=60")
+    waiting = start("jobs", "cancel", job_id, "--wait", "60", DAGMASTER_URL=platform.facts["api_url"])
+    told = next(line for line in waiting.stdout if "told its handler" in line)
+    waiting.send_signal(signal.SIGINT)
+    _, err = waiting.communicate(timeout=20)
+    without_waiting = on_platform("jobs", "cancel", job_id, "--wait", "0", "--json")
+
+    assert "nap, attempt 1" in told
+    assert waiting.returncode == 0
+    assert f"detached: the job is cancelled all the same; watch it with: dagmaster jobs watch {job_id}" in err
+    assert (without_waiting.code, without_waiting.json["is_over"]) == (0, False)
+    assert on_platform("jobs", "watch", job_id).code == 1
+    assert on_platform("jobs", "show", job_id, "--json").json["job"]["status"] == "cancelled"
+
+
+def test_e16_the_same_submission_resumes_its_failed_job(on_platform, failing):
+    submit = ("submit", str(failing), "--idempotency-key", "goes-on")
+    first = on_platform(*submit, "--wait", "--json").json
+    told = on_platform(*submit)
+    resumed = on_platform(*submit, "--resume")
+    waited = on_platform("jobs", "watch", first["job_id"])
+    both = on_platform(*submit, "--resume", "--force")
+
+    assert told.code == 1
+    assert "go on with what is missing with --resume" in told.err
+    assert (resumed.code, resumed.out.strip()) == (0, first["job_id"])
+    assert "its job goes on, resumed 1 time" in resumed.err
+    assert waited.code == 1
+    assert both.code == 2
+
+
+def test_q4_replaying_a_given_up_task_resumes_its_job(on_platform, server, failing):
+    job_id = on_platform("submit", str(failing), "--wait", "--json").json["job_id"]
+    body = json.dumps({"job_id": job_id, "node_id": "spread__0", "attempt": 1})
+    with psycopg.connect(server, autocommit=True) as connection:
+        (letter,) = connection.execute(
+            "INSERT INTO dagapp.dag_dead_letters (dead_letter_id, queue, reason, description, body)"
+            " VALUES (gen_random_uuid(), 'dag-worker-tasks', 'PoisonTask', 'lost 5 times', %s) RETURNING dead_letter_id",
+            [body],
+        ).fetchone()
+
+    shown = on_platform("dead-letters", "show", str(letter))
+    replayed = on_platform("dead-letters", "replay", str(letter))
+
+    assert f"job         {job_id}, node spread__0" in shown.out
+    assert "resume its job with: " in shown.err
+    assert (replayed.code, replayed.out) == (0, f"job {job_id} goes on\n")
+    assert on_platform("jobs", "watch", job_id).code == 1
+    assert on_platform("jobs", "show", job_id, "--json").json["job"]["resume_count"] == 1
+
+
+def progress_of(dagmaster, url: str, job_id: str) -> tuple[list[str], list[float]]:
+    """The first two things that a watching person and a watching program are told of progress. Then the job is cancelled."""
+    person = start("jobs", "watch", job_id, DAGMASTER_URL=url)
+    program = start("jobs", "watch", job_id, "--json", DAGMASTER_URL=url)
+    told = list(islice((line for line in person.stdout if "%" in line), 2))
+    nodes = (node for line in program.stdout for node in json.loads(line)["nodes"].values())
+    fractions = list(islice((node["progress"]["fraction"] for node in nodes if "progress" in node), 2))
+    assert dagmaster("jobs", "cancel", job_id).code == 0
+    rest, _ = person.communicate(timeout=30)
+    program.communicate(timeout=30)
+    assert "cancel asked for" in rest
+    return told, fractions
+
+
+def test_e23_whoever_watches_sees_the_progress_of_an_async_handler(on_platform, platform, sleepy):
+    job_id = submitted(on_platform, str(sleepy), "-p", "seconds=60")
+
+    told, (first, second) = progress_of(on_platform, platform.facts["api_url"], job_id)
+
+    assert all("nap: running, " in line for line in told)
+    assert first < second
+
+
+def test_e23_whoever_watches_sees_the_progress_of_a_plain_handler(on_platform, platform, tmp_path):
+    job_id = submitted(on_platform, str(written(tmp_path / "phased.yaml", PHASES)))
+    shown = eventually(lambda: "phases_done" in (out := on_platform("jobs", "show", job_id).out) and out)
+
+    told, (first, second) = progress_of(on_platform, platform.facts["api_url"], job_id)
+
+    assert re.search(r"\d+% phase_\d+ \(phases_done \d+\)", shown)
+    assert all(re.search(r"work: running, \d+% phase_\d+ \(phases_done \d+\)", line) for line in told)
+    assert first < second
+
+
+async def test_h1_log_lines_are_read_and_followed(database, nowhere, capfd):
+    handlers = [Registration("talks", "tests.cli.test_intervene:talks")]
+    async with engine(database, handlers=handlers) as engine_running:
+        job_id = str(await engine_running.submit(workflow(TALKATIVE)))
+        async with served(app_of(database, engine_running)) as server:
+
+            async def said(*arguments: str) -> str:
+                capfd.readouterr()
+                assert await asyncio.to_thread(run, ("jobs", "logs", job_id, "--server", server.url, *arguments)) == 0
+                return capfd.readouterr().out
+
+            followed = await asyncio.wait_for(said("--follow"), 20)
+            everything = await said()
+            one = json.loads(await said("--node", "spread__1", "--attempt", "1", "--json"))
+            some = json.loads(await said("--limit", "1", "--json"))
+            rest = json.loads(await said("--after", some["next"], "--json"))
+
+    lines = everything.splitlines()
+    assert [line.split("  ", 1)[1] for line in lines] == [
+        "spread__0 attempt 1  info: begins item=1",
+        "spread__0 attempt 1  warning: ends \\x1b[31mred",
+        "spread__1 attempt 1  info: begins item=2",
+        "spread__1 attempt 1  warning: ends \\x1b[31mred",
+    ]
+    assert sorted(followed.splitlines()) == sorted(lines)
+    assert [line["number"] for line in one["lines"]] == [1, 2]
+    assert len(some["lines"] + rest["lines"]) == 4
