@@ -61,6 +61,24 @@ def test_m2_what_does_not_fit_together_is_refused(monkeypatch):
     ]
 
 
+def test_m2_a_janitor_may_not_be_quicker_than_the_owners_it_looks_after(monkeypatch):
+    (told,) = refusal(monkeypatch, JANITOR_PATIENCE_SEC="60", ORPHAN_THRESHOLD_SEC="60")
+
+    assert told.startswith("ORPHAN_THRESHOLD_SEC=60 must be shorter than JANITOR_PATIENCE_SEC=60")
+
+
+@pytest.mark.parametrize("value", ["file:///etc", "nowhere", "http://", "https://me:secret@host/hook"])
+def test_m2_a_webhook_is_the_address_of_a_web_server_and_never_echoed(monkeypatch, value):
+    assert refusal(monkeypatch, JANITOR_WEBHOOK_URL=value) == ["JANITOR_WEBHOOK_URL: expected text"]
+
+
+@pytest.mark.parametrize("value", ["-1", "nan", "inf", "1e9", "long"])
+def test_m2_retention_is_a_number_of_days(monkeypatch, value):
+    (told,) = refusal(monkeypatch, RETENTION_DAYS=value)
+
+    assert told == f"RETENTION_DAYS={value}: expected number from 0 up to 36500"
+
+
 def test_m2_all_problems_are_told_at_once(monkeypatch):
     """Also what does not fit together, as far as it can be told beside values that are no numbers."""
     told = refusal(

@@ -26,7 +26,10 @@ from dagmaster.database.queries import all_queries
 
 PATIENCE_SECONDS = 10.0
 _NAMES = {" ".join(text.split()): name for name, text in all_queries().items()}
-_WRITES = ("INSERT INTO", "UPDATE dagapp", "DELETE FROM", "FOR NO KEY UPDATE", "FOR UPDATE", "ensure_event_partitions")
+_WRITES = (
+    "INSERT INTO", "UPDATE dagapp", "DELETE FROM", "FOR NO KEY UPDATE", "FOR UPDATE", "ensure_event_partitions",
+    "forget_definitions", "drop_event_partition", "pg_try_advisory_xact_lock",
+)  # fmt: skip
 WRITING = frozenset(name for name, text in all_queries().items() if any(word in text for word in _WRITES))
 _BLOCKED = """
     SELECT a.wait_event_type = 'Lock' AND cardinality(pg_blocking_pids(a.pid)) > 0

@@ -19,6 +19,7 @@ from tests.database.isolation import WRITING, GatedConnection, Interleaver, IsSt
 
 from dagmaster.database.bell import JOBS
 from dagmaster.database.history import verify
+from dagmaster.database.janitor import RULES, Patience, PostgresJanitor
 from dagmaster.database.ledger import (
     Advanced,
     Claim,
@@ -32,7 +33,8 @@ from dagmaster.database.ledger import (
     WorkerInfo,
 )
 from dagmaster.database.postgres import PostgresLedger
-from dagmaster.errors import Conflict
+from dagmaster.database.retention import PostgresRetention
+from dagmaster.errors import Conflict, NotFound
 from dagmaster.handlers.registry import installed
 from dagmaster.jobs.model import DeadLetter, JobMessage, new_job_id
 from dagmaster.jobs.plan import Planner
@@ -254,12 +256,19 @@ async def _prepare(stage: Stage) -> None:
 
 async def _set_times(stage: Stage) -> None:
     await stage.rows(
-        "UPDATE dagapp.dag_tasks SET lease_until = clock_timestamp() - interval '1 s'"
+        "UPDATE dagapp.dag_tasks SET lease_until = clock_timestamp() - interval '1 hour'"
         " WHERE worker_id = %s AND status = 'running'",
         SLOW,
     )
     await stage.rows(
         "UPDATE dagapp.dag_node_states SET not_before = clock_timestamp() WHERE node_id = 'lone' AND not_before IS NOT NULL"
+    )
+    await stage.rows(
+        "UPDATE dagapp.dag_jobs SET owner_heartbeat_at = clock_timestamp() - interval '1 hour' WHERE job_id = %s", OPEN
+    )
+    await stage.rows(
+        "INSERT INTO dagapp.dag_job_messages (message_id, queue, body, enqueued_at)"
+        " VALUES ('unread', 'elsewhere', '{}', '2001-01-01')"
     )
     beats = "UPDATE dagapp.{} SET heartbeat_at = clock_timestamp() + %s::interval WHERE {} = ANY (%s)"
     await stage.rows(beats.format("orchestrators", "owner_id"), "1 day", [ONE, TWO])
@@ -303,6 +312,7 @@ async def _restore(stage: Stage, *, needs_room: bool = False) -> None:
     elif stage.needs_room:
         await stage.rows("SELECT dagapp.ensure_event_partitions()")
     stage.needs_room = needs_room
+    await stage.rows(OLD_PARTITION)
     stage.restored += 1
     if stage.restored % 20 == 0:
         await stage.rows("VACUUM")  # or each look would wade through what was before
@@ -317,6 +327,13 @@ DROP_PARTITIONS = """
             EXECUTE format('DROP TABLE dagapp.%I', name);
         END LOOP;
     END $$
+    """
+
+
+# A month long ago without a job, for retention to drop.
+OLD_PARTITION = """
+    CREATE TABLE IF NOT EXISTS dagapp.dag_job_events_2001_01 PARTITION OF dagapp.dag_job_events
+    FOR VALUES FROM (dagapp.first_uuid_at('2001-01-01 00:00Z')) TO (dagapp.first_uuid_at('2001-02-01 00:00Z'))
     """
 
 
@@ -403,11 +420,50 @@ def _saving(node_id: str) -> Call:
 
 
 async def _reviving(ledger: PostgresLedger) -> Any:
-    """Of two, the second finds a job that has not ended."""
+    """Of two, the second finds a job that has not ended; beside retention, none at all."""
     try:
         return await ledger.revive(ENDED, lambda job: resume(view_of(job)), {"by": "ana"})
-    except Conflict as refused:
+    except (Conflict, NotFound) as refused:
         return refused.code
+
+
+def _on(ledger: PostgresLedger, other: Any) -> Any:
+    """The same connection in the hands of another part."""
+    other._connection = ledger._connection
+    return other
+
+
+def _sweeping(kind: str) -> Call:
+    """ONE has not touched OPEN for an hour, and a lease has lapsed as long ago; a queue that nobody reads has a message."""
+    patience = Patience(orphan_after=600, neglected=1800, queued=1e8)
+    return lambda _, ledger: _on(ledger, PostgresJanitor("nowhere"))._apply(
+        kind, RULES[kind], UUID(int=7), patience, is_dry=False
+    )
+
+
+def _noting_stuck(stage: Stage, ledger: PostgresLedger) -> Awaitable[Any]:
+    janitor = _on(ledger, PostgresJanitor("nowhere"))
+    return janitor.note_stuck(UUID(int=7), ONE, stage.claims[OPEN], "boom")  # type: ignore[no-any-return]
+
+
+MOMENT = 1e-3  # seconds: all that has ended has ended longer ago
+
+
+def _pruning(ledger: PostgresLedger) -> Awaitable[Any]:
+    return _on(ledger, PostgresRetention("nowhere")).prune_jobs(MOMENT, 10)  # type: ignore[no-any-return]
+
+
+async def _forgetting(ledger: PostgresLedger) -> list[int]:
+    retention = _on(ledger, PostgresRetention("nowhere"))
+    return [await retention._delete(name, MOMENT, 10) for name in ("retention_letters", "retention_actions")]
+
+
+async def _forgetting_tables(ledger: PostgresLedger) -> list[Any]:
+    retention = _on(ledger, PostgresRetention("nowhere"))
+    return [
+        await retention._whole_table("retention_definitions", "gone", MOMENT),
+        await retention._whole_table("retention_partition", "name", MOMENT),
+    ]
 
 
 TRANSACTIONS: tuple[Transaction, ...] = (
@@ -451,11 +507,23 @@ TRANSACTIONS: tuple[Transaction, ...] = (
         lambda _, ledger: ledger.beat_worker(WorkerInfo(WORKER, "host", 1, "0", "general", (QUEUE,), HANDLERS)),
     ),
     Transaction("retire_worker", lambda _, ledger: ledger.retire_worker(WORKER)),
+    Transaction("report_to_ended", _exchanging(OTHER, [(ENDED, "only")], 0)),
+    Transaction("janitor", _sweeping("neglected")),
+    Transaction("janitor_tells", _sweeping("unread")),
+    Transaction("note_stuck", _noting_stuck),
+    Transaction("prune", lambda _, ledger: _pruning(ledger), is_long=True),
+    Transaction("forget", lambda _, ledger: _forgetting(ledger)),
+    Transaction("forget_tables", lambda _, ledger: _forgetting_tables(ledger), is_long=True),
 )
 BY_NAME = {transaction.name: transaction for transaction in TRANSACTIONS}
 PAIRS = list(combinations_with_replacement(TRANSACTIONS, 2))
 # What follows without waiting for an answer, or reads only what its fence protects, goes along with the statement before it.
-ALONG = frozenset({"take_waiting", "take_started", "gather_children", "insert_dead_letters"})
+ALONG = frozenset(
+    {
+        "take_waiting", "take_started", "gather_children", "insert_dead_letters",
+        "retention_results", "retention_checkpoints", "retention_events", "retention_nodes",
+    }
+)  # fmt: skip
 TOGETHER = frozenset({("promote_nodes", "apply_changes"), ("insert_definitions", "create_jobs")})
 
 
@@ -491,10 +559,58 @@ DOUBLES = {
         "release_unknown",
         "advance_overdue",
         "advance_half_dead",
+        "janitor",
     },
     "take_stops": {"take_stops", "exchange", "renew", "advance_fail_fast", "advance_overdue", "exchange_limited_too"},
-    "revive": {"revive", "claim", "take_over", "retire", "create_once", "keep_house"},
-    "drop_letter": {"replay", "drop_letter"},
+    "revive": {
+        "revive",
+        "claim",
+        "take_over",
+        "retire",
+        "create_once",
+        "keep_house",
+        "prune",
+        "forget_tables",
+        "report_to_ended",
+    },
+    "drop_letter": {"replay", "drop_letter", "forget"},
+    "report_to_ended": {"prune", "revive"},
+    "janitor": {
+        "janitor",
+        "claim",
+        "take_over",
+        "retire",
+        "release_unknown",
+        "request_cancel",
+        "advance_overdue",
+        "exchange_late",
+        "renew_late",
+        "note_stuck",
+    },
+    "janitor_tells": {"janitor_tells", "forget", "note_stuck"},
+    "note_stuck": {"note_stuck", "janitor", "janitor_tells", "retire", "forget"},
+    "prune": {
+        "prune",
+        "forget_tables",
+        "create",
+        "create_once",
+        "revive",
+        "claim",
+        "take_messages",
+        "report_to_ended",
+        "keep_house",
+    },
+    "forget": {"forget", "drop_letter", "replay", "note_stuck", "janitor_tells"},
+    "forget_tables": {
+        "prune",
+        "forget_tables",
+        "create",
+        "create_once",
+        "revive",
+        "take_messages",
+        "advance_results",
+        "keep_house",
+    },
     "exchange_limited_too": {"exchange_limited", "exchange_claim", "set_queue", "advance_failing", "advance_fail_fast"},
 }
 # One and the same owner has one call under way; a second can only be the one after a lost connection, see below.

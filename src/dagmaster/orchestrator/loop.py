@@ -14,6 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import Any
 from uuid import UUID, uuid4
 
 from dagmaster import faults, log
@@ -26,6 +27,7 @@ from dagmaster.jobs.states import JOB_TERMINAL
 from dagmaster.jobs.view import JobView, is_ended, is_failing, node_view, wakeable
 from dagmaster.operations.catalog import Catalog
 from dagmaster.operations.submit import take_submissions
+from dagmaster.orchestrator.janitor import STUCK_AFTER, Janitor
 from dagmaster.settings import Settings
 from dagmaster.transports.transport import Ticket, Transport
 from dagmaster.workflows.graph import Graph, build
@@ -82,6 +84,7 @@ class Orchestrator:
     software_version: str = ""
     owner_id: UUID = field(default_factory=uuid4)  # fresh at every start
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    janitor: Janitor | None = None
 
     def __post_init__(self) -> None:
         self.counters = Counters()
@@ -105,16 +108,20 @@ class Orchestrator:
         """Work until `stop`; then give every job back."""
         self._progressed_at = self._now()
         await self._say_hello()
-        beating = asyncio.create_task(self._beat(), name="orchestrator-beat")
+        besides = [asyncio.create_task(self._beat(), name="orchestrator-beat")]
+        if self.janitor is not None:
+            self.janitor.owner_id = self.owner_id
+            besides.append(asyncio.create_task(self.janitor.run(), name="janitor"))
         try:
             while not self._is_stopping.is_set():
                 heard = await self._pause()
                 if not self._is_stopping.is_set():
                     await self._turn_safely(heard)
         finally:
-            beating.cancel()
-            with suppress(asyncio.CancelledError):
-                await beating
+            for task in besides:
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
             await self._retire()
 
     def stop(self) -> None:
@@ -164,10 +171,11 @@ class Orchestrator:
                 _log.warning("heartbeat failed", error=str(error))
 
     def info(self) -> OrchestratorInfo:
-        stats = {name: getattr(self.counters, name) for name in Counters.__dataclass_fields__}
-        return OrchestratorInfo(
-            self.owner_id, self.host, self.pid, self.software_version, {**stats, "jobs": len(self._owned)}
-        )
+        stats: dict[str, Any] = {name: getattr(self.counters, name) for name in Counters.__dataclass_fields__}
+        stats["jobs"] = len(self._owned)
+        if self.janitor is not None:
+            stats["janitor"] = self.janitor.stats()
+        return OrchestratorInfo(self.owner_id, self.host, self.pid, self.software_version, stats)
 
     async def _retire(self) -> None:
         """A clean stop: others may claim our jobs at once."""
@@ -333,6 +341,8 @@ class Orchestrator:
             return
         owned.failures += 1
         self.counters.errors += 1
+        if self.janitor is not None and owned.failures == STUCK_AFTER:
+            self.janitor.report_stuck(owned.claim, error)
         rest = min(60.0, 0.5 * 2**owned.failures)
         owned.resting_until = self._now() + rest
         _log.error("a job could not be advanced, trying again later", job_id=str(job_id), seconds=rest, exc_info=error)

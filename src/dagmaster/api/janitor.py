@@ -1,0 +1,73 @@
+"""What the janitor did, and asking it to look around now [E21]."""
+
+from typing import Annotated
+from uuid import UUID
+
+from fastapi import APIRouter, Query
+from pydantic import AwareDatetime, BaseModel, Field
+
+from dagmaster.api.pages import Cursor, Limit, Page, joined, moment_and_id, page_of
+from dagmaster.api.parts import Here
+from dagmaster.api.problems import responses
+from dagmaster.database.janitor import PostgresJanitor
+from dagmaster.database.retention import PostgresRetention
+from dagmaster.jobs.model import JanitorAction
+from dagmaster.orchestrator.janitor import DAY_SECONDS, Janitor
+
+router = APIRouter(prefix="/janitor", tags=["operations"])
+
+
+class JanitorRun(BaseModel):
+    """One look around. Of a dry run, what would be done; the ids of its actions stand for nothing."""
+
+    run_id: UUID
+    is_dry_run: bool
+    actions: list[JanitorAction]
+    left_to_others: list[str] = Field(description="Kinds of things that another instance was looking for meanwhile")
+    prunable_jobs: int = Field(description="Jobs past retention that are still there; counted up to 10,000")
+
+
+@router.get(
+    "/actions",
+    operation_id="list_janitor_actions",
+    summary="List what the janitor did, newest first",
+    responses=responses(),
+)
+async def list_janitor_actions(
+    here: Here,
+    *,
+    action_type: Annotated[
+        str | None, Query(max_length=64, description="Only of this kind", examples=["job_stuck"])
+    ] = None,
+    target_id: Annotated[
+        str | None, Query(max_length=400, description="Only about this job, task, queue or session")
+    ] = None,
+    run_id: Annotated[UUID | None, Query(description="Only of this run")] = None,
+    since: Annotated[AwareDatetime | None, Query(description="Only from then on")] = None,
+    after: Cursor = None,
+    limit: Limit = 50,
+) -> Page[JanitorAction]:
+    found = await here.reads.janitor_actions(
+        limit=limit + 1, after=moment_and_id(after), action_type=action_type, target_id=target_id, run_id=run_id,
+        since=since,
+    )  # fmt: skip
+    return page_of(found, limit, lambda action: joined(action.created_at.isoformat(), action.action_id))
+
+
+@router.post("/run", operation_id="run_janitor", summary="Look around now, and act or only tell", responses=responses())
+async def run_janitor(
+    here: Here, dry_run: Annotated[bool, Query(description="Change nothing, tell what would be done")] = False
+) -> JanitorRun:
+    """As the janitors of orchestrators do it by themselves every `JANITOR_INTERVAL_SEC`. Deleting old jobs is left to them."""
+    store, retention = PostgresJanitor(here.dsn, "api-janitor"), PostgresRetention(here.dsn, "api-retention")
+    janitor = Janitor(here.settings, store, retention, here.bell)
+    age = here.settings.retention_days * DAY_SECONDS
+    try:
+        run_id, swept = await janitor.sweep(is_dry=dry_run)
+        prunable = await retention.count(age) if age else 0
+    finally:
+        await janitor.close()
+    return JanitorRun(
+        run_id=run_id, is_dry_run=dry_run, actions=list(swept.actions), left_to_others=list(swept.left_to_others),
+        prunable_jobs=prunable,
+    )  # fmt: skip

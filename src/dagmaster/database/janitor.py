@@ -1,0 +1,194 @@
+"""What the janitor reads and writes [E21].
+
+Each kind of thing is looked for in a short transaction of its own: an advisory lock (whoever comes second leaves it to the
+first), the look, and one statement that writes action and log row together where all is still as it was seen. A dry run does
+the same and rolls back.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+from uuid import UUID
+
+import orjson
+import psycopg
+
+from dagmaster.database.connect import Connection
+from dagmaster.database.ledger import Claim
+from dagmaster.database.queries import query
+from dagmaster.database.session import OwnSession, dicts
+from dagmaster.jobs.model import JanitorAction
+
+STATEMENT_SECONDS: Final = 10.0
+LOCK_SECONDS: Final = 0.5
+FOUND_AT_ONCE: Final = 200  # what is left comes with the next run
+REPEAT_SECONDS: Final = 3600.0  # what is only told of is told again after so long
+LONGEST_REASON: Final = 2000
+
+_NEGLECT = {
+    "cancel_unheeded": "was to be cancelled",
+    "deadline_passed": "is past its deadline",
+    "lease_lapsed": "has tasks whose leases have lapsed",
+    "task_overran": "has tasks that run past their time",
+    "task_expired": "has tasks that waited past their time in the queue",
+    "results_unread": "has results that nobody has looked at",
+    "wait_over": "has nodes whose wait is over",
+    "job_stalled": "has nodes left, but nothing of it runs or waits",
+    "job_unfinished": "has only nodes that have ended, and is not finished",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long is too long, in seconds."""
+
+    orphan_after: float  # an instance that is silent for longer is dead, which is not the janitor's matter
+    neglected: float
+    queued: float
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """What one run did, and what it left to another janitor that was at it."""
+
+    actions: tuple[JanitorAction, ...]
+    left_to_others: tuple[str, ...]
+
+
+Rule = Callable[[Connection, UUID, Patience, bool], Awaitable[list[JanitorAction]]]
+
+
+class PostgresJanitor(OwnSession):
+    def __init__(self, dsn: str, role: str = "janitor") -> None:
+        super().__init__(dsn, role, statement_seconds=STATEMENT_SECONDS, lock_seconds=LOCK_SECONDS)
+
+    async def sweep(self, run_id: UUID, patience: Patience, *, is_dry: bool = False) -> Swept:
+        actions: list[JanitorAction] = []
+        left: list[str] = []
+        for kind, rule in RULES.items():
+            done = await self._apply(kind, rule, run_id, patience, is_dry)
+            if done is None:
+                left.append(kind)
+            else:
+                actions += done
+        return Swept(tuple(actions), tuple(left))
+
+    async def _apply(
+        self, kind: str, rule: Rule, run_id: UUID, patience: Patience, is_dry: bool
+    ) -> list[JanitorAction] | None:
+        done = None
+        async with self._transaction() as connection:
+            (lock,) = await dicts(connection, "janitor_lock", {"kind": kind})
+            if lock["is_ours"]:
+                done = await rule(connection, run_id, patience, is_dry)
+            if is_dry:
+                raise psycopg.Rollback
+        return done
+
+    async def note_stuck(self, run_id: UUID, owner_id: UUID, claim: Claim, error: str) -> list[JanitorAction]:
+        """An owner that failed at a job again and again tells of it."""
+        values = {
+            "run_id": run_id, "job_id": claim.job_id, "epoch": claim.epoch, "owner_id": owner_id, "repeat": REPEAT_SECONDS,
+            "reason": f"the job can't be advanced: {error}"[:LONGEST_REASON],
+            "detail": _json({"owner_id": owner_id, "epoch": claim.epoch}),
+        }  # fmt: skip
+        async with self._transaction() as connection:
+            return _actions(await dicts(connection, "janitor_note_stuck", values))
+
+
+async def _release_neglected(
+    connection: Connection, run_id: UUID, patience: Patience, _is_dry: bool
+) -> list[JanitorAction]:
+    """The outcome of a job is never written here: the next owner finds out by itself."""
+    values = {"patience": patience.neglected, "orphan_after": patience.orphan_after, "limit": FOUND_AT_ONCE}
+    found = await dicts(connection, "janitor_neglected", values)
+    seen = [
+        {
+            **{name: row[name] for name in ("job_id", "owner_id", "epoch", "version", "action_type")},
+            "reason": f"the job {_NEGLECT[row['action_type']]}, and its owner, who lives, has not touched it for "
+            f"{row['seconds']:.0f} s: it goes to another owner",
+            "detail": {"owner_id": row["owner_id"], "epoch": row["epoch"], "seconds": round(row["seconds"], 1)},
+        }
+        for row in found
+    ]
+    return await _write(connection, "janitor_release", run_id, seen)
+
+
+async def _tell_of_unserved(
+    connection: Connection, run_id: UUID, patience: Patience, _is_dry: bool
+) -> list[JanitorAction]:
+    values = {"queued": patience.queued, "orphan_after": patience.orphan_after, "limit": FOUND_AT_ONCE}
+    found = await dicts(connection, "janitor_unserved", values)
+    seen = [
+        {
+            "action_type": "task_unserved", "target_type": "task", "target_id": row["task_id"],
+            "reason": f"{row['tasks']} tasks of its job wait in queue {row['queue']} for up to {row['seconds']:.0f} s, and "
+            f"no live worker serves that queue with handler {row['handler']}",
+            "detail": {name: row[name] for name in ("job_id", "queue", "handler", "tasks")},
+        }
+        for row in found
+    ]  # fmt: skip
+    return await _write(connection, "janitor_note", run_id, seen)
+
+
+async def _tell_of_unread(
+    connection: Connection, run_id: UUID, patience: Patience, _is_dry: bool
+) -> list[JanitorAction]:
+    found = await dicts(connection, "janitor_unread", {"queued": patience.queued, "limit": FOUND_AT_ONCE})
+    seen = [
+        {
+            "action_type": "messages_unread", "target_type": "queue", "target_id": row["queue"],
+            "reason": f"{row['messages']} submissions wait in queue {row['queue']} for up to {row['seconds']:.0f} s, and "
+            "no orchestrator takes them",
+            "detail": {"messages": row["messages"], "oldest": row["oldest"]},
+        }
+        for row in found
+    ]  # fmt: skip
+    return await _write(connection, "janitor_note", run_id, seen)
+
+
+async def _end_idle(connection: Connection, run_id: UUID, patience: Patience, is_dry: bool) -> list[JanitorAction]:
+    """Ours are ended; of others only the administrator can know."""
+    found = await dicts(connection, "janitor_idle", {"patience": patience.neglected, "limit": FOUND_AT_ONCE})
+    seen = []
+    for row in found:
+        if row["is_ours"] and not is_dry:
+            values = {"pid": row["pid"], "xact_start": row["xact_start"], "patience": patience.neglected}
+            if not await dicts(connection, "janitor_end_session", values):
+                continue
+        what = "it is ended" if row["is_ours"] else "it is not ours to end"
+        seen.append(
+            {
+                "action_type": "session_ended" if row["is_ours"] else "session_idle",
+                "target_type": "session", "target_id": str(row["pid"]),
+                "reason": f"session {row['pid']} ({row['application_name']}) has kept a transaction open for "
+                f"{row['seconds']:.0f} s without doing anything: {what}",
+                "detail": {name: row[name] for name in ("application_name", "role", "xact_start")},
+            }
+        )  # fmt: skip
+    return await _write(connection, "janitor_note", run_id, seen)
+
+
+RULES: Mapping[str, Rule] = {
+    "neglected": _release_neglected,
+    "unserved": _tell_of_unserved,
+    "unread": _tell_of_unread,
+    "idle": _end_idle,
+}
+
+
+async def _write(connection: Connection, name: str, run_id: UUID, seen: Sequence[Any]) -> list[JanitorAction]:
+    if not seen:
+        return []
+    values: dict[str, Any] = {"run_id": run_id, "seen": _json(seen)}
+    if "%(repeat)s" in query(name):
+        values["repeat"] = REPEAT_SECONDS
+    return _actions(await dicts(connection, name, values))
+
+
+def _actions(rows: Sequence[Mapping[str, Any]]) -> list[JanitorAction]:
+    return [JanitorAction.model_validate(dict(row)) for row in rows]
+
+
+def _json(value: Any) -> str:
+    return orjson.dumps(value).decode()

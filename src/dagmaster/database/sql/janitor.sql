@@ -1,0 +1,166 @@
+-- name: janitor_lock
+-- One janitor at a time looks for one kind of thing, until its transaction ends.
+SELECT pg_try_advisory_xact_lock(hashtext('dagapp.janitor'), hashtext(%(kind)s)) AS is_ours;
+
+-- name: janitor_neglected
+-- Jobs whose owner lives, but has neither claimed nor written them for long, although something was due as long ago. What it
+-- is comes as `action_type`; waiting for a worker, for a task or for a time is not neglect.
+WITH late AS MATERIALIZED (
+    SELECT dagapp.clock() - make_interval(secs => %(patience)s) AS than
+), held AS MATERIALIZED (
+    SELECT j.job_id, j.owner_id, j.epoch, j.version, j.deadline_at, j.cancel_requested_at, j.stopping, late.than,
+           extract(epoch FROM dagapp.clock() - j.owner_heartbeat_at)::float8 AS seconds
+      FROM late
+     CROSS JOIN dagapp.dag_jobs j
+      JOIN dagapp.orchestrators o
+        ON o.owner_id = j.owner_id AND o.heartbeat_at > dagapp.clock() - make_interval(secs => %(orphan_after)s)
+     WHERE j.status IN ('pending', 'running') AND j.owner_heartbeat_at < late.than
+), judged AS MATERIALIZED (
+    SELECT h.job_id, h.owner_id, h.epoch, h.version, h.seconds,
+           CASE
+           WHEN h.stopping IS NULL AND h.cancel_requested_at < h.than THEN 'cancel_unheeded'
+           WHEN h.stopping IS NULL AND h.deadline_at < h.than THEN 'deadline_passed'
+           WHEN EXISTS (SELECT 1 FROM dagapp.dag_tasks t
+                         WHERE t.job_id = h.job_id AND t.status = 'running' AND t.lease_until < h.than) THEN 'lease_lapsed'
+           WHEN EXISTS (SELECT 1 FROM dagapp.dag_tasks t
+                         WHERE t.job_id = h.job_id AND t.status = 'running'
+                           AND t.started_at + make_interval(secs => t.timeout_seconds) < h.than) THEN 'task_overran'
+           WHEN EXISTS (SELECT 1 FROM dagapp.dag_tasks t
+                         WHERE t.job_id = h.job_id AND t.status = 'queued' AND t.expires_at IS NOT NULL
+                           AND t.expires_at < h.than) THEN 'task_expired'
+           WHEN EXISTS (SELECT 1 FROM dagapp.dag_task_results r
+                         WHERE r.job_id = h.job_id AND NOT r.processed AND r.reported_at < h.than) THEN 'results_unread'
+           WHEN EXISTS (SELECT 1 FROM dagapp.dag_node_states n
+                         WHERE n.job_id = h.job_id AND n.not_before IS NOT NULL AND n.not_before < h.than) THEN 'wait_over'
+           WHEN EXISTS (SELECT 1 FROM dagapp.dag_tasks t WHERE t.job_id = h.job_id AND t.status IN ('queued', 'running'))
+             OR EXISTS (SELECT 1 FROM dagapp.dag_node_states n WHERE n.job_id = h.job_id AND n.not_before IS NOT NULL)
+             OR EXISTS (SELECT 1 FROM dagapp.dag_task_results r WHERE r.job_id = h.job_id AND NOT r.processed) THEN NULL
+           WHEN EXISTS (SELECT 1 FROM dagapp.dag_node_states n
+                         WHERE n.job_id = h.job_id
+                           AND n.status NOT IN ('completed', 'failed', 'skipped', 'cancelled')) THEN 'job_stalled'
+           ELSE 'job_unfinished' END AS action_type
+      FROM held h
+)
+SELECT job_id, owner_id, epoch, version, seconds, action_type
+  FROM judged
+ WHERE action_type IS NOT NULL
+ ORDER BY job_id
+ LIMIT %(limit)s;
+
+-- name: janitor_release
+-- End the claims on neglected jobs, so that whoever claims them next reads them afresh. Only where nobody has written the job
+-- since it was looked at, and nobody holds it right now.
+WITH seen AS MATERIALIZED (
+    SELECT s.*
+      FROM jsonb_to_recordset(%(seen)s::jsonb)
+           AS s (job_id uuid, owner_id uuid, epoch bigint, version bigint, action_type text, reason text, detail jsonb)
+), held AS MATERIALIZED (
+    SELECT j.job_id, s.action_type, s.reason, s.detail
+      FROM seen s
+      JOIN dagapp.dag_jobs j
+        ON j.job_id = s.job_id
+     WHERE j.owner_id = s.owner_id AND j.epoch = s.epoch AND j.version = s.version AND j.status IN ('pending', 'running')
+     ORDER BY j.job_id
+       FOR NO KEY UPDATE OF j SKIP LOCKED
+), released AS (
+    UPDATE dagapp.dag_jobs j
+       SET owner_id = NULL, claim_token = NULL, updated_at = dagapp.clock(), version = j.version + 1
+      FROM held
+     WHERE j.job_id = held.job_id
+)
+INSERT INTO dagapp.dag_janitor_actions (run_id, action_type, target_type, target_id, reason, detail)
+SELECT %(run_id)s::uuid, action_type, 'job', job_id::text, reason, detail
+  FROM held
+RETURNING action_id, run_id, action_type, target_type, target_id, reason, detail, created_at;
+
+-- name: janitor_unserved
+-- Of each job, queue and handler the task that has waited longest, where that is too long and no live worker would take it.
+-- A queue that was paused waits on purpose.
+WITH waiting AS MATERIALIZED (
+    SELECT t.job_id, t.queue, t.handler, count(*)::int AS tasks,
+           (array_agg(t.task_id ORDER BY t.position))[1] AS task_id,
+           extract(epoch FROM dagapp.clock() - min(t.available_at))::float8 AS seconds
+      FROM dagapp.dag_tasks t
+     WHERE t.status = 'queued' AND t.available_at < dagapp.clock() - make_interval(secs => %(queued)s)
+     GROUP BY t.job_id, t.queue, t.handler
+)
+SELECT w.job_id, w.queue, w.handler, w.tasks, w.task_id, w.seconds
+  FROM waiting w
+ WHERE NOT EXISTS (SELECT 1 FROM dagapp.dag_queues q WHERE q.queue = w.queue AND q.is_paused)
+   AND NOT EXISTS (SELECT 1
+                     FROM dagapp.workers k
+                    WHERE k.heartbeat_at > dagapp.clock() - make_interval(secs => %(orphan_after)s)
+                      AND w.queue = ANY (k.queues) AND w.handler = ANY (k.handlers))
+ ORDER BY w.seconds DESC
+ LIMIT %(limit)s;
+
+-- name: janitor_unread
+-- Queues with submissions that nobody has taken for long: no orchestrator reads that queue, or each fails at it.
+SELECT m.queue, count(*)::int AS messages, (array_agg(m.message_id ORDER BY m.enqueued_at))[1] AS oldest,
+       extract(epoch FROM dagapp.clock() - min(m.enqueued_at))::float8 AS seconds
+  FROM dagapp.dag_job_messages m
+ WHERE m.enqueued_at < dagapp.clock() - make_interval(secs => %(queued)s)
+ GROUP BY m.queue
+ ORDER BY m.queue
+ LIMIT %(limit)s;
+
+-- name: janitor_idle
+-- Sessions that keep a transaction open and do nothing: no dead row can be cleared away meanwhile. Ours may be ended.
+SELECT a.pid, a.xact_start, a.application_name, a.usename::text AS role,
+       a.usename = current_user AND a.application_name LIKE 'dagmaster-%%' AS is_ours,
+       extract(epoch FROM clock_timestamp() - a.state_change)::float8 AS seconds
+  FROM pg_stat_activity a
+ WHERE a.datname = current_database()
+   AND a.state IN ('idle in transaction', 'idle in transaction (aborted)')
+   AND a.state_change < clock_timestamp() - make_interval(secs => %(patience)s)
+   AND a.pid <> pg_backend_pid()
+ ORDER BY a.pid
+ LIMIT %(limit)s;
+
+-- name: janitor_end_session
+-- End a session, if it is still idle in the same transaction.
+SELECT pg_terminate_backend(a.pid) AS is_ended
+  FROM pg_stat_activity a
+ WHERE a.pid = %(pid)s
+   AND a.xact_start = %(xact_start)s
+   AND a.usename = current_user
+   AND a.state IN ('idle in transaction', 'idle in transaction (aborted)')
+   AND a.state_change < clock_timestamp() - make_interval(secs => %(patience)s);
+
+-- name: janitor_note
+-- Keep what was found, unless the same was told of the same thing a while ago.
+INSERT INTO dagapp.dag_janitor_actions (run_id, action_type, target_type, target_id, reason, detail)
+SELECT %(run_id)s::uuid, s.action_type, s.target_type, s.target_id, s.reason, s.detail
+  FROM jsonb_to_recordset(%(seen)s::jsonb)
+       AS s (action_type text, target_type text, target_id text, reason text, detail jsonb)
+ WHERE NOT EXISTS (SELECT 1
+                     FROM dagapp.dag_janitor_actions a
+                    WHERE a.target_id = s.target_id AND a.action_type = s.action_type
+                      AND a.created_at > dagapp.clock() - make_interval(secs => %(repeat)s))
+ ORDER BY s.target_id
+RETURNING action_id, run_id, action_type, target_type, target_id, reason, detail, created_at;
+
+-- name: janitor_note_stuck
+-- Keep that an owner can't advance its job, as long as it is its owner.
+INSERT INTO dagapp.dag_janitor_actions (run_id, action_type, target_type, target_id, reason, detail)
+SELECT %(run_id)s::uuid, 'job_stuck', 'job', j.job_id::text, %(reason)s,
+       %(detail)s::jsonb || jsonb_build_object('last_sequence', j.last_sequence)
+  FROM dagapp.dag_jobs j
+ WHERE j.job_id = %(job_id)s AND j.epoch = %(epoch)s AND j.owner_id = %(owner_id)s AND j.status IN ('pending', 'running')
+   AND NOT EXISTS (SELECT 1
+                     FROM dagapp.dag_janitor_actions a
+                    WHERE a.target_id = j.job_id::text AND a.action_type = 'job_stuck'
+                      AND a.created_at > dagapp.clock() - make_interval(secs => %(repeat)s))
+RETURNING action_id, run_id, action_type, target_type, target_id, reason, detail, created_at;
+
+-- name: janitor_actions
+-- What janitors did, newest first.
+SELECT action_id, run_id, action_type, target_type, target_id, reason, detail, created_at
+  FROM dagapp.dag_janitor_actions
+ WHERE (%(after_at)s::timestamptz IS NULL OR (created_at, action_id) < (%(after_at)s, %(after_id)s::uuid))
+   AND (%(action_type)s::text IS NULL OR action_type = %(action_type)s)
+   AND (%(target_id)s::text IS NULL OR target_id = %(target_id)s)
+   AND (%(run_id)s::uuid IS NULL OR run_id = %(run_id)s)
+   AND (%(since)s::timestamptz IS NULL OR created_at >= %(since)s)
+ ORDER BY created_at DESC, action_id DESC
+ LIMIT %(limit)s;

@@ -1,0 +1,160 @@
+"""The janitor [E21]: looks around now and then for what nobody else would notice, and lets go of what ended long ago [D5].
+
+    every JANITOR_INTERVAL_SEC, or at once when the loop can't advance a job
+      ──▶ tell of jobs that could not be advanced
+      ──▶ look for what is neglected (database/janitor), act, log, call the webhook
+      ──▶ delete what is past retention (database/retention), for a bounded time
+
+A task of its own in each orchestrator's process, with connections of its own. It only ever ends claims: what a job comes to is
+decided by whoever claims it next. Its last run is in the orchestrator's stats, so that one that is stuck can be seen.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, Final
+from uuid import UUID, uuid4
+
+from dagmaster import log
+from dagmaster.database.bell import JOBS, Bell
+from dagmaster.database.janitor import Patience, PostgresJanitor, Swept
+from dagmaster.database.ledger import Claim
+from dagmaster.database.retention import PostgresRetention
+from dagmaster.jobs.model import JanitorAction
+from dagmaster.orchestrator import webhook
+from dagmaster.settings import Settings
+
+STUCK_AFTER: Final = 5  # failures in a row to advance a job
+PRUNING_SECONDS: Final = 20.0  # in one run; where more is left, the next one comes soon
+DAY_SECONDS: Final = 86_400.0
+_log = log.get("janitor")
+
+Post = Callable[..., Awaitable[None]]
+
+
+@dataclass(slots=True)
+class Counters:
+    runs: int = 0
+    actions: int = 0
+    errors: int = 0
+    pruned_jobs: int = 0
+
+
+@dataclass
+class Janitor:
+    settings: Settings
+    store: PostgresJanitor
+    retention: PostgresRetention
+    bell: Bell
+    owner_id: UUID = field(default_factory=uuid4)  # the orchestrator's, which sets it
+    post: Post = webhook.post
+    random: Random = field(default_factory=Random)
+
+    def __post_init__(self) -> None:
+        self.counters = Counters()
+        self._stuck: dict[UUID, tuple[Claim, str]] = {}
+        self._is_wanted = asyncio.Event()
+        self._ran_at: float | None = None
+
+    async def run(self) -> None:
+        """Until cancelled. Instances that were started together spread out."""
+        self._ran_at = time.monotonic()
+        pause = self.settings.janitor_interval_sec * self.random.random()
+        while True:
+            await self._pause(pause)
+            is_done = await self._turn_safely()
+            pause = self.settings.janitor_interval_sec * (1.0 if is_done else 0.02)
+
+    async def close(self) -> None:
+        await self.store.close()
+        await self.retention.close()
+
+    def report_stuck(self, claim: Claim, error: Exception) -> None:
+        """The loop has failed at this job again and again: people shall see it soon."""
+        self._stuck[claim.job_id] = (claim, log.redact(f"{type(error).__name__}: {error}"))
+        self._is_wanted.set()
+
+    def stats(self) -> dict[str, Any]:
+        """`silent_seconds` far above the interval means that it is stuck. Also for other threads."""
+        silent = None if self._ran_at is None else round(time.monotonic() - self._ran_at, 1)
+        counted = {name: getattr(self.counters, name) for name in Counters.__dataclass_fields__}
+        return {**counted, "silent_seconds": silent}
+
+    async def _pause(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._is_wanted.wait()
+        except TimeoutError:
+            pass
+        self._is_wanted.clear()
+
+    async def _turn_safely(self) -> bool:
+        """Whether nothing is left to do until the next interval."""
+        try:
+            await self.sweep()
+            is_done = await self._prune()
+        except Exception as error:  # the janitor must outlive whatever it meets [E27]
+            self.counters.errors += 1
+            _log.warning("a run failed, trying again later", error=str(error))
+            return True
+        self.counters.runs += 1
+        self._ran_at = time.monotonic()
+        return is_done
+
+    async def sweep(self, *, is_dry: bool = False) -> tuple[UUID, Swept]:
+        """One look around. A dry one changes nothing and tells nobody."""
+        run_id = uuid4()
+        noted = [] if is_dry else await self._note_stuck(run_id)
+        swept = await self.store.sweep(run_id, patience_of(self.settings), is_dry=is_dry)
+        if not is_dry:
+            await self._tell(run_id, (*noted, *swept.actions))
+        return run_id, swept
+
+    async def _note_stuck(self, run_id: UUID) -> list[JanitorAction]:
+        noted: list[JanitorAction] = []
+        for job_id, (claim, error) in list(self._stuck.items()):
+            noted += await self.store.note_stuck(run_id, self.owner_id, claim, error)
+            self._stuck.pop(job_id, None)
+        return noted
+
+    async def _tell(self, run_id: UUID, actions: tuple[JanitorAction, ...]) -> None:
+        if not actions:
+            return
+        self.counters.actions += len(actions)
+        for action in actions:
+            _log.error(
+                action.reason, action=action.action_type, target=action.target_type, target_id=action.target_id,
+                run_id=str(run_id),
+            )  # fmt: skip
+        self.bell.ring(JOBS)
+        if self.settings.janitor_webhook_url:
+            await self._call_webhook(run_id, actions)
+
+    async def _call_webhook(self, run_id: UUID, actions: tuple[JanitorAction, ...]) -> None:
+        content = {"run_id": str(run_id), "actions": [action.public() for action in actions]}
+        try:
+            await self.post(
+                self.settings.janitor_webhook_url, content, allow_private=self.settings.allow_private_webhooks
+            )
+        except Exception as error:  # what was done is done and logged, whether or not anyone hears of it
+            _log.warning("the webhook was not told", error=str(error))
+
+    async def _prune(self) -> bool:
+        age = self.settings.retention_days * DAY_SECONDS
+        if not age:
+            return True
+        until = time.monotonic() + PRUNING_SECONDS
+        while pruned := await self.retention.prune_jobs(age, self.settings.retention_batch):
+            self.counters.pruned_jobs += pruned
+            if time.monotonic() > until:
+                return False
+        forgotten = await self.retention.prune_rest(age, self.settings.retention_batch)
+        if forgotten.partitions:
+            _log.info("months of events are gone", partitions=list(forgotten.partitions))
+        return True
+
+
+def patience_of(settings: Settings) -> Patience:
+    return Patience(settings.orphan_threshold_sec, settings.janitor_patience_sec, settings.janitor_queued_sec)

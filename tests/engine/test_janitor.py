@@ -1,0 +1,507 @@
+"""The janitor finds what nobody else would, acts only on what is still so, and leaves alone what is merely slow [E21]."""
+
+import asyncio
+from typing import Any
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+
+from dagmaster import log
+from dagmaster.database.bell import MemoryExchange
+from dagmaster.database.janitor import Patience, PostgresJanitor, _json
+from dagmaster.database.ledger import Claim, Demand, OrchestratorInfo, Report, WorkerInfo
+from dagmaster.database.retention import PostgresRetention
+from dagmaster.database.session import dicts
+from dagmaster.errors import InvalidRequest, Unavailable
+from dagmaster.jobs.model import JanitorAction
+from dagmaster.jobs.states import TaskStatus
+from dagmaster.orchestrator import webhook
+from dagmaster.orchestrator.janitor import STUCK_AFTER, Janitor
+from tests.engine.harness import Engine, engine, fast_settings, open_gate, until, workflow
+
+QUEUE = "dag-worker-tasks"
+PATIENCE = Patience(orphan_after=60, neglected=300, queued=600)
+ONE_TASK = workflow("""
+    workflow_id: one_task
+    version: 1
+    nodes:
+      start: {type: start, next: work}
+      work: {handler: gate, retry: {max_attempts: 3, initial_delay_seconds: 3600, max_delay_seconds: 7200}, next: end}
+      end: {type: end}
+""")
+
+
+@pytest.fixture
+async def store(database: str) -> Any:
+    janitor = PostgresJanitor(database)
+    yield janitor
+    await janitor.close()
+
+
+async def sweep(store: PostgresJanitor, **more: Any) -> list[JanitorAction]:
+    return list((await store.sweep(uuid4(), PATIENCE, **more)).actions)
+
+
+async def actions(running: Engine) -> list[dict[str, Any]]:
+    return await running.rows("SELECT * FROM dagapp.dag_janitor_actions ORDER BY created_at")
+
+
+async def queued(running: Engine) -> UUID:
+    """A job whose task waits for a worker."""
+    job_id = await running.submit(ONE_TASK)
+    await until(lambda: running.tasks(job_id))
+    return job_id
+
+
+async def steal(running: Engine, job_id: UUID, *, untouched: str = "1 hour") -> UUID:
+    """The job belongs to an owner that lives, and has not touched it for long."""
+    owner = uuid4()
+    await running.ledger.beat(OrchestratorInfo(owner, "host", 1, "0"))
+    await running.rows(
+        "UPDATE dagapp.orchestrators SET heartbeat_at = clock_timestamp() + interval '1 day' WHERE owner_id = %s", owner
+    )
+    await running.rows(
+        "UPDATE dagapp.dag_jobs SET owner_id = %s, claim_token = gen_random_uuid(), epoch = epoch + 1,"
+        " version = version + 1, owner_heartbeat_at = clock_timestamp() - %s::interval WHERE job_id = %s",
+        owner,
+        untouched,
+        job_id,
+    )
+    return owner
+
+
+async def take(running: Engine, worker: UUID, lease: float = 3600) -> None:
+    demand = Demand((QUEUE,), light_handlers=("gate",), light=1)
+    assert (await running.ledger.exchange(worker, (), demand, lease_seconds=lease)).claimed
+
+
+async def report(running: Engine, worker: UUID, job_id: UUID, *, fails: bool = False) -> None:
+    error = {"message": "no", "blame": "handler", "code": "handler.failed"} if fails else None
+    status = TaskStatus.FAILED if fails else TaskStatus.SUCCEEDED
+    done = Report(job_id, "work", 1, status, None if fails else {"done": 1}, error)
+    assert not (await running.ledger.exchange(worker, [done], Demand(()), lease_seconds=60)).late
+
+
+async def move_back(running: Engine, table: str, column: str, job_id: UUID, by: str = "1 hour") -> None:
+    await running.rows(
+        f"UPDATE dagapp.{table} SET {column} = clock_timestamp() - %s::interval WHERE job_id = %s AND"
+        f" ({column} IS NOT NULL OR %s = 'deadline_at')",
+        by,
+        job_id,
+        column,
+    )
+
+
+# --- what is neglected goes to another owner, and ends ---------------------------------------------------------------
+
+
+async def lapsed_lease(running: Engine, job_id: UUID) -> None:
+    await take(running, uuid4())
+    await steal(running, job_id)
+    await move_back(running, "dag_tasks", "lease_until", job_id)
+
+
+async def overrun(running: Engine, job_id: UUID) -> None:
+    await take(running, uuid4())
+    await steal(running, job_id)
+    await running.rows(
+        "UPDATE dagapp.dag_tasks SET timeout_seconds = 1, started_at = clock_timestamp() - interval '1 hour'"
+    )
+
+
+async def expired(running: Engine, job_id: UUID) -> None:
+    await steal(running, job_id)
+    await running.rows("UPDATE dagapp.dag_tasks SET expires_at = clock_timestamp() - interval '1 hour'")
+
+
+async def unread_result(running: Engine, job_id: UUID) -> None:
+    worker = uuid4()
+    await take(running, worker)
+    await steal(running, job_id)
+    await report(running, worker, job_id)
+    await move_back(running, "dag_task_results", "reported_at", job_id)
+
+
+async def wait_that_is_over(running: Engine, job_id: UUID) -> None:
+    await waiting_for_its_retry(running, job_id)
+    await move_back(running, "dag_node_states", "not_before", job_id)
+
+
+async def past_its_deadline(running: Engine, job_id: UUID) -> None:
+    await steal(running, job_id)
+    await move_back(running, "dag_jobs", "deadline_at", job_id)
+
+
+async def to_be_cancelled(running: Engine, job_id: UUID) -> None:
+    await steal(running, job_id)
+    await running.ledger.request_cancel(job_id, by="ana", reason=None)
+    await move_back(running, "dag_jobs", "cancel_requested_at", job_id)
+
+
+NEGLECTED = {
+    "lease_lapsed": lapsed_lease,
+    "task_overran": overrun,
+    "task_expired": expired,
+    "results_unread": unread_result,
+    "wait_over": wait_that_is_over,
+    "deadline_passed": past_its_deadline,
+    "cancel_unheeded": to_be_cancelled,
+}
+
+
+@pytest.mark.parametrize("cause", NEGLECTED)
+async def test_e21_what_a_living_owner_neglects_goes_to_another_and_is_handled(database, store, cause):
+    async with engine(database, workers=0, verify_history=cause != "task_expired") as running:
+        job_id = await queued(running)
+        await NEGLECTED[cause](running, job_id)
+        before = await running.job(job_id)
+
+        (action,) = await sweep(store)
+
+        assert (action.action_type, action.target_type, action.target_id) == (cause, "job", str(job_id))
+        assert [row["action_type"] for row in await actions(running)] == [cause]
+        await until(lambda: _was_handled(running, job_id, before["last_sequence"]))
+        assert await sweep(store) == []
+        await running.ledger.request_cancel(job_id, by="ana", reason=None)
+
+
+async def _was_handled(running: Engine, job_id: UUID, sequence: int) -> bool:
+    return (await running.job(job_id))["last_sequence"] > sequence
+
+
+async def test_e21_a_job_that_nothing_happens_to_goes_to_another_and_ends(database, store):
+    async with engine(database, orchestrators=0) as running:
+        job_id = await running.submit(ONE_TASK)
+        open_gate(job_id)
+        await steal(running, job_id)
+
+        (action,) = await sweep(store)
+
+        assert action.action_type == "job_stalled"
+        await running.start_orchestrator()
+        assert (await running.wait(job_id))["status"] == "completed"
+
+
+async def test_e21_a_job_whose_nodes_have_all_ended_is_finished_by_its_next_owner(database, store):
+    async with engine(database, workers=0, verify_history=False) as running:
+        job_id = await queued(running)
+        await steal(running, job_id)
+        await running.rows("SET session_replication_role = replica")
+        await running.rows("UPDATE dagapp.dag_tasks SET status = 'succeeded'")
+        await running.rows("UPDATE dagapp.dag_node_states SET status = 'completed', output = '1'")
+        assert (await running.job(job_id))["status"] == "running"
+
+        (action,) = await sweep(store)
+
+        assert action.action_type == "job_unfinished"
+        assert (await running.wait(job_id))["status"] == "completed"
+
+
+# --- slow, not dead --------------------------------------------------------------------------------------------------
+
+
+async def waiting_for_its_retry(running: Engine, job_id: UUID) -> None:
+    worker = uuid4()
+    await take(running, worker)
+    await report(running, worker, job_id, fails=True)
+    running.bell.ring("results")
+    await until(lambda: _waits(running, job_id))
+    await steal(running, job_id)
+
+
+async def _waits(running: Engine, job_id: UUID) -> bool:
+    return (await running.nodes(job_id))["work"]["not_before"] is not None
+
+
+async def long_task_with_renewed_lease(running: Engine, job_id: UUID) -> None:
+    await take(running, uuid4())
+    await running.rows(
+        "UPDATE dagapp.dag_tasks SET started_at = clock_timestamp() - interval '1 hour', timeout_seconds = 86400"
+    )
+    await steal(running, job_id)
+
+
+async def owner_slow_for_a_turn(running: Engine, job_id: UUID) -> None:
+    """Untouched for an hour, because nothing happened; the result came a moment ago."""
+    worker = uuid4()
+    await take(running, worker)
+    await steal(running, job_id)
+    await report(running, worker, job_id)
+
+
+async def owner_that_is_at_it(running: Engine, job_id: UUID) -> None:
+    await lapsed_lease(running, job_id)
+    await steal(running, job_id, untouched="10 seconds")
+
+
+async def owner_that_is_dead(running: Engine, job_id: UUID) -> None:
+    """Whoever claims orphans takes care of it."""
+    owner = await lapsed_lease(running, job_id)
+    await running.rows("DELETE FROM dagapp.orchestrators WHERE heartbeat_at > clock_timestamp()")
+    assert owner is None
+
+
+async def paused_queue(running: Engine, job_id: UUID) -> None:
+    await running.ledger.set_queue(QUEUE, max_running=None, is_paused=True)
+    await steal(running, job_id)
+    await move_back(running, "dag_tasks", "available_at", job_id)
+
+
+async def busy_worker(running: Engine, job_id: UUID) -> None:
+    await running.ledger.beat_worker(WorkerInfo(uuid4(), "host", 1, "0", "general", (QUEUE,), ("gate",)))
+    await steal(running, job_id)
+    await move_back(running, "dag_tasks", "available_at", job_id)
+
+
+FALSE_ALARMS = (
+    waiting_for_its_retry,
+    long_task_with_renewed_lease,
+    owner_slow_for_a_turn,
+    owner_that_is_at_it,
+    owner_that_is_dead,
+    paused_queue,
+    busy_worker,
+)
+
+
+@pytest.mark.parametrize("scene", FALSE_ALARMS, ids=lambda scene: scene.__name__)
+async def test_e21_who_is_slow_is_left_alone(database, store, scene):
+    async with engine(database, workers=0, verify_history=False) as running:
+        job_id = await queued(running)
+        for orchestrator in running.orchestrators:
+            if scene is not waiting_for_its_retry:
+                orchestrator.stop()
+        await scene(running, job_id)
+        before = await running.job(job_id)
+
+        assert await sweep(store) == []
+        assert await actions(running) == []
+        if scene is not owner_that_is_dead:
+            assert await running.job(job_id) == before
+
+
+# --- conditional on what was seen ------------------------------------------------------------------------------------
+
+
+async def test_e21_what_changed_since_it_was_seen_is_left_alone(database, store):
+    async with engine(database, workers=0, verify_history=False) as running:
+        job_id = await queued(running)
+        owner = await steal(running, job_id)
+        await move_back(running, "dag_jobs", "deadline_at", job_id)
+        async with store._transaction() as connection:
+            values = {"patience": 300, "orphan_after": 60, "limit": 10}
+            (row,) = await dicts(connection, "janitor_neglected", values)
+            seen = _json([{**row, "reason": "", "detail": None}])
+
+            await running.rows("UPDATE dagapp.dag_jobs SET version = version + 1")
+            late = await dicts(connection, "janitor_release", {"run_id": uuid4(), "seen": seen})
+
+        assert late == []
+        assert (await running.job(job_id))["owner_id"] == owner
+        assert len(await sweep(store)) == 1
+
+
+async def test_e21_a_job_that_its_owner_holds_right_now_is_left_alone(database, store):
+    async with engine(database, workers=0, verify_history=False) as running:
+        job_id = await queued(running)
+        await steal(running, job_id)
+        await move_back(running, "dag_jobs", "deadline_at", job_id)
+        async with await psycopg.AsyncConnection.connect(database) as holder:
+            await holder.execute("SELECT 1 FROM dagapp.dag_jobs FOR NO KEY UPDATE")
+
+            assert await sweep(store) == []
+
+
+async def test_e21_many_janitors_at_once_do_a_thing_once(database):
+    many = [PostgresJanitor(database) for _ in range(6)]
+    async with engine(database, orchestrators=0, workers=0) as running:
+        job_ids = [await running.submit(ONE_TASK) for _ in range(20)]
+        for job_id in job_ids:
+            await steal(running, job_id)
+        await running.ledger.enqueue_message("m", "elsewhere", {})
+        await running.rows("UPDATE dagapp.dag_job_messages SET enqueued_at = clock_timestamp() - interval '1 hour'")
+
+        done = await asyncio.gather(*(sweep(janitor) for janitor in many for _ in range(3)))
+
+        told = sorted(action.target_id for part in done for action in part)
+        assert told == sorted([*map(str, job_ids), "elsewhere"])
+        assert len(await actions(running)) == len(told)
+    for janitor in many:
+        await janitor.close()
+
+
+async def test_e21_what_another_janitor_is_at_is_left_to_it(database, store):
+    async with await psycopg.AsyncConnection.connect(database) as other:
+        await other.execute("SELECT pg_advisory_xact_lock(hashtext('dagapp.janitor'), hashtext('unread'))")
+
+        assert (await store.sweep(uuid4(), PATIENCE)).left_to_others == ("unread",)
+
+
+async def test_e21_a_dry_run_tells_the_same_and_changes_nothing(database, store):
+    async with engine(database, workers=0, verify_history=False) as running:
+        job_id = await queued(running)
+        await steal(running, job_id)
+        await move_back(running, "dag_jobs", "deadline_at", job_id)
+        before = await running.job(job_id)
+
+        (action,) = await sweep(store, is_dry=True)
+
+        assert action.action_type == "deadline_passed"
+        assert await running.job(job_id) == before
+        assert await actions(running) == []
+
+
+# --- what is only told of --------------------------------------------------------------------------------------------
+
+
+async def test_e21_a_task_that_no_worker_would_take_is_told_of_once_an_hour(database, store):
+    async with engine(database, workers=0) as running:
+        job_id = await queued(running)
+        await running.ledger.beat_worker(WorkerInfo(uuid4(), "host", 1, "0", "general", (QUEUE,), ("echo",)))
+        assert await sweep(store) == []
+        await move_back(running, "dag_tasks", "available_at", job_id)
+
+        (action,) = await sweep(store)
+
+        assert (action.action_type, action.target_id) == ("task_unserved", f"{job_id}_work_1")
+        assert action.detail == {"job_id": str(job_id), "queue": QUEUE, "handler": "gate", "tasks": 1}
+        assert "no live worker" in action.reason
+        assert await sweep(store) == []
+        await running.rows("UPDATE dagapp.dag_janitor_actions SET created_at = created_at - interval '2 hours'")
+        assert len(await sweep(store)) == 1
+
+
+async def test_e21_a_queue_that_nobody_reads_is_told_of(database, store):
+    async with engine(database, orchestrators=0, workers=0) as running:
+        await running.ledger.enqueue_message("m-1", "elsewhere", {})
+        assert await sweep(store) == []
+        await running.rows("UPDATE dagapp.dag_job_messages SET enqueued_at = clock_timestamp() - interval '1 hour'")
+
+        (action,) = await sweep(store)
+
+        assert (action.action_type, action.target_id) == ("messages_unread", "elsewhere")
+        assert action.detail == {"messages": 1, "oldest": "m-1"}
+
+
+@pytest.mark.parametrize(("name", "action_type"), [("dagmaster-x", "session_ended"), ("psql", "session_idle")])
+async def test_e21_a_session_idle_in_a_transaction_is_told_of_and_ended_if_it_is_ours(
+    database, store, name, action_type
+):
+    short = Patience(60, neglected=0.05, queued=600)
+    session = await psycopg.AsyncConnection.connect(database, application_name=name)
+    await session.execute("SELECT 1")
+    assert await sweep(store) == []
+
+    async def found() -> list[JanitorAction]:
+        return [action for action in (await store.sweep(uuid4(), short)).actions if action.target_type == "session"]
+
+    (action,) = await until(found)
+
+    assert (action.action_type, action.target_id) == (action_type, str(session.info.backend_pid))
+    if action_type == "session_ended":
+        with pytest.raises(psycopg.OperationalError):
+            await session.execute("SELECT 1")
+    else:
+        await session.execute("SELECT 1")
+    await session.close()
+
+
+# --- in the orchestrator ---------------------------------------------------------------------------------------------
+
+
+def janitor_of(dsn: str, **settings: Any) -> Janitor:
+    bell = MemoryExchange().bell()
+    return Janitor(fast_settings(**settings), PostgresJanitor(dsn), PostgresRetention(dsn), bell)
+
+
+async def test_e21_a_job_that_can_not_be_advanced_is_told_of_once(database):
+    janitor = janitor_of(database)
+    async with engine(database, orchestrators=0, workers=0) as running:
+        orchestrator = await running.start_orchestrator()
+        orchestrator.janitor = janitor
+        job_id = await queued(running)
+        for failed in range(STUCK_AFTER - 1):
+            orchestrator._set_aside(job_id, RuntimeError(f"boom {failed}"))
+        assert janitor._stuck == {}
+
+        orchestrator._set_aside(job_id, RuntimeError("boom at last"))
+
+        (action,) = await until(lambda: actions(running))
+        assert (action["action_type"], action["target_id"]) == ("job_stuck", str(job_id))
+        assert "RuntimeError: boom at last" in action["reason"]
+        claim = orchestrator._owned[job_id].claim
+        again = await janitor.store.note_stuck(uuid4(), orchestrator.owner_id, claim, "again")
+        late = await janitor.store.note_stuck(uuid4(), orchestrator.owner_id, Claim(job_id, uuid4(), 0), "of another")
+        assert (again, late) == ([], [])
+        stats = await until(lambda: _janitor_stats(running))
+        assert stats["silent_seconds"] < 10
+        assert stats["errors"] == 0
+    await janitor.close()
+
+
+async def _janitor_stats(running: Engine) -> Any:
+    stats = await running.value("SELECT stats -> 'janitor' FROM dagapp.orchestrators")
+    return stats if stats and stats["actions"] else None
+
+
+async def test_e21_a_janitor_whose_database_is_away_goes_on_and_shows_it(database):
+    janitor = janitor_of("postgresql://localhost:1/nothing", janitor_interval_sec=0.01)
+    task = asyncio.create_task(janitor.run())
+
+    await until(lambda: asyncio.sleep(0, janitor.counters.errors > 1))
+
+    assert janitor.stats()["runs"] == 0
+    assert janitor.stats()["silent_seconds"] >= 0
+    task.cancel()
+    await janitor.close()
+
+
+# --- the webhook -----------------------------------------------------------------------------------------------------
+
+
+async def test_e21_the_webhook_hears_of_actions_and_its_failure_harms_nothing(database):
+    log.configure("error")
+    heard: list[bytes] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heard.append(await reader.readuntil(b"]}"))
+        writer.write(b"HTTP/1.1 204 No Content\r\n\r\n" if len(heard) == 1 else b"HTTP/1.1 302 Found\r\n\r\n")
+        writer.close()
+
+    async with (
+        await asyncio.start_server(answer, "127.0.0.1", 0) as server,
+        engine(database, orchestrators=0, workers=0) as running,
+    ):
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/hook?a=1"
+        janitor = janitor_of(database, janitor_webhook_url=url, allow_private_webhooks=True)
+        for _ in range(2):
+            await steal(running, await running.submit(ONE_TASK))
+            _, swept = await janitor.sweep()
+            assert len(swept.actions) == 1
+
+        assert heard[0].startswith(b"POST /hook?a=1 HTTP/1.1\r\nHost: 127.0.0.1:")
+        assert b'"action_type":"job_stalled"' in heard[0]
+        with pytest.raises(Unavailable, match="answered 302"):
+            await webhook.post(url, {"actions": []}, allow_private=True)
+        with pytest.raises(InvalidRequest, match="no public address"):
+            await webhook.post(url, {"actions": []}, allow_private=False)
+        await janitor.close()
+
+
+@pytest.mark.parametrize(
+    ("address", "is_public"),
+    [
+        ("8.8.8.8", True),
+        ("2606:4700::1111", True),
+        ("10.0.0.1", False),
+        ("127.0.0.1", False),
+        ("169.254.169.254", False),
+        ("100.64.0.1", False),
+        ("::1", False),
+        ("::ffff:10.0.0.1", False),
+        ("fe80::1%eth0", False),
+    ],
+)
+def test_e21_only_public_addresses_are_called(address, is_public):
+    assert webhook._is_public(address) is is_public
