@@ -212,6 +212,69 @@ async def test_e15_what_has_not_ended_or_completed_is_refused(database):
             await resume(running.ledger, UUID(int=7), is_dry_run=True)
 
 
+async def test_e15_a_half_made_fan_out_keeps_the_source_it_began_with(database):
+    """An optional node that failed is left alone where a fan_out has begun without it."""
+    text = """
+        workflow_id: half
+        nodes:
+          start: {type: start, next: maybe}
+          maybe: {handler: counted, importance: optional, params: {fail: true}, retry: {max_attempts: 0}, next: split}
+          split:
+            type: fan_out
+            source: "{{ nodes.maybe.output.items | default([0, 1, 2, 3]) }}"
+            max_parallel: 1
+            task: {handler: brittle, params: {name: "{{ item }}", seconds: 0.2}, retry: {max_attempts: 0}}
+            next: join
+          join: {type: fan_in, next: end}
+          end: {type: end}
+    """
+    _broken.add("counted")
+    async with engine(database, handlers=COUNTED) as running:
+        job_id = await running.submit(workflow(text))
+        await until(lambda: running.rows("SELECT 1 FROM dagapp.dag_tasks WHERE status = 'succeeded'"))
+        await cancel(running.ledger, job_id)
+        await running.wait(job_id)
+        _broken.clear()
+        _items[:] = list("abcdefg")
+
+        answer = await resumed(running, job_id)
+        job = await running.wait(job_id)
+
+        assert "maybe" not in answer.nodes
+        assert job["status"] == "completed"
+        assert (await running.nodes(job_id))["join"]["output"]["count"] == 4
+
+
+async def test_e15_a_failure_further_up_runs_again_where_its_readers_do(database):
+    """Children read the results of other children; one that failed was tolerated, but its reader stumbled over it."""
+    text = """
+        workflow_id: nested
+        nodes:
+          start: {type: start, next: first}
+          first:
+            type: fan_out
+            source: [0, 1, 2]
+            tolerate: 1
+            task: {handler: brittle, params: {name: "{{ item }}"}, retry: {max_attempts: 0}}
+            next: second
+          second: {type: fan_out, results_of: first, batch_size: 1, task: {handler: reading, retry: {max_attempts: 0}}, next: join}
+          join: {type: fan_in, next: end}
+          end: {type: end}
+    """
+    _broken.add("1")
+    async with engine(database, handlers=COUNTED) as running:
+        failed = await running.run(workflow(text))
+        _broken.clear()
+        _runs.clear()
+
+        answer = await resumed(running, failed["job_id"])
+        job = await running.wait(failed["job_id"])
+
+        assert (failed["status"], job["status"]) == ("failed", "completed")
+        assert answer.children == {"first": 1, "second": 1}
+        assert _runs == ["1"]
+
+
 # --- retry -----------------------------------------------------------------------------------------------------------
 
 
@@ -305,10 +368,23 @@ _items: list[str] = []
 
 
 async def counted(_ctx: Any) -> dict[str, Any]:
+    if "counted" in _broken:
+        raise HandlerFailed("can't count")
     return {"items": list(_items)}
 
 
-COUNTED = (*HANDLERS, Registration("counted", "tests.engine.test_resume:counted"))
+async def reading(ctx: Any) -> dict[str, Any]:
+    async for child in ctx.results():
+        if child.status != "completed":
+            raise HandlerFailed(f"{child.node_id} is missing")
+    return {}
+
+
+COUNTED = (
+    *HANDLERS,
+    Registration("counted", "tests.engine.test_resume:counted"),
+    Registration("reading", "tests.engine.test_resume:reading"),
+)
 
 
 @pytest.mark.parametrize("limit", ["", "max_parallel: 2"])

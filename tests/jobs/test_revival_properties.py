@@ -7,7 +7,7 @@ from random import Random
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
-from dagmaster.errors import Conflict
+from dagmaster.errors import Conflict, NotFound
 from dagmaster.jobs.revival import RESUMABLE, resume, retry
 from dagmaster.jobs.states import NodeStatus
 from dagmaster.testing.history import findings_of
@@ -61,7 +61,7 @@ def run_and_retry(case: Case) -> None:
             return
         try:
             revival = run.revive(lambda view: retry(view, **part))  # noqa: B023 - called at once
-        except Conflict:
+        except (Conflict, NotFound):
             continue
         run.run(disorder=30)
         check(run)

@@ -193,6 +193,7 @@ class RebuiltNode:
     is_stale: bool = False  # a child of a run before: not counted until it is taken up
     chosen: tuple[str, ...] | None = None  # of a conditional, in this run
     total: int | None = None  # of a fan_out, in this run
+    gathered: int | None = None  # of a fan_in: how many children had completed when it went
 
     @property
     def attempts(self) -> int:
@@ -488,6 +489,7 @@ class Audit:
             self._find(Code.ATTEMPT, f"event {event.sequence}: completed without a worker", node_id)
         else:
             self._check_fan_in(event, node_id)
+            node.gathered = self._completed_children(node_id)
         data = event.data or {}
         node.chosen = tuple(data["next"]) if "next" in data else node.chosen
         node.total = data.get("total", node.total)
@@ -745,15 +747,20 @@ class Audit:
                 self._find(Code.COUNTERS, f"{name} is {is_now or 0}, by its children {should_be}", row.node_id)
 
     def _check_gathered(self, row: NodeRow) -> None:
-        """A fan_in's own count is that of the children that completed (concat counts their items)."""
+        """A fan_in's own count is that of the children that had completed when it went (concat counts their items)."""
         own = self.graph.workflow.nodes.get(row.node_id) if self.graph else None
         if not isinstance(own, FanInNode) or own.handler or own.aggregation == "concat" or row.gathered is None:
             return
-        assert self.graph is not None
-        family = self.rebuilt.families.get(self.graph.fan_out_of[row.node_id], Family())
-        good = family.ended - family.failed - family.cancelled
+        good = self.rebuilt.nodes[row.node_id].gathered
         if row.status == NodeStatus.COMPLETED and row.gathered != good:
             self._find(Code.FAN_IN, f"gathered {row.gathered} results, but {good} children completed", row.node_id)
+
+    def _completed_children(self, fan_in: str) -> int | None:
+        fan_out = self.graph.fan_out_of.get(fan_in) if self.graph else None
+        if fan_out is None:
+            return None
+        family = self.rebuilt.families.get(fan_out, Family())
+        return family.ended - family.failed - family.cancelled
 
     def _attempt(self, node_id: str, attempt: int) -> tuple[RebuiltNode, str] | None:
         """The node and the letter of one of its attempts, if the events tell of it."""

@@ -467,6 +467,12 @@ class _Pass:
         items, total = self._source(node_id, node)
         if not self.draft.node(node_id).is_sized:
             self.draft.size_fan_out(node_id, total)
+        elif total != self.draft.node(node_id).total:
+            raise InvalidRequest(
+                f"its source has {total} items where it had {self.draft.node(node_id).total} when it began",
+                code="fan-out.source-changed",
+                hint="retry the node before it, which makes this one begin anew",
+            )
         state = self.draft.node(node_id)
         room = total - state.expanded
         if node.max_parallel is not None:
@@ -616,6 +622,8 @@ class _Pass:
                 return f"node '{node_id}' failed" + (f": {state.error_message}" if state.error_message else "")
             if state.failed and overdrawn(self.draft.view, node_id):
                 return f"{state.failed} of {state.total} children of '{node_id}' failed"
+            if state.cancelled and overdrawn(self.draft.view, node_id):
+                return f"{state.cancelled} of {state.total} children of '{node_id}' were cancelled"
         return "a node of the job failed"
 
     def _result_nodes(self) -> list[str]:

@@ -8,10 +8,11 @@ Retried: the nodes that are named and everything downstream of them, never more.
 read again, so it may have other children than before.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from dagmaster.errors import Conflict, NotFound
+from dagmaster.jobs.fan import tolerated
 from dagmaster.jobs.states import JOB_TERMINAL, JobStatus, NodeStatus, SkipReason
 from dagmaster.jobs.view import JobView, NodeView, fell_short, overdrawn, read_by
 from dagmaster.workflows.model import EndNode, FanOutNode, Importance, StartNode
@@ -33,13 +34,13 @@ def resume(view: JobView) -> Revival:
     if view.status not in RESUMABLE:
         what = "has completed" if view.status is JobStatus.COMPLETED else "has not ended"
         raise Conflict(f"job {view.job_id} {what}: there is nothing to resume", code="job.not-resumable")
-    again = {node_id for node_id, state in view.nodes.items() if _fell_out(state)}
-    # A fan_out that goes on may also have children of a run before that it had not come to; they are in no count.
-    children = {
-        node_id: state.failed + state.cancelled
-        for node_id, state in view.nodes.items()
-        if _are_wanted(view, node_id, again) and (state.failed + state.cancelled or node_id in again)
-    }
+    again = {node_id for node_id in view.nodes if _fell_out(view, node_id)}
+    children: dict[str, int] = {}
+    for node_id in reversed(view.graph.order):  # whether children are wanted depends on who reads them
+        state = view.nodes[node_id]
+        # A fan_out that goes on may also have children of a run before that it had not come to; they are in no count.
+        if _are_wanted(view, node_id, again, children) and (state.failed + state.cancelled or node_id in again):
+            children[node_id] = state.failed + state.cancelled
     if not again and not children:
         raise Conflict(
             f"all nodes of job {view.job_id} have completed: there is nothing to run again",
@@ -62,7 +63,9 @@ def retry(
         children = {failed_children: _fallen_children(view, failed_children)}
         again = _downstream(view, {failed_children})
     elif node is not None and node not in view.nodes and _fan_out_of(view, node) is not None:
-        single, again = (node,), _downstream(view, {_fan_out_of(view, node) or ""})
+        fan_out = _fan_out_of(view, node) or ""
+        _refuse_lonely(view, fan_out)
+        single, again = (node,), _downstream(view, {fan_out})
     else:
         targets = {_known(view, node)} if node is not None else _members(view, stage or "")
         again = targets | _downstream(view, targets)
@@ -70,6 +73,19 @@ def retry(
     order = tuple(node_id for node_id in view.graph.order if node_id in again)
     anew = tuple(node_id for node_id in order if isinstance(view.graph.workflow.nodes[node_id], FanOutNode))
     return Revival(order, children, anew, single, view.graph.workflow.timeout_seconds)
+
+
+def _refuse_lonely(view: JobView, fan_out: str) -> None:
+    """One child is not enough where others that failed would still be too many."""
+    node, state = view.graph.workflow.nodes[fan_out], view.nodes[fan_out]
+    assert isinstance(node, FanOutNode)
+    missing = state.failed + state.cancelled
+    if missing - 1 > tolerated(node, state.total):
+        raise Conflict(
+            f"{missing} children of '{fan_out}' are missing: one of them is not enough",
+            code="job.other-failures",
+            hint=f"retry its failed children ('{fan_out}'), or resume the job",
+        )
 
 
 def _known(view: JobView, node_id: str) -> str:
@@ -138,16 +154,24 @@ def _refuse_hopeless(view: JobView, again: set[str], fan_outs: set[str | None]) 
         )
 
 
-def _fell_out(state: NodeView) -> bool:
+def _fell_out(view: JobView, node_id: str) -> bool:
+    state = view.nodes[node_id]
     if state.status is NodeStatus.SKIPPED:
         return state.reason != SkipReason.BRANCH_NOT_TAKEN
+    if state.status is NodeStatus.FAILED and view.graph.workflow.nodes[node_id].importance is Importance.OPTIONAL:
+        # Whoever went on without it has settled what it does; a half-made fan_out must not find another source.
+        return not any(_has_gone(view.nodes[successor]) for successor in view.graph.successors[node_id])
     return state.status in (NodeStatus.FAILED, NodeStatus.CANCELLED)
 
 
-def _are_wanted(view: JobView, fan_out: str, again: set[str]) -> bool:
+def _has_gone(state: NodeView) -> bool:
+    return state.status is NodeStatus.COMPLETED or state.attempt > 0 or state.is_sized
+
+
+def _are_wanted(view: JobView, fan_out: str, again: set[str], children: Collection[str]) -> bool:
     if not isinstance(view.graph.workflow.nodes[fan_out], FanOutNode):
         return False
     readers = {node_id for node_id in view.nodes if read_by(view.graph, node_id) == fan_out}
-    if any(view.nodes[reader].status is NodeStatus.COMPLETED for reader in readers):
+    if any(view.nodes[reader].status is NodeStatus.COMPLETED and reader not in children for reader in readers):
         return False  # it went without them, and stays
-    return fan_out in again or overdrawn(view, fan_out) or bool(readers & again)
+    return fan_out in again or overdrawn(view, fan_out) or bool(readers & {*again, *children})

@@ -223,6 +223,9 @@ def wakeable(view: JobView, at_most: int, *, unlimited: bool = False) -> dict[st
             limit = None if is_closing and not state.idle else node.max_parallel
             room = at_most if limit is None or unlimited else limit - state.live_children
             ready = state.stale if is_closing or (state.status is NodeStatus.READY and state.is_sized) else 0
+            is_early = not _have_children_ended(view, node_id)  # what they read is being made again
+            if is_early and not unlimited and (state.idle or not is_closing):
+                continue
             found[node_id] = max(0, min(state.idle + ready, room, at_most))
     return {node_id: count for node_id, count in found.items() if count}
 
