@@ -71,7 +71,8 @@ def test_e14_a_cancel_says_who_told_the_handler_and_a_resume_goes_on(on_platform
     assert "nap, attempt 1: worker " in cancelled.out
     assert "told its handler to stop after " in cancelled.out
     assert f"job {job_id} is cancelled\n" in cancelled.out
-    assert (again.code, again.out) == (4, "")
+    assert again.code == 0
+    assert again.out.endswith(f"job {job_id} is cancelled\n")
     assert "stopped    cancel asked for by ada: wrong file" in shown.out
     assert f"dagmaster jobs resume {job_id}" in shown.out
     assert would.out == f"job {job_id} would run again:\n  nap\n  end\n"
@@ -108,8 +109,8 @@ def test_e14_ctrl_c_ends_the_waiting_and_not_the_cancel(on_platform, platform, d
     without_waiting = on_platform("jobs", "cancel", job_id, "--wait", "0", "--json")
 
     assert "nap, attempt 1" in told
-    assert waiting.returncode == 0
-    assert f"detached: the job is cancelled all the same; watch it with: dagmaster jobs watch {job_id}" in err
+    assert waiting.returncode == 130
+    assert f"detached: the job is cancelled all the same; watch it with:\n  dagmaster jobs watch {job_id}\n" in err
     assert (without_waiting.code, without_waiting.json["is_over"]) == (0, False)
     assert on_platform("jobs", "watch", job_id).code == 1
     assert on_platform("jobs", "show", job_id, "--json").json["job"]["status"] == "cancelled"
@@ -124,7 +125,7 @@ def test_e16_the_same_submission_resumes_its_failed_job(on_platform, failing):
     both = on_platform(*submit, "--resume", "--force")
 
     assert told.code == 1
-    assert "go on with what is missing with --resume" in told.err
+    assert "with --resume to go on with what is missing" in told.err
     assert (resumed.code, resumed.out.strip()) == (0, first["job_id"])
     assert "its job goes on, resumed 1 time" in resumed.err
     assert waited.code == 1

@@ -2,12 +2,17 @@
 
 import io
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
+import pytest
 from rich.console import Console
 
-from dagmaster.cli.answers import Children, Job, JobDetail, JobLine, Node
+from dagmaster.cli.answers import Children, Job, JobDetail, JobLine, Node, Waiting
+from dagmaster.cli.command import State
+from dagmaster.cli.feed import Patience
+from dagmaster.cli.follow import failure_lines, hold_ups, watch
 from dagmaster.cli.live import Lines, Picture, counts_of
-from dagmaster.cli.show import print_jobs
+from dagmaster.cli.show import Page, print_jobs, print_page
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 JOB_ID = "00000000-0000-0000-0000-000000000007"
@@ -64,6 +69,54 @@ def test_a_retry_says_when_and_why_m3():
     assert "retry 2 of 5 in 38.0 s; HTTP 503" in text
 
 
+def test_what_was_lost_is_no_retry_m3():
+    lost = a_node("n0", "ready", loss_count=1, max_retries=3, not_before=NOW + timedelta(seconds=1.4))
+    both = a_node("n1", "running", loss_count=2, retry_count=1, max_retries=3)
+
+    text = drawn(a_job(lost, both))
+
+    assert "again in 0.4 s (lost 1 time)" in text
+    assert "1 of 3 retries, lost 2 times" in text
+
+
+def test_a_cancelled_fan_out_waits_for_nothing_m3():
+    node = a_fan_out("cancelled", running=0, cancelled=11)
+
+    assert counts_of(node) == "38/100 done, 2 failed, 11 cancelled"
+
+
+def test_a_failure_without_an_attempt_names_none_m3():
+    never_ran = a_node("n0", "failed", error_message="no such input")
+
+    assert failure_lines([never_ran]) == ["  n0: no such input"]
+
+
+def test_a_job_is_never_younger_than_it_took_m3():
+    """The date of an answer has whole seconds, and lags."""
+    running, over = a_job(seconds=3.7), a_job(status="completed", seconds=3.7)
+
+    pages = [Page({"job": {}}, detail, [], None, NOW + timedelta(seconds=2)) for detail in (running, over)]
+
+    for page in pages:
+        console = Console(file=io.StringIO(), width=200, markup=False)
+        print_page(console, page)
+        assert "UTC, 4 s ago" in console.file.getvalue()
+
+
+def test_reasons_from_outside_the_job_are_told_with_what_to_do_m3():
+    reasons = [
+        {"code": "queue_limited", "detail": "queue q runs 2 tasks, its limit is 2", "queue": "q"},
+        {"code": "queued", "detail": "queued for 3.1 s, 7 in front", "queue": "q", "count": 7},
+        {"code": "waiting_for_nodes", "detail": "waits for a"},
+    ]
+    waiting = Waiting.model_validate({"nodes": [{"node_id": "n0", "reasons": reasons}]})
+
+    assert hold_ups(waiting) == [
+        "n0: queue q runs 2 tasks, its limit is 2; raise it with `dagmaster queues limit q N`",
+        "n0: 7 tasks in front of it in queue q",
+    ]
+
+
 def test_on_a_small_screen_what_fails_and_runs_is_shown_and_the_rest_counted_m3():
     nodes = [a_node(f"n{number}") for number in range(100)]
     nodes[77], nodes[88] = a_node("n77", "failed", error_message="broken"), a_node("n88", "running")
@@ -91,6 +144,46 @@ def test_between_two_looks_the_clock_goes_on_m3():
 
     assert "13.0 s" in drawn(detail.later(3))
     assert detail.model_copy(update={"is_over": True}).later(3).seconds == 10
+
+
+class _Restless:
+    """A feed that always has news, though nothing has changed."""
+
+    def __init__(self, *_: object) -> None: ...
+
+    def wait(self, _seconds: float) -> bool:
+        return True
+
+    def close(self) -> None: ...
+
+
+class _Paused:
+    """A platform on which a job stands still until someone has asked why."""
+
+    def __init__(self) -> None:
+        self.has_been_asked_why = False
+
+    def job(self, _job_id: str) -> dict[str, Any]:
+        status = "completed" if self.has_been_asked_why else "running"
+        return a_job(a_node("n0", "dispatched"), status=status).model_dump(mode="json")
+
+    def waiting(self, _job_id: str) -> dict[str, Any]:
+        self.has_been_asked_why = True
+        return {
+            "nodes": [{"node_id": "n0", "reasons": [{"code": "queue_paused", "detail": "q is paused", "queue": "q"}]}]
+        }
+
+
+@pytest.mark.timeout(20)
+def test_whoever_watches_is_told_why_nothing_moves_m3(monkeypatch, capsys):
+    monkeypatch.setattr("dagmaster.cli.follow.Feed", _Restless)
+    monkeypatch.setattr("dagmaster.cli.follow._QUIET_SECONDS", 0.3)
+    state = State()
+    state.client = _Paused()
+
+    watch(state, JOB_ID, Patience(state, JOB_ID))
+
+    assert "n0: q is paused; open it with `dagmaster queues resume q`" in capsys.readouterr().out
 
 
 def test_lines_tell_changes_once_and_counts_once_a_second_m3():
@@ -135,3 +228,20 @@ def test_a_list_of_jobs_keeps_ids_whole_where_it_is_narrow_m3():
         assert "partial success" in first
 
     assert max(map(len, listed(A_FAILED_JOB, width=80))) <= 80
+
+
+def test_a_narrow_list_of_jobs_breaks_no_names_and_leaves_no_errors_out_m3():
+    narrow = listed(
+        A_FAILED_JOB, A_FAILED_JOB.model_copy(update={"workflow_id": "short", "error_message": None}), width=80
+    )
+
+    assert [line.strip() for line in narrow[2:4]] == ["a_workflow_with_a_long_name", "it broke"]
+    assert narrow[5].strip() == "short"
+
+    long = "the server answered 503 again and again"
+    one = A_FAILED_JOB.model_copy(update={"workflow_id": "short", "status": "failed", "error_message": long})
+
+    assert [line.split() for line in listed(one, width=80)[1:]] == [
+        [JOB_ID, "short", "✖", "failed", "3", "h"],
+        long.split(),
+    ]

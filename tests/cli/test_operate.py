@@ -132,7 +132,9 @@ def test_a_paused_queue_says_so_to_whoever_waits_and_keeps_its_limit_e19(from_af
     assert (resumed["max_running"], resumed["is_paused"], lifted["max_running"]) == (2, False, None)
     assert "job completed" in rest, err
     assert from_afar("queues", "pause", "nothing").code == 4
-    assert from_afar("queues", "limit", "container-tasks", "0").code == 2
+    closed = from_afar("queues", "limit", "container-tasks", "0")
+    assert closed.code == 2
+    assert "at least 1; to stop it: dagmaster queues pause container-tasks" in closed.err
 
 
 def test_who_runs_is_listed_with_what_they_offer_and_run_m3(from_afar, platform, sleepy):
@@ -166,7 +168,7 @@ def test_dead_letters_are_listed_looked_into_and_replayed_q4(from_afar, server):
 
     letter = eventually(lambda: from_afar("dead-letters", "ls", "--json").json["dead_letters"])[0]
     listed = from_afar("dead-letters", "ls")
-    shown = from_afar("dead-letters", "show", letter["dead_letter_id"])
+    shown = from_afar("dead-letters", "show", letter["dead_letter_id"][:20])
     replayed = from_afar("dead-letters", "replay", letter["dead_letter_id"])
 
     assert letter["dead_letter_id"] in listed.out
@@ -175,6 +177,7 @@ def test_dead_letters_are_listed_looked_into_and_replayed_q4(from_afar, server):
     assert (replayed.code, replayed.out) == (0, "back in queue dag-jobs\n")
     assert from_afar("dead-letters", "show", "00000000-0000-0000-0000-000000000000").code == 4
     assert from_afar("dead-letters", "show", "what").code == 2
+    assert from_afar("dead-letters", "show", "00000000").code == 4
 
 
 def test_the_schema_is_looked_at_through_the_platform_d4(from_afar):
@@ -189,6 +192,13 @@ def test_the_schema_is_looked_at_through_the_platform_d4(from_afar):
     assert rebuilt.code == 3
     assert "rebuilding is off" in rebuilt.err
     assert from_afar("verify-history", "--all", "--server", "http://127.0.0.1:1").code == 2
+
+
+def test_a_shell_that_is_not_named_is_asked_for_in_one_line_m3(dagmaster):
+    told = dagmaster("completion")
+
+    assert told.code == 2
+    assert told.err.splitlines()[0].endswith("Choose from: bash, zsh, fish")
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

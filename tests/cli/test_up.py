@@ -6,18 +6,25 @@ import os
 import shutil
 import signal
 import stat
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import psycopg
 import pytest
 
+from dagmaster.cli.children import Child
+from dagmaster.cli.local import LocalPlatform
 from dagmaster.cli.main import described
 from dagmaster.cli.platform import hold
 from dagmaster.database.embedded import Cluster
-from dagmaster.errors import DagmasterError
-from tests.cli.processes import Up, alive, call, eventually, start, up
+from dagmaster.errors import Conflict, DagmasterError
+from dagmaster.listen import bind
+from dagmaster.settings import Settings
+from tests.cli.processes import Up, alive, call, descendants, eventually, start, up
 
 # A crash is noticed sooner than by default.
 QUICK = {
@@ -101,6 +108,83 @@ def test_ctrl_c_while_starting_stops_what_was_started_p1(folder):
     assert process.returncode == 0
     assert out.index("stopping …") < out.index("everything stopped")
     assert not alive({server})
+
+
+def test_ctrl_c_while_a_demonstration_starts_says_that_it_stops_p1():
+    process = start("demo")
+    eventually(lambda: descendants(process.pid))
+
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+
+    assert process.returncode == 130, err
+    assert out.index("stopping …") < out.index("stopped, its data removed")
+
+
+@pytest.fixture
+def untouched(tmp_path: Path) -> Iterator[Path]:
+    """A data folder in which nothing may be made."""
+    folder = tmp_path / "untouched"
+    yield folder
+    cluster = Cluster.at(folder)
+    is_left = cluster.folder.exists()
+    cluster.remove()
+    assert not is_left
+
+
+def test_a_port_that_is_taken_is_told_before_anything_is_made_p1(untouched):
+    with bind("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        told = call("up", "--data", str(untouched), API_PORT=str(port))
+
+    assert told.returncode == 5
+    assert told.stderr == (
+        f"error: port {port} of 127.0.0.1 is taken\nhint: choose another one with API_PORT=… (0 takes any that is free)\n"
+    )
+
+
+@pytest.mark.parametrize("entrance", ["API", "HEALTH"])
+def test_an_address_that_is_open_to_all_is_told_before_anything_is_made_p1(untouched, entrance):
+    told = call("up", "--data", str(untouched), **{f"{entrance}_HOST": "0.0.0.0"})
+
+    assert told.returncode == 2
+    assert f"hint: set {entrance}_HOST=127.0.0.1, or {entrance}_INSECURE=true" in told.stderr
+    assert "restart" not in told.stderr
+
+
+def test_a_port_that_nobody_chose_gives_way_p1(tmp_path):
+    local = LocalPlatform(Settings(), tmp_path, "", print)
+
+    with ExitStack() as held:
+        with suppress(Conflict):  # then it is taken already
+            held.enter_context(bind("127.0.0.1", 8000))
+        port = local._api_port()
+
+    assert port not in {0, 8000}
+
+
+@pytest.mark.parametrize("code", [2, 3])
+def test_a_child_that_refuses_to_run_is_not_started_again_p1(code):
+    said: list[str] = []
+    child = Child("worker", 1, {})
+    child._process = subprocess.Popen([sys.executable, "-c", f"raise SystemExit({code})"])
+    child._process.wait()
+
+    child.tend(said.append)
+    child.tend(said.append)
+
+    assert child.is_given_up
+    assert len(said) == 1
+    assert f"ended with exit code {code}; it is not started again" in said[0]
+
+
+def test_a_platform_whose_child_refuses_to_run_ends_at_once_p1(folder):
+    told = call("up", "--data", str(folder), CRASH_POINT="nowhere")
+
+    assert told.returncode == 5
+    assert "CRASH_POINT: " in told.stderr
+    assert "does not start" in told.stderr
+    assert "starts again" not in told.stderr
 
 
 def test_a_folder_that_cannot_be_used_is_refused_p1(tmp_path):

@@ -75,6 +75,15 @@ class Children(Answer):
         return self.done + self.failed + self.cancelled
 
 
+class Fault(Answer):
+    """What went wrong in an attempt, as its handler or the platform told it."""
+
+    message: str | None = None
+    code: str | None = None
+    hint: str | None = None
+    traceback: str | None = None
+
+
 class Node(Answer):
     """A node, or a fan_out's child. `state` is the word for people: a fan_out runs as long as its children do."""
 
@@ -85,6 +94,7 @@ class Node(Answer):
     stage: str
     label: str | None = None
     error_message: str | None = None
+    error: Fault | None = None
     reason: str | None = None
     attempt: int = 0
     retry_count: int = 0
@@ -96,6 +106,45 @@ class Node(Answer):
     completed_at: datetime | None = None
     progress: Json | None = None
     children: Children | None = None
+
+
+class Attempt(Answer):
+    """One attempt of a node."""
+
+    attempt: int
+    status: str
+    queue: str
+    handler: str
+    worker_id: str | None = None
+    queued_at: datetime
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    error: Fault | None = None
+    accepted: bool | None = None
+
+
+class NodeFacts(Answer):
+    node_id: str
+    status: str
+    label: str | None = None
+    reason: str | None = None
+    error_message: str | None = None
+    error: Fault | None = None
+    retry_count: int = 0
+    max_retries: int = 0
+    loss_count: int = 0
+    total: int | None = None
+    failed_count: int | None = None
+    completed_at: datetime | None = None
+
+
+class NodeDetail(Answer):
+    """A node with its attempts, the last one first."""
+
+    node: NodeFacts
+    type: str
+    stage: str
+    attempts: list[Attempt]
 
 
 class Stage(Answer):
@@ -146,6 +195,36 @@ class Job(Answer):
         return "its deadline has passed" if self.stopping == "deadline" else None
 
 
+class Primary(Answer):
+    """What a job was for, and whether it came about."""
+
+    description: str
+    status: str
+    details: str
+
+
+class Secondary(Answer):
+    """A node that the job could do without, and had to."""
+
+    node_id: str
+    description: str
+    importance: str
+    status: str
+    error: str | None = None
+    recovery: str | None = None
+
+
+class Outcomes(Answer):
+    primary: Primary
+    secondary: list[Secondary] = []
+
+
+class Deliverable(Answer):
+    count: int
+    location: str | None = None
+    usable: bool
+
+
 class JobDetail(Answer):
     """A job and its own nodes at one moment, in the order of the definition's graph."""
 
@@ -154,6 +233,8 @@ class JobDetail(Answer):
     seconds: float
     nodes: list[Node]
     stages: list[Stage]
+    outcomes: Outcomes | None = None
+    deliverables: dict[str, Deliverable] = {}
 
     @property
     def now(self) -> datetime:
@@ -207,6 +288,7 @@ class Reason(Answer):
     code: str
     detail: str
     queue: str | None = None
+    count: int | None = None
 
 
 class WaitingNode(Answer):

@@ -1,6 +1,7 @@
 """Orchestrators and workers as child processes of `dagmaster up`: started, watched, started again, stopped.
 
     starting ──▶ running ──▶ ended by itself ──▶ waiting (longer each time) ──▶ starting
+                    │               └──▶ refused to run as it was asked to ──▶ given up
                     └──▶ told to stop ──▶ gone, or killed after its grace
 
 Each is a session of its own, so that a terminal's Ctrl-C reaches `up` alone, and each is killed by the kernel when `up`
@@ -23,6 +24,8 @@ _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.5, 15.0
 _HEALTHY_AFTER_SECONDS = 20.0
+# Usage, and not allowed: it would end the same way again.
+_REFUSALS = frozenset({2, 3})
 _TICK_SECONDS = 0.05
 
 
@@ -34,6 +37,7 @@ class Child:
     number: int
     environment: Mapping[str, str]
     failures: int = 0
+    is_given_up: bool = False
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
     _started_at: float = 0.0
     _start_at: float | None = None
@@ -67,8 +71,12 @@ class Child:
             if time.monotonic() >= self._start_at:
                 self.start()
                 say(f"{self.name} runs again (process {self.pid})")
-        elif self._process is not None and (code := self._process.poll()) is not None:
-            self._wait_before_the_next_start(code, say)
+        elif self._process is not None and (code := self._process.poll()) is not None and not self.is_given_up:
+            if code in _REFUSALS:
+                self.is_given_up = True
+                say(f"{self.name} (process {self.pid}) {ending(code)}; it is not started again: it would end so again")
+            else:
+                self._wait_before_the_next_start(code, say)
 
     def _wait_before_the_next_start(self, code: int, say: Say) -> None:
         now = time.monotonic()

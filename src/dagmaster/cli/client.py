@@ -41,6 +41,7 @@ STREAM_TIMEOUT_SECONDS = 50.0
 # Deploying and migrating wait for locks.
 SCHEMA_TIMEOUT_SECONDS = 900.0
 _LARGEST_EVENT_BYTES = 64 * 1024 * 1024
+_MOST_LETTERS = 10_000
 
 _KINDS: Mapping[int, type[DagmasterError]] = {
     HTTPStatus.UNAUTHORIZED: NotAllowed,
@@ -89,6 +90,9 @@ class Client:
     def resume(self, job_id: str, wish: Json, *, is_dry_run: bool = False) -> Json:
         return self._object("POST", f"/jobs/{job_id}/resume", body=wish, params={"dry_run": is_dry_run})
 
+    def retry(self, job_id: str, wish: Json, *, is_dry_run: bool = False) -> Json:
+        return self._object("POST", f"/jobs/{job_id}/retry", body=wish, params={"dry_run": is_dry_run})
+
     def jobs(self, limit: int, after: str | None = None, **filters: str | None) -> tuple[list[Json], str | None]:
         return self._page("/jobs", limit, after, **filters)
 
@@ -106,6 +110,10 @@ class Client:
         self, job_id: str, limit: int, after: int = -1, *, parent: str | None = None, status: str | None = None
     ) -> tuple[list[Json], str | None]:
         return self._page(f"/jobs/{job_id}/nodes", limit, str(after), parent=parent, status=status)
+
+    def node(self, job_id: str, node_id: str) -> Json:
+        """A node with its attempts."""
+        return self._object("GET", f"/jobs/{job_id}/nodes/{_segment(node_id)}")
 
     def events(
         self, job_id: str, limit: int, after: int = 0, node_id: str | None = None
@@ -204,6 +212,28 @@ class Client:
         self, limit: int, after: str | None = None, reason: str | None = None
     ) -> tuple[list[Json], str | None]:
         return self._page("/dead-letters", limit, after, reason=reason)
+
+    def find_dead_letter(self, name: str) -> UUID:
+        """The id of the dead letter that an id, or the unique beginning of one, stands for."""
+        try:
+            first, last = ids_beginning_with(name)
+        except InvalidRequest:
+            raise InvalidRequest(
+                f"'{name}' is not the id of a dead letter",
+                code="dead-letter.bad-id",
+                hint="see `dagmaster dead-letters ls`",
+            ) from None
+        if first == last:
+            return first
+        letters, _ = self.dead_letters(_MOST_LETTERS)
+        found = [letter_id for letter in letters if first <= (letter_id := UUID(letter["dead_letter_id"])) <= last]
+        if not found:
+            what = f"no dead letter has an id that begins with {name}"
+            raise NotFound(what, code="dead-letter.not-found", hint="see `dagmaster dead-letters ls`")
+        if len(found) > 1:
+            what = f"several dead letters begin with {name}: {', '.join(map(str, found[:3]))}, …"
+            raise InvalidRequest(what, code="dead-letter.ambiguous", hint="type more of it")
+        return found[0]
 
     def dead_letter(self, dead_letter_id: UUID) -> Json:
         return self._object("GET", f"/dead-letters/{dead_letter_id}")

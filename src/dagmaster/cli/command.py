@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 # Without a terminal there is no width to fit into: ids, paths and messages shall stay in one piece.
 UNBOUNDED_WIDTH = 4000
+# The exit code of whoever leaves before the end: nothing is known of the outcome.
+INTERRUPTED = 130
 
 
 @dataclass

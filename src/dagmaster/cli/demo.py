@@ -49,6 +49,7 @@ def demo(state: State, count: int, workers: int) -> int:
 def _temporary(state: State, workers: int) -> "Iterator[LocalPlatform]":
     """A platform whose data lives no longer than it does."""
     from dagmaster.cli.local import LocalPlatform
+    from dagmaster.cli.up import say_stopping
     from dagmaster.database.embedded import Cluster
 
     _remove_leftovers()
@@ -56,15 +57,19 @@ def _temporary(state: State, workers: int) -> "Iterator[LocalPlatform]":
     # Root's clusters live elsewhere, since PostgreSQL's user can't enter root's folders.
     cluster = Cluster.at(None if os.geteuid() == 0 else folder, f"demo-{os.getpid()}")
     try:
-        yield LocalPlatform(_own_settings(state), folder, cluster.dsn, state.note, cluster, workers=workers)
+        yield LocalPlatform(
+            _own_settings(state), folder, cluster.dsn, state.note, cluster, workers=workers,
+            on_stopping=lambda: say_stopping(state),
+        )  # fmt: skip
     finally:
         cluster.remove()
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _own_settings(state: State) -> "Settings":
-    """Whatever server is configured is none of the demonstration's business."""
-    return state.settings.model_copy(update={"database_url": None, "postgres_host": None, "api_enabled": True})
+    """Whatever server is configured is none of the demonstration's business, nor the port that others shall find."""
+    own = {"database_url": None, "postgres_host": None, "api_enabled": True, "api_host": "127.0.0.1", "api_port": 0}
+    return state.settings.model_copy(update=own)
 
 
 def _remove_leftovers() -> None:

@@ -1,6 +1,7 @@
 """Stay with a job until it is over: silently, with a live picture, or line by line.
 
-Ctrl-C only ends the watching. A platform that goes away for a while is waited for: the job outlives it too.
+Ctrl-C only ends the watching; the exit code then says that nothing is known of the outcome. A platform that goes away for a
+while is waited for: the job outlives it too.
 """
 
 import sys
@@ -8,22 +9,25 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
-from dagmaster.cli.answers import Job, JobDetail, JobLine, Json, Node, Waiting, read, read_all
+from dagmaster.cli.answers import Fault, Job, JobDetail, JobLine, Json, Node, Reason, Waiting, read, read_all
 from dagmaster.cli.client import Client
-from dagmaster.cli.command import State, end_the_line
+from dagmaster.cli.command import INTERRUPTED, State, end_the_line
 from dagmaster.cli.feed import Feed, Patience
+from dagmaster.cli.printable import counted, one_line
 from dagmaster.errors import Unavailable
 
 T = TypeVar("T")
 MOST_FAILURES_SHOWN = 5
+_MOST_FAULTS_ASKED = 3
 _TICK_SECONDS = 0.25
 _LOOK_ANYWAY_SECONDS = 2.0  # what handlers say of their progress is no event
-_QUIET_SECONDS = 3.0
+_QUIET_SECONDS = 2.0
 _ASK_WHY_SECONDS = 5.0
 _REMEDIES = {
     "no_orchestrator": "start one with `dagmaster orchestrator`",
     "no_worker": "start one with `dagmaster worker --queues {queue}`",
     "queue_paused": "open it with `dagmaster queues resume {queue}`",
+    "queue_limited": "raise it with `dagmaster queues limit {queue} N`",
 }
 
 
@@ -43,19 +47,21 @@ def follow(state: State, job_id: str, *, live: bool) -> int:
             _wait(state, job_id, patience)
         outcome = patiently(patience, lambda: Outcome.ask(state.client, job_id))
     except KeyboardInterrupt:
-        say_detached(state, job_id)
-        return 0
+        return detached(state, job_id)
     tell(state, outcome)
     return 0 if outcome.status == "completed" else 1
 
 
-def say_detached(state: State, job_id: str) -> None:
+def detached(state: State, job_id: str, *, what: str = "the job goes on") -> int:
+    """Say that someone left before the end; the answer is the exit code."""
     again = f"dagmaster jobs watch {job_id}"
     if state.json:
         state.emit({"job_id": job_id, "status": "detached", "watch": again}, line=True)
-        return
+        return INTERRUPTED
     end_the_line()
-    state.note(f"detached: the job goes on; watch it with: {again}")
+    # On a line of its own: a terminal would break the id.
+    state.note(f"detached: {what}; watch it with:\n  {again}")
+    return INTERRUPTED
 
 
 def patiently(patience: Patience, ask: Callable[[], T]) -> T:
@@ -106,9 +112,9 @@ def watch(
             on_tick()
             has_news = _paced(feed, now)
             if has_news or time.monotonic() - asked_at > _LOOK_ANYWAY_SECONDS:
-                detail = patiently(patience, lambda: read(JobDetail, client.job(job_id)))
+                before, detail = detail, patiently(patience, lambda: read(JobDetail, client.job(job_id)))
                 asked_at = time.monotonic()
-                changed_at = asked_at if has_news else changed_at
+                changed_at = changed_at if (detail.job, detail.nodes) == (before.job, before.nodes) else asked_at
     finally:
         feed.close()
         display.close()
@@ -139,14 +145,14 @@ class HoldUps:
     def __init__(self, client: Client, job_id: str) -> None:
         self._client = client
         self._job_id = job_id
-        self._asked_at = 0.0
+        self._asked_at: float | None = None
         self._lines: list[str] = []
 
     def look(self, *, is_quiet: bool) -> list[str]:
         now = time.monotonic()
         if not is_quiet:
             self._lines = []
-        elif now - self._asked_at > _ASK_WHY_SECONDS:
+        elif self._asked_at is None or now - self._asked_at > _ASK_WHY_SECONDS:
             self._asked_at = now
             try:
                 self._lines = hold_ups(read(Waiting, self._client.waiting(self._job_id)))
@@ -156,14 +162,22 @@ class HoldUps:
 
 
 def hold_ups(waiting: Waiting) -> list[str]:
-    """Each reason that time alone does not mend, once, with what to do about it."""
+    """Each reason that comes from outside the job, once, with what to do about it."""
     held: dict[str, list[str]] = {}
     for node in waiting.nodes:
-        for reason in node.reasons:
-            if remedy := _REMEDIES.get(reason.code):
-                line = f"{reason.detail}; {remedy.format(queue=reason.queue)}"
-                held.setdefault(line, []).append(node.node_id)
+        for line in filter(None, map(_held_up, node.reasons)):
+            held.setdefault(line, []).append(node.node_id)
     return [f"{', '.join(nodes[:3])}{', …' if len(nodes) > 3 else ''}: {line}" for line, nodes in held.items()]
+
+
+def _held_up(reason: Reason) -> str | None:
+    if remedy := _REMEDIES.get(reason.code):
+        return f"{reason.detail}; {remedy.format(queue=reason.queue)}"
+    if reason.code == "orphaned":
+        return reason.detail
+    if reason.code == "queued" and reason.count:
+        return f"{counted(reason.count, 'task')} in front of it in queue {reason.queue}"
+    return None
 
 
 class Outcome:
@@ -203,7 +217,7 @@ class Outcome:
 
 
 def failures(client: Client, answer: Json) -> list[Json]:
-    """Failed nodes, and for each fan_out with failed children the first few of them."""
+    """Failed nodes, and for each fan_out with failed children the first few of them; the first of all with the whole error."""
     failed: list[Json] = []
     for raw, node in zip(answer["nodes"], read(JobDetail, answer).nodes, strict=True):
         if node.status == "failed":
@@ -213,24 +227,36 @@ def failures(client: Client, answer: Json) -> list[Json]:
                 answer["job"]["job_id"], MOST_FAILURES_SHOWN, parent=raw["node_id"], status="failed"
             )
             failed += children
-    return failed
+    return _with_faults(client, answer["job"]["job_id"], failed)
+
+
+def _with_faults(client: Client, job_id: str, failed: list[Json]) -> list[Json]:
+    """A list has messages only. What ran has more to say, and the first few are enough to know what is wrong."""
+    asked = [node["node_id"] for node in failed if node.get("attempt")][:_MOST_FAULTS_ASKED]
+    faults = {node_id: client.node(job_id, node_id)["node"].get("error") for node_id in asked}
+    return [{**node, "error": _without_traceback(faults.get(node["node_id"]))} for node in failed]
+
+
+def _without_traceback(fault: Json | None) -> Json | None:
+    return {name: value for name, value in fault.items() if name != "traceback"} if fault else None
 
 
 def failure_facts(node: Json) -> Json:
-    return {name: node.get(name) for name in ("node_id", "status", "label", "error_message", "attempt", "max_retries")}
+    names = ("node_id", "status", "label", "error_message", "error", "attempt", "max_retries")
+    return {name: node.get(name) for name in names}
 
 
 def tell(state: State, outcome: Outcome) -> None:
     if state.json:
         state.emit(outcome.public(), line=True)
         return
-    job, seconds = outcome.detail.job, outcome.detail.seconds
+    job = outcome.detail.job
     if outcome.status == "completed":
         state.emit(outcome.result)
-        state.note(f"completed in {seconds:.2f} s")
+        state.note(f"completed {_how_long(outcome.detail, 'in')}")
         return
     word = outcome.status.replace("_", " ")
-    state.note(f"{word} after {seconds:.2f} s: {job.error_message or 'no reason was recorded'}")
+    state.note(f"{word} {_how_long(outcome.detail, 'after')}: {reason_of(outcome.detail)}")
     for line in failure_lines(outcome.failed):
         state.note(line)
     state.note(f"look closer with: dagmaster jobs show {job.job_id}")
@@ -238,6 +264,27 @@ def tell(state: State, outcome: Outcome) -> None:
         state.note(remedy)
     if outcome.result is not None:
         state.emit(outcome.result)
+
+
+def _how_long(detail: JobDetail, word: str) -> str:
+    """The time between an end and its resume is no work: it is not told as such."""
+    if resumed := detail.job.resume_count:
+        return f"{detail.seconds:.2f} s after its submission, resumed {counted(resumed, 'time')}"
+    return f"{word} {detail.seconds:.2f} s"
+
+
+def reason_of(detail: JobDetail) -> str:
+    """Why a job ended with something missing."""
+    job = detail.job
+    if job.status == "cancelled" and job.stop:
+        return job.stop
+    if job.error_message:
+        return job.error_message
+    missing = [
+        f"{node.importance} node '{node.node_id}' {node.status}{f': {one_line(node.error)}' if node.error else ''}"
+        for node in (detail.outcomes.secondary if detail.outcomes else [])
+    ]
+    return "; ".join(missing) or "no reason was recorded"
 
 
 def remedy_for(job: Job) -> str | None:
@@ -248,7 +295,16 @@ def remedy_for(job: Job) -> str | None:
 
 
 def failure_lines(failed: list[Node]) -> list[str]:
-    return [
-        f"  {node.node_id}{f' ({node.label})' if node.label else ''}, attempt {node.attempt}: {node.error_message}"
-        for node in failed
-    ]
+    """What failed, with what its handler advises."""
+    lines = []
+    for node in failed:
+        label, attempt = f" ({node.label})" if node.label else "", f", attempt {node.attempt}" if node.attempt else ""
+        lines.append(f"  {node.node_id}{label}{attempt}: {fault_text(node.error, node.error_message)}")
+        if node.error and node.error.hint:
+            lines.append(f"    hint: {node.error.hint}")
+    return lines
+
+
+def fault_text(fault: Fault | None, message: str | None) -> str:
+    told = (fault.message if fault else None) or message or "no reason was recorded"
+    return f"{told} [{fault.code}]" if fault and fault.code else told

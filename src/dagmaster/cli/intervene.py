@@ -1,10 +1,12 @@
-"""`dagmaster jobs cancel` and `jobs resume`: ask for it, and tell how far it has come."""
+"""`dagmaster jobs cancel`, `jobs resume` and `jobs retry`: ask for it, and tell how far it has come."""
 
+import shlex
 import time
 from collections.abc import Mapping
 
 from dagmaster.cli.answers import Cancelling, Json, Resumed, StoppingTask, read
-from dagmaster.cli.command import State, end_the_line
+from dagmaster.cli.command import State
+from dagmaster.cli.follow import detached, follow
 from dagmaster.cli.printable import counted
 from dagmaster.errors import Conflict
 
@@ -17,8 +19,7 @@ def cancel(state: State, job_id: str, wish: Json, wait_seconds: float) -> int:
     try:
         answer = _cancelled(state, job_id, wish, wait_seconds)
     except KeyboardInterrupt:
-        _say_left(state, job_id)
-        return 0
+        return detached(state, job_id, what="the job is cancelled all the same")
     if state.json:
         state.emit(answer)
     else:
@@ -85,30 +86,31 @@ def _tell_end(state: State, answer: Cancelling) -> None:
         state.say(f"job {answer.job_id} ended before it could be cancelled: {answer.status.replace('_', ' ')}")
 
 
-def _say_left(state: State, job_id: str) -> None:
-    if state.json:
-        state.emit({"job_id": job_id, "status": "detached", "watch": f"dagmaster jobs watch {job_id}"}, line=True)
-        return
-    end_the_line()
-    state.note(f"detached: the job is cancelled all the same; watch it with: dagmaster jobs watch {job_id}")
-
-
 def resume(state: State, job_id: str, wish: Json, *, is_dry_run: bool, wait: bool, watch: bool) -> int:
     """Let a job go on, or say what would run; the answer is the exit code."""
     answer = state.client.resume(job_id, wish, is_dry_run=is_dry_run)
-    stays = (wait or watch) and not is_dry_run
+    return _told_and_followed(state, answer, f"dagmaster jobs resume {job_id}", wait=wait, watch=watch)
+
+
+def retry(
+    state: State, job_id: str, part: Mapping[str, str], wish: Json, *, is_dry_run: bool, wait: bool, watch: bool
+) -> int:
+    """Run a part of a job once more, or say what would run; the answer is the exit code."""
+    answer = state.client.retry(job_id, {**part, **wish}, is_dry_run=is_dry_run)
+    options = " ".join(f"--{name.replace('_', '-')} {shlex.quote(value)}" for name, value in part.items())
+    return _told_and_followed(state, answer, f"dagmaster jobs retry {job_id} {options}", wait=wait, watch=watch)
+
+
+def _told_and_followed(state: State, answer: Json, command: str, *, wait: bool, watch: bool) -> int:
+    stays = wait or watch
     if state.json and not stays:
         state.emit(answer)
     elif not state.json:
-        _tell_resumed(state, read(Resumed, answer), stays)
-    if not stays:
-        return 0
-    from dagmaster.cli.follow import follow
-
-    return follow(state, job_id, live=watch)
+        _tell_resumed(state, read(Resumed, answer), command, stays)
+    return follow(state, answer["job_id"], live=watch) if stays else 0
 
 
-def _tell_resumed(state: State, answer: Resumed, stays: bool) -> None:
+def _tell_resumed(state: State, answer: Resumed, command: str, stays: bool) -> None:
     """What runs is the answer, unless a result is to follow on standard output."""
     is_dry = answer.status == "dry_run"
     tell = state.note if stays else state.say
@@ -116,7 +118,7 @@ def _tell_resumed(state: State, answer: Resumed, stays: bool) -> None:
     for line in again_lines(answer.nodes, answer.children):
         tell(f"  {line}")
     if is_dry:
-        state.note(f"let it go on with: dagmaster jobs resume {answer.job_id}")
+        state.note(f"let it go on with: {command}")
     elif not stays:
         state.note(f"watch it with: dagmaster jobs watch {answer.job_id}")
 

@@ -1,13 +1,13 @@
-"""`dagmaster jobs`: look at jobs, their nodes, events and log lines; cancel and resume them."""
+"""`dagmaster jobs`: look at jobs, their nodes, events and log lines; cancel, resume and retry them."""
 
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from dagmaster.cli.command import Group, State, as_json, end_the_line, pass_state
+from dagmaster.cli.command import Group, State, as_json, pass_state
 from dagmaster.cli.completion import complete_jobs, complete_workflows
 from dagmaster.cli.printable import one_line
-from dagmaster.errors import InvalidRequest
+from dagmaster.errors import InvalidRequest, NotFound
 
 if TYPE_CHECKING:
     from dagmaster.cli.answers import Json
@@ -19,7 +19,7 @@ _DATA_LENGTH = 100
 
 @click.group(cls=Group)
 def jobs() -> None:
-    """Look at jobs, cancel and resume them. JOB is an id, the beginning of one, or `last`."""
+    """Look at jobs; cancel, resume and retry them. JOB is an id, the beginning of one, or `last`."""
 
 
 @jobs.command("ls")
@@ -84,9 +84,10 @@ def show(state: State, job: str) -> None:
 @click.argument("job", shell_complete=complete_jobs)
 @pass_state
 def watch(state: State, job: str) -> int:
-    """Watch a job until it is over. Ctrl-C ends the watching, not the job.
+    """Watch a job until it is over: exit code 0 if it completed, 1 otherwise.
 
-    A platform that goes away meanwhile is waited for, up to a minute.
+    Ctrl-C ends the watching, not the job, with exit code 130: its end is not known then. A platform that goes away meanwhile
+    is waited for, up to a minute.
     """
     from dagmaster.cli.follow import follow
 
@@ -113,7 +114,7 @@ def _wish(by: str | None, reason: str | None) -> "Json":
 def cancel(state: State, *, job: str, reason: str | None, by: str | None, wait: float) -> int:
     """Cancel a job: what waits never starts, running handlers are told, and ended if they don't stop.
 
-    Says which worker told its handler. Ctrl-C ends the waiting; the job is cancelled all the same.
+    Says which worker told its handler. Ctrl-C ends the waiting, with exit code 130; the job is cancelled all the same.
     """
     from dagmaster.cli.intervene import cancel as cancel_job
 
@@ -134,10 +135,46 @@ def resume(
     """Let a job that has ended go on: only what failed, was cancelled, or was skipped because of that runs again."""
     from dagmaster.cli.intervene import resume as resume_job
 
-    if dry_run and (wait or watch):
-        raise InvalidRequest("a dry run starts nothing to wait for", code="usage")
+    _refuse_dry_waiting(dry_run, wait or watch)
     job_id = state.client.find_job(job)
     return resume_job(state, job_id, _wish(by, reason), is_dry_run=dry_run, wait=wait, watch=watch)
+
+
+def _refuse_dry_waiting(is_dry_run: bool, stays: bool) -> None:
+    if is_dry_run and stays:
+        raise InvalidRequest("a dry run starts nothing to wait for", code="usage")
+
+
+@jobs.command("retry")
+@click.argument("job", shell_complete=complete_jobs)
+@click.option("--node", metavar="NODE", help="A node, or one child of a fan_out (NODE__INDEX)")
+@click.option("--stage", metavar="STAGE", help="A stage, by name or number")
+@click.option("--failed-children", metavar="FAN_OUT", help="The children of a fan_out that failed")
+@click.option("--dry-run", is_flag=True, help="Only say what would run")
+@_reason
+@_by
+@click.option("--wait", is_flag=True, help="Stay until it is over, and print the result")
+@click.option("--watch", is_flag=True, help="Show live progress, then the result")
+@pass_state
+def retry(
+    state: State, *, job: str, node: str | None, stage: str | None, failed_children: str | None, dry_run: bool,
+    reason: str | None, by: str | None, wait: bool, watch: bool,
+) -> int:  # fmt: skip
+    """Run a part of a job that has ended once more, with everything downstream of it and nothing else."""
+    from dagmaster.cli.intervene import retry as retry_job
+
+    named = {"node": node, "stage": stage, "failed_children": failed_children}
+    part = {name: value for name, value in named.items() if value is not None}
+    if len(part) != 1:
+        raise InvalidRequest("name what to run again: --node, --stage or --failed-children, one of them", code="usage")
+    _refuse_dry_waiting(dry_run, wait or watch)
+    job_id = state.client.find_job(job)
+    return retry_job(state, job_id, part, _wish(by, reason), is_dry_run=dry_run, wait=wait, watch=watch)
+
+
+_follow = click.option(
+    "--follow", is_flag=True, help="Go on until the job is over; Ctrl-C leaves it, with exit code 130"
+)
 
 
 @jobs.command("logs")
@@ -146,28 +183,28 @@ def resume(
 @click.option("--attempt", type=click.IntRange(1, 2**31 - 1), metavar="N", help="Only lines of this attempt")
 @click.option("--limit", type=click.IntRange(1, 10_000), default=100, show_default=True)
 @click.option("--after", metavar="CURSOR", help="Go on behind this line (`next` of the page before)")
-@click.option("--follow", is_flag=True, help="Go on until the job is over")
+@_follow
 @pass_state
 def logs(
     state: State, *, job: str, node: str | None, attempt: int | None, limit: int, after: str | None, follow: bool
-) -> None:
+) -> int:
     """Read what handlers logged: by node and attempt, the last lines of each."""
     from dagmaster.cli.logs import follow_logs, text_of
 
     job_id = state.client.find_job(job)
     if follow:
-        follow_logs(state, job_id, node, attempt)
-        return
+        return follow_logs(state, job_id, node, attempt)
     page, following = state.client.logs(job_id, limit, after, node_id=node, attempt=attempt)
     if state.json:
         state.emit({"lines": page, "next": following})
-        return
+        return 0
     if not page:
         state.note("no log lines")
     for line in page:
         state.say(text_of(line))
     if following is not None:
         state.note(f"more with: --after '{following}'")
+    return 0
 
 
 @jobs.command("events")
@@ -175,31 +212,47 @@ def logs(
 @click.option("--node", metavar="NODE", help="Only events of this node (a child is NODE__INDEX)")
 @click.option("--limit", type=click.IntRange(1, 10_000), default=100, show_default=True)
 @click.option("--after", type=click.IntRange(0, 2**53), default=0, metavar="SEQ", help="Go on behind this number")
-@click.option("--follow", is_flag=True, help="Go on until the job is over")
+@_follow
 @pass_state
-def events(state: State, *, job: str, node: str | None, limit: int, after: int, follow: bool) -> None:
+def events(state: State, *, job: str, node: str | None, limit: int, after: int, follow: bool) -> int:
     """List the events of a job in order: everything that ever happened to it."""
     job_id = state.client.find_job(job)
     if follow:
-        _follow_events(state, job_id, node, after)
-        return
+        _require_node(state, job_id, node)
+        return _follow_events(state, job_id, node, after)
     page, following = state.client.events(job_id, limit, after, node)
+    if not page:
+        _require_node(state, job_id, node)
     if state.json:
         state.emit({"events": page, "next": _number(following)})
-        return
+        return 0
     for event in page:
         state.say(_event_text(event))
     _say_more(state, following)
+    return 0
+
+
+def _require_node(state: State, job_id: str, node: str | None) -> None:
+    """Nothing to tell of a node may mean that there is none of that name. A child need not exist yet."""
+    if node is None:
+        return
+    try:
+        state.client.node(job_id, node)
+    except NotFound:
+        fan_out = node.rpartition("__")[0]
+        if not fan_out or state.client.node(job_id, fan_out).get("type") != "fan_out":
+            raise
 
 
 def _number(cursor: str | None) -> int | None:
     return int(cursor) if cursor is not None else None
 
 
-def _follow_events(state: State, job_id: str, node: str | None, after: int) -> None:
+def _follow_events(state: State, job_id: str, node: str | None, after: int) -> int:
     import orjson
 
     from dagmaster.cli.feed import Patience, resumed
+    from dagmaster.cli.follow import detached
 
     patience = Patience(state, job_id)
     try:
@@ -208,9 +261,8 @@ def _follow_events(state: State, job_id: str, node: str | None, after: int) -> N
             if node in (None, told.get("node_id")):
                 _tell_event(state, told)
     except KeyboardInterrupt:
-        if not state.json:
-            end_the_line()
-            state.note("detached: the job goes on")
+        return detached(state, job_id)
+    return 0
 
 
 def _tell_event(state: State, event: "Json") -> None:
@@ -257,3 +309,21 @@ def nodes(state: State, *, job: str, parent: str | None, status: str | None, lim
 
     print_nodes(state.console, read_all(Node, page), client.now)
     _say_more(state, following)
+
+
+@jobs.command("node")
+@click.argument("job", shell_complete=complete_jobs)
+@click.argument("node")
+@pass_state
+def show_node(state: State, job: str, node: str) -> None:
+    """Show a node and its attempts: workers, times, errors with their hints; with -v their tracebacks.
+
+    A fan_out's child is NODE__INDEX.
+    """
+    from dagmaster.cli.node import print_node
+
+    answer = state.client.node(state.client.find_job(job), node)
+    if state.json:
+        state.emit(answer)
+    else:
+        print_node(state.console, answer, has_tracebacks=state.verbose)

@@ -28,7 +28,9 @@ def counts_of(node: Node) -> str:
     children = node.children
     if children is None:
         return ""
-    words = ("running", "retrying", "waiting", "failed", "cancelled")
+    # What has been ended waits for nothing.
+    under_way = () if node.state in {"cancelled", "failed"} else ("running", "retrying", "waiting")
+    words = (*under_way, "failed", "cancelled")
     parts = [f"{count} {word}" for word in words if (count := getattr(children, word))]
     return ", ".join([f"{children.done}/{children.total} done", *parts])
 
@@ -43,20 +45,24 @@ def seconds_of(node: Node, now: datetime) -> float | None:
 
 def remark_of(node: Node, now: datetime) -> str:
     """Why a node is as it is: the retry it waits for, how far it got, what went wrong."""
-    parts: list[str] = []
-    if node.not_before and node.not_before > now:
-        wait = (node.not_before - now).total_seconds()
-        parts.append(f"retry {node.retry_count} of {node.max_retries} in {wait:.1f} s")
-    elif node.retry_count:
-        parts.append(f"{node.retry_count} of {counted(node.max_retries, 'retry', 'retries')}")
-    if node.loss_count:
-        parts.append(f"lost {node.loss_count}×")
+    parts: list[str] = [_again(node, now)]
     if node.progress:
         parts.append(_progress_text(node.progress))
     if node.reason:
         parts.append(node.reason.replace("_", " "))
     parts.append(one_line(node.error_message))
     return "; ".join(part for part in parts if part)
+
+
+def _again(node: Node, now: datetime) -> str:
+    """Failures and losses are counted apart."""
+    lost = f"lost {counted(node.loss_count, 'time')}" if node.loss_count else ""
+    if node.not_before and node.not_before > now:
+        again = f"retry {node.retry_count} of {node.max_retries}" if node.retry_count else "again"
+        wait = f"{again} in {(node.not_before - now).total_seconds():.1f} s"
+        return f"{wait} ({lost})" if lost else wait
+    retries = f"{node.retry_count} of {counted(node.max_retries, 'retry', 'retries')}" if node.retry_count else ""
+    return ", ".join(part for part in (retries, lost) if part)
 
 
 def _progress_text(progress: Json | None) -> str:

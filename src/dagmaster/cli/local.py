@@ -6,7 +6,6 @@ the next start goes on from there.
 
 import asyncio
 import os
-import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -17,7 +16,8 @@ from typing import TYPE_CHECKING
 
 from dagmaster.cli import platform
 from dagmaster.cli.children import Child, Say, stop_all
-from dagmaster.errors import Unavailable
+from dagmaster.errors import Conflict, Unavailable
+from dagmaster.listen import HEALTH, bind, bind_somewhere
 
 if TYPE_CHECKING:
     from dagmaster.database.embedded import Cluster
@@ -66,9 +66,11 @@ class LocalPlatform:
         """Ready inside the block; afterwards nothing of it runs."""
         begun = time.monotonic()
         with platform.hold(self.folder):
+            # Before anything is made: whoever made a mistake shall find nothing left behind.
+            port = self._api_port()
             try:
                 self._start_database()
-                self._start_children()
+                self._start_children(port)
                 asyncio.run(self._wait_until_ready())
                 self._publish()
                 self.ready_seconds = time.monotonic() - begun
@@ -102,13 +104,15 @@ class LocalPlatform:
             self.say("PostgreSQL has ended; it starts again")
             self.cluster.start()
 
-    def _start_children(self) -> None:
+    def _start_children(self, port: int) -> None:
         environment = self._environment()
         roles = [("orchestrator", n) for n in range(self.orchestrators)] + [("worker", n) for n in range(self.workers)]
         # One of them serves the API: several would fight for the port.
         without_api = {**environment, "API_ENABLED": "false"}
-        port = self._api_port()
-        with_api = {**environment, "API_ENABLED": str(self.settings.api_enabled).lower(), "API_PORT": str(port)}
+        with_api = {
+            **environment, "API_ENABLED": str(self.settings.api_enabled).lower(), "API_HOST": self.settings.api_host,
+            "API_PORT": str(port),
+        }  # fmt: skip
         self.api_url = _url(self.settings.api_host, port) if self.settings.api_enabled else None
         self.children = [
             Child(role, number + 1, with_api if (role, number) == ("orchestrator", 0) else without_api)
@@ -119,16 +123,18 @@ class LocalPlatform:
 
     def _api_port(self) -> int:
         """The port that was chosen; else the usual one, or another that is free where someone has it already."""
-        port = self.settings.api_port
-        if "api_port" in self.settings.model_fields_set and port:
-            return port
-        for wanted in (port, 0):
-            with socket.socket() as trial:
-                trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                with suppress(OSError):
-                    trial.bind((self.settings.api_host, wanted))
-                    return int(trial.getsockname()[1])
-        return port
+        settings = self.settings
+        if settings.health_enabled:
+            bind(settings.health_host, 0, is_insecure=settings.health_insecure, entrance=HEALTH).close()
+        if not settings.api_enabled:
+            return settings.api_port
+        take = bind if "api_port" in settings.model_fields_set else bind_somewhere
+        try:
+            with take(settings.api_host, settings.api_port, is_insecure=settings.api_insecure) as trial:
+                return int(trial.getsockname()[1])
+        except Conflict as error:
+            hint = "choose another one with API_PORT=… (0 takes any that is free)"
+            raise Unavailable(error.message, code=error.code, hint=hint, **error.facts) from None
 
     def _environment(self) -> Mapping[str, str]:
         """Ours, handed on as it is, with what this machine decides."""
@@ -154,7 +160,7 @@ class LocalPlatform:
     def _refuse_hopeless(self, deadline: float) -> None:
         hint = "see the messages above; -v says more"
         for child in self.children:
-            if child.failures >= 3:
+            if child.failures >= 3 or child.is_given_up:
                 raise Unavailable(f"{child.name} does not start", code="platform.broken", hint=hint)
         if time.monotonic() > deadline:
             what = f"the platform was not ready within {READY_PATIENCE_SECONDS:.0f} s"

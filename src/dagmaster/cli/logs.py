@@ -4,9 +4,9 @@ import time
 from collections import defaultdict
 
 from dagmaster.cli.answers import Event, Job, JobLine, Json, LogLine, read, read_all
-from dagmaster.cli.command import State, end_the_line
+from dagmaster.cli.command import State
 from dagmaster.cli.feed import Patience
-from dagmaster.cli.follow import patiently
+from dagmaster.cli.follow import detached, patiently
 
 _LOOK_SECONDS = 1.0
 _MOST_AT_ONCE = 10_000
@@ -18,17 +18,16 @@ def text_of(answer: Json) -> str:
     return f"{at}  {line.node_id} attempt {line.attempt}  {line.level}: {line.text}"
 
 
-def follow_logs(state: State, job_id: str, node: str | None, attempt: int | None) -> None:
-    """Every line, also those to come, until the job is over. Ctrl-C ends the following, not the job."""
+def follow_logs(state: State, job_id: str, node: str | None, attempt: int | None) -> int:
+    """Every line, also those to come, until the job is over; the answer is the exit code."""
     followed = _Followed(state, job_id, node, attempt)
     patience = Patience(state, job_id)
     try:
         while not patiently(patience, followed.look):
             time.sleep(_LOOK_SECONDS)
     except KeyboardInterrupt:
-        if not state.json:
-            end_the_line()
-            state.note("detached: the job goes on")
+        return detached(state, job_id)
+    return 0
 
 
 class _Followed:

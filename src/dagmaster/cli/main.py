@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from dagmaster import __version__, errors
-from dagmaster.cli.command import Group, State, as_json, pass_state, write
+from dagmaster.cli.command import INTERRUPTED, Group, State, as_json, pass_state, write
 from dagmaster.cli.printable import neutral, prepare_streams
 
 # Each is imported when it is needed: whoever lists jobs need not wait for what an orchestrator is made of.
@@ -37,7 +37,7 @@ COMMANDS = {
     "demo": "demo:demo",
     "completion": "completion:completion",
 }
-FINE, USAGE, NOT_ALLOWED, UNAVAILABLE, BUG, INTERRUPTED = 0, 2, 3, 5, 70, 130
+FINE, USAGE, NOT_ALLOWED, UNAVAILABLE, BUG = 0, 2, 3, 5, 70
 # Most particular first.
 EXIT_CODES: tuple[tuple[type[errors.DagmasterError], int], ...] = (
     (errors.NotAllowed, NOT_ALLOWED),
@@ -199,7 +199,9 @@ def described(error: Exception) -> tuple[int, dict[str, Any]]:
             hint = (
                 f"see `{error.ctx.command_path} --help`" if isinstance(error, click.UsageError) and error.ctx else None
             )
-            return USAGE, redact_value({"code": "usage", "message": error.format_message(), "hint": hint})
+            # click sets choices one below the other.
+            message = " ".join(error.format_message().split())
+            return USAGE, redact_value({"code": "usage", "message": message, "hint": hint})
         case PermissionError():
             return NOT_ALLOWED, redact_value({"code": "not-allowed", "message": str(error), "hint": None})
         case OSError():

@@ -1,7 +1,6 @@
 """What operators look at and do: queues and their valves, workers, orchestrators, dead letters."""
 
 from typing import TYPE_CHECKING
-from uuid import UUID
 
 import click
 
@@ -60,7 +59,9 @@ def resume(state: State, queue: str) -> None:
 @pass_state
 def limit(state: State, queue: str, max_running: str) -> None:
     """Let at most N tasks of a queue run at once, over all workers; `none` lifts the limit."""
-    is_number = max_running.isascii() and max_running.isdigit() and int(max_running) > 0
+    is_number = max_running.isascii() and max_running.isdigit()
+    if is_number and int(max_running) == 0:
+        raise click.BadParameter(f"at least 1; to stop it: dagmaster queues pause {queue}", param_hint="'N|none'")
     if max_running != "none" and not is_number:
         raise click.BadParameter("give a number of tasks, or `none`", param_hint="'N|none'")
     _set_queue(state, queue, max_running=None if max_running == "none" else int(max_running))
@@ -238,11 +239,11 @@ def list_dead_letters(state: State, reason: str | None, limit: int, after: str |
 
 
 @dead_letters.command("show")
-@click.argument("dead_letter", type=click.UUID)
+@click.argument("dead_letter")
 @pass_state
-def show_dead_letter(state: State, dead_letter: UUID) -> None:
-    """Show a dead letter: why it could not be used, and what was in it."""
-    found = state.client.dead_letter(dead_letter)
+def show_dead_letter(state: State, dead_letter: str) -> None:
+    """Show a dead letter: why it could not be used, and what was in it. DEAD_LETTER is an id, or the beginning of one."""
+    found = state.client.dead_letter(state.client.find_dead_letter(dead_letter))
     if state.json:
         state.emit(found)
         return
@@ -264,12 +265,12 @@ def show_dead_letter(state: State, dead_letter: UUID) -> None:
 
 
 @dead_letters.command("replay")
-@click.argument("dead_letter", type=click.UUID)
+@click.argument("dead_letter")
 @pass_state
-def replay_dead_letter(state: State, dead_letter: UUID) -> None:
+def replay_dead_letter(state: State, dead_letter: str) -> None:
     """Try a dead letter again. A submission goes back into its queue and becomes a job, or a dead letter again under a new id. Of
     a task that was given up, its job is resumed: everything that is missing runs."""
-    found = state.client.replay(dead_letter)
+    found = state.client.replay(state.client.find_dead_letter(dead_letter))
     if state.json:
         state.emit(found)
     elif job_id := found.get("job_id"):

@@ -131,10 +131,13 @@ async def _orchestrator(settings: "Settings", dsn: str) -> AsyncIterator[_Role]:
     from dagmaster import __version__
     from dagmaster.database.bell import JOBS, RESULTS
     from dagmaster.database.bell_postgres import PostgresBell
+    from dagmaster.database.janitor import PostgresJanitor
     from dagmaster.database.postgres import PostgresLedger
+    from dagmaster.database.retention import PostgresRetention
     from dagmaster.handlers.registry import installed
     from dagmaster.jobs.plan import Planner
     from dagmaster.orchestrator.health import OrchestratorHealth
+    from dagmaster.orchestrator.janitor import Janitor
     from dagmaster.orchestrator.loop import Orchestrator
     from dagmaster.orchestrator.routing import RegistryRouter
     from dagmaster.transports.postgres import PostgresTransport
@@ -154,11 +157,12 @@ async def _orchestrator(settings: "Settings", dsn: str) -> AsyncIterator[_Role]:
     )
     bell = PostgresBell(dsn, [JOBS, RESULTS])
     ledger, beats = PostgresLedger(dsn, "orchestrator"), PostgresLedger(dsn, "beat")
-    async with _closing(ledger.close, beats.close, bell.close):
+    janitor = Janitor(settings, PostgresJanitor(dsn), PostgresRetention(dsn), bell)
+    async with _closing(ledger.close, beats.close, janitor.close, bell.close):
         bell.start()
         role = Orchestrator(
             settings, ledger, beats, bell, PostgresTransport(bell), planner, catalog,
-            host=socket.gethostname(), pid=os.getpid(), software_version=__version__,
+            host=socket.gethostname(), pid=os.getpid(), software_version=__version__, janitor=janitor,
         )  # fmt: skip
         if bound:
             yield _WithApi(role, lambda: _api(settings, dsn, role, registry, bound))

@@ -1,19 +1,19 @@
 """A job as a page, and lists of jobs and nodes as tables."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 from rich.console import Console
 from rich.text import Text
 
-from dagmaster.cli.answers import JobDetail, JobLine, Json, Node, Stage, Waiting, read, read_all
+from dagmaster.cli.answers import Deliverable, JobDetail, JobLine, Json, Node, Outcomes, Stage, Waiting, read, read_all
 from dagmaster.cli.client import Client
 from dagmaster.cli.command import as_json
-from dagmaster.cli.follow import failure_lines, failures, hold_ups, remedy_for
+from dagmaster.cli.follow import failure_lines, failures, hold_ups, reason_of, remedy_for
 from dagmaster.cli.live import counts_of, remark_of, seconds_of
 from dagmaster.cli.printable import counted, one_line
-from dagmaster.cli.tables import Column, ago, at, print_table, state_text
+from dagmaster.cli.tables import Column, ago, at, duration, print_table, state_text
 
 _RESULT_LENGTH = 4000
 
@@ -47,9 +47,8 @@ def print_page(console: Console, page: Page) -> None:
     if stop := job.stop:
         console.print(Text(f"{'stopped' if job.is_over else 'stopping':<10} {stop}", style="yellow"), soft_wrap=True)
     if job.error_message or page.failed:
-        _print_lines(
-            console, "errors", [job.error_message or "", *failure_lines(read_all(Node, page.failed))], "bold red"
-        )
+        why = reason_of(page.detail) if job.is_over else job.error_message or ""
+        _print_lines(console, "errors", [why, *failure_lines(read_all(Node, page.failed))], "bold red")
     console.print(Text("\nnodes", style="bold"))
     print_nodes(console, page.detail.nodes, page.detail.now, has_stages=True)
     if any(stage.nodes > 1 for stage in page.detail.stages):
@@ -57,6 +56,10 @@ def print_page(console: Console, page: Page) -> None:
         _print_stages(console, page.detail.stages)
     if page.waiting is not None:
         _print_waiting(console, read(Waiting, page.waiting))
+    if page.detail.outcomes:
+        _print_lines(console, "outcomes", _outcome_lines(page.detail.outcomes, job.job_id), "bold")
+    if page.detail.deliverables:
+        _print_lines(console, "deliverables", _deliverable_lines(page.detail.deliverables), "bold")
     if (result := page.answer["job"].get("result_data")) is not None:
         _print_lines(console, "result", [_short_result(result)], "bold")
     if remedy := remedy_for(job):
@@ -82,6 +85,34 @@ def _print_waiting(console: Console, waiting: Waiting) -> None:
         console.print(Text(f"hint: {line}", style="yellow"), soft_wrap=True)
 
 
+def _outcome_lines(outcomes: Outcomes, job_id: str) -> list[str]:
+    """What the job was for first, then what else is missing and how to make good for it."""
+    primary = outcomes.primary
+    lines = [f"  {_words(primary.status)}: {one_line(primary.description)} ({one_line(primary.details)})"]
+    for node in outcomes.secondary:
+        about = f" ({one_line(node.description)})" if node.description != node.node_id else ""
+        why = f": {one_line(node.error)}" if node.error else ""
+        lines.append(f"  {_words(node.status)}: {node.importance} node {node.node_id}{about}{why}")
+        if node.recovery:
+            lines.append(f"    run it again with: dagmaster jobs resume {job_id}")
+    return lines
+
+
+def _deliverable_lines(deliverables: Mapping[str, Deliverable]) -> list[str]:
+    return [
+        f"  {name}: {_how_many(told)}{f', {one_line(told.location)}' if told.location else ''}"
+        for name, told in deliverables.items()
+    ]
+
+
+def _how_many(told: Deliverable) -> str:
+    return counted(told.count, "item") if told.usable else "missing"
+
+
+def _words(status: str) -> str:
+    return status.replace("_", " ")
+
+
 def _short_result(result: object) -> str:
     text = as_json(result)
     return (
@@ -94,8 +125,8 @@ def _facts(page: Page) -> list[tuple[str, str]]:
     facts = [
         ("workflow", f"{job.workflow_id} version {job.workflow_version} ({job.definition_hash[:12]})"),
         ("inputs", as_json(page.answer["job"].get("input_params"), indent=False)),
-        ("created", f"{at(job.created_at)} UTC, {ago(job.created_at, page.now)} ago"),
-        ("took" if page.detail.is_over else "runs for", f"{seconds:.2f} s"),
+        ("created", f"{at(job.created_at)} UTC, {duration(_age_seconds(page))} ago"),
+        ("took" if page.detail.is_over else "runs for", f"{seconds:.2f} s{_with_pauses(page.detail)}"),
         ("priority", str(job.priority)),
     ]
     optional = {
@@ -107,10 +138,22 @@ def _facts(page: Page) -> list[tuple[str, str]]:
     return facts + [(name, value) for name, value in optional.items() if value]
 
 
+def _age_seconds(page: Page) -> float:
+    """An answer's own date is a second late at times; a job is never younger than it took."""
+    if not page.detail.is_over:
+        return page.detail.seconds
+    return max(page.detail.seconds, (page.now - page.detail.job.created_at).total_seconds())
+
+
+def _with_pauses(detail: JobDetail) -> str:
+    return " since its submission, with the time until it was resumed" if detail.job.resume_count else ""
+
+
 def print_jobs(console: Console, jobs: Sequence[JobLine], now: datetime) -> None:
     columns = [
-        Column("job"), Column("workflow", is_long=True), Column("state"), Column("created (UTC)", drop=3),
-        Column("age", is_number=True), Column("seconds", drop=2, is_number=True), Column("error", drop=1, is_long=True),
+        Column("job"), Column("workflow", is_below=True), Column("state"), Column("created (UTC)", drop=2),
+        Column("age", is_number=True), Column("seconds", drop=1, is_number=True),
+        Column("error", is_long=True, is_below=True),
     ]  # fmt: skip
     rows = []
     for job in jobs:

@@ -38,9 +38,10 @@ def submit(
 ) -> int:  # fmt: skip
     """Submit a job of WORKFLOW: the name of one that the platform knows, or a YAML file.
 
-    With --wait or --watch the exit code tells how it ended: 0 completed, 1 otherwise. Ctrl-C leaves the job running.
+    With --wait or --watch the exit code tells how it ended: 0 completed, 1 otherwise. Ctrl-C leaves the job running, with
+    exit code 130.
     """
-    from dagmaster.cli.follow import follow, say_detached
+    from dagmaster.cli.follow import detached, follow
 
     given = _object(params) if params else {}
     submission = {
@@ -52,13 +53,15 @@ def submit(
     with _held_back() as is_interrupted:
         answer = _submitted(state, {**submission, **chosen, "input_params": inputs}, force=force, resume=resume)
     if is_interrupted():
-        say_detached(state, answer["job_id"])
-        return 0
+        return detached(state, answer["job_id"])
     if wait or watch:
         if answer["status"] != "accepted" and not state.json:
             goes_on = ", which goes on" if answer["status"] == "resumed" else ""
             state.note(f"the same was submitted before; this is its job{goes_on}")
-        return follow(state, answer["job_id"], live=watch)
+        code = follow(state, answer["job_id"], live=watch)
+        if answer["status"] == "previously_failed" and not state.json:
+            _offer_another_run(state)
+        return code
     return _tell(state, {**answer, "workflow_id": chosen["workflow_id"]})
 
 
@@ -137,9 +140,14 @@ def _tell(state: State, answer: dict[str, Any]) -> int:
     reason = f": {told.error_message}" if told.error_message else ""
     state.note(f"the same was submitted before; its job is {word}{reason}")
     if told.status == "previously_failed":
-        state.note("go on with what is missing with --resume")
-    state.note("start a new run with --force")
+        _offer_another_run(state)
+    else:
+        state.note("start a new run with --force")
     return code
+
+
+def _offer_another_run(state: State) -> None:
+    state.note("submit it with --resume to go on with what is missing, or with --force to start a new run")
 
 
 def _inputs(schema: Schema, pairs: tuple[str, ...], given: dict[str, Any]) -> dict[str, Any]:

@@ -12,16 +12,17 @@ from rich.text import Text
 from dagmaster.cli.printable import is_unicode
 
 _LEAST_LONG = 16
+_LEAST_BEFORE_BELOW = 32
 _GAP = 2
 _STYLES = {
     "completed": "green", "partial_success": "yellow", "failed": "bold red", "cancelled": "magenta",
     "running": "cyan", "dispatched": "blue", "ready": "blue", "skipped": "dim", "pending": "dim",
-    "alive": "green", "gone": "bold red", "paused": "yellow", "open": "green",
+    "alive": "green", "gone": "bold red", "paused": "yellow", "open": "green", "succeeded": "green", "queued": "blue",
 }  # fmt: skip
 _SIGNS = {
     "completed": "✔", "partial_success": "!", "failed": "✖", "cancelled": "■",
     "running": "▶", "dispatched": "»", "ready": "»", "skipped": "–", "pending": "·",
-    "alive": "✔", "gone": "✖", "paused": "■", "open": "▶",
+    "alive": "✔", "gone": "✖", "paused": "■", "open": "▶", "succeeded": "✔", "queued": "»",
 }  # fmt: skip
 
 
@@ -30,17 +31,22 @@ Row = Sequence[Text | str]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """`drop` says how soon it is left out where it is narrow, the highest first; 0 stays. A long one gives way by folding."""
+    """`drop` says how soon it is left out where it is narrow, the highest first; 0 stays. A long one gives way by folding. One
+    that `is_below` is moved to a line of its own below its row where it is narrow, the last first."""
 
     heading: str
     drop: int = 0
     is_long: bool = False
     is_number: bool = False
+    is_below: bool = False
 
 
 def print_table(console: Console, columns: Sequence[Column], rows: Sequence[Row]) -> None:
     cells = [[cell if isinstance(cell, Text) else Text(cell) for cell in row] for row in rows]
-    kept = _fitting(console.width, columns, cells)
+    kept, below = _fitting(console.width, columns, cells)
+    if below:
+        _print_with_lines_below(console, columns, cells, kept, below)
+        return
     table = Table(box=None, pad_edge=False, header_style="bold")
     for place in kept:
         column = columns[place]
@@ -51,6 +57,33 @@ def print_table(console: Console, columns: Sequence[Column], rows: Sequence[Row]
         table.add_row(*(row[place] for place in kept))
     with _as_wide_as(console, _width(kept, columns, cells)):
         console.print(table)
+
+
+def _print_with_lines_below(
+    console: Console,
+    columns: Sequence[Column],
+    rows: Sequence[Sequence[Text]],
+    kept: Sequence[int],
+    below: Sequence[int],
+) -> None:
+    widths = [max(len(columns[place].heading), *(_cell_width(row[place]) for row in rows)) for place in kept]
+    headings = [Text(column.heading, style="bold") for column in columns]
+    for row in (headings, *rows):
+        line = Text(" " * _GAP).join(
+            _padded(row[place], width, columns[place].is_number) for place, width in zip(kept, widths, strict=True)
+        )
+        line.rstrip()
+        console.print(line, soft_wrap=True)
+        if row is not headings:
+            for place in below:
+                if row[place]:
+                    console.print(Text(" " * _GAP) + row[place], soft_wrap=True)
+
+
+def _padded(cell: Text, width: int, is_number: bool) -> Text:
+    padded = cell.copy()
+    padded.align("right" if is_number else "left", width)
+    return padded
 
 
 @contextmanager
@@ -64,22 +97,28 @@ def _as_wide_as(console: Console, needed: int) -> Iterator[None]:
         console.width = width
 
 
-def _fitting(width: int, columns: Sequence[Column], rows: Sequence[Sequence[Text]]) -> list[int]:
-    """The places of the columns that fit."""
-    kept = list(range(len(columns)))
+def _fitting(width: int, columns: Sequence[Column], rows: Sequence[Sequence[Text]]) -> tuple[list[int], list[int]]:
+    """The places of the columns that fit, and of those that go below."""
+    kept, below = list(range(len(columns))), list[int]()
     while _width(kept, columns, rows) > width:
         droppable = [place for place in kept if columns[place].drop]
-        if not droppable:
+        movable = [place for place in kept if columns[place].is_below]
+        if droppable:
+            kept.remove(max(droppable, key=lambda place: columns[place].drop))
+        elif movable:
+            kept.remove(movable[-1])
+            below.insert(0, movable[-1])
+        else:
             break
-        kept.remove(max(droppable, key=lambda place: columns[place].drop))
-    return kept
+    return kept, below
 
 
 def _width(kept: Sequence[int], columns: Sequence[Column], rows: Sequence[Sequence[Text]]) -> int:
     total = _GAP * (len(kept) - 1)
     for place in kept:
         widest = max([len(columns[place].heading), *(_cell_width(row[place]) for row in rows)])
-        total += min(widest, _LEAST_LONG) if columns[place].is_long else widest
+        least = _LEAST_BEFORE_BELOW if columns[place].is_below else _LEAST_LONG
+        total += min(widest, least) if columns[place].is_long else widest
     return total
 
 

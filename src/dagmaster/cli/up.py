@@ -39,7 +39,7 @@ def up(state: State, workers: int, orchestrators: int) -> None:
     dsn, cluster = database_of(settings)
     local = LocalPlatform(
         settings, data_folder(settings), dsn, state.note, cluster, orchestrators, workers, _log_level(state),
-        on_stopping=lambda: _say_stopping(state),
+        on_stopping=lambda: say_stopping(state),
     )  # fmt: skip
     if not state.json:
         state.say("starting …")
@@ -52,7 +52,7 @@ def up(state: State, workers: int, orchestrators: int) -> None:
         state.say("everything stopped; the data stays" + (f" in {cluster.folder}" if cluster else " on the server"))
 
 
-def _say_stopping(state: State) -> None:
+def say_stopping(state: State) -> None:
     if not state.json:
         end_the_line()
         state.say("stopping …")

@@ -1,0 +1,103 @@
+"""`dagmaster jobs node`: a node with its attempts, and what went wrong in each."""
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+
+from rich.console import Console
+from rich.text import Text
+
+from dagmaster.cli.answers import Attempt, Json, NodeDetail, read
+from dagmaster.cli.command import as_json
+from dagmaster.cli.follow import fault_text
+from dagmaster.cli.printable import counted, one_line
+from dagmaster.cli.tables import Column, at, print_table, state_text
+
+_VALUE_LENGTH = 300
+
+
+def print_node(console: Console, answer: Json, *, has_tracebacks: bool) -> None:
+    detail = read(NodeDetail, answer)
+    node = detail.node
+    console.print(Text.assemble(("node ", "bold"), node.node_id, "  ", state_text(node.status, console.encoding)))
+    for name, value in _facts(answer, detail):
+        console.print(Text(f"{name:<10} {value}"), soft_wrap=True)
+    if node.error or node.error_message:
+        console.print(
+            Text(f"error      {fault_text(node.error, node.error_message)}", style="bold red"), soft_wrap=True
+        )
+        if node.error and node.error.hint:
+            console.print(Text(f"hint       {node.error.hint}", style="yellow"), soft_wrap=True)
+    if detail.attempts:
+        console.print(Text("\nattempts, the last one first", style="bold"))
+        _print_attempts(console, detail.attempts)
+    for attempt in detail.attempts if has_tracebacks else ():
+        if attempt.error and attempt.error.traceback:
+            console.print(Text(f"\ntraceback of attempt {attempt.attempt}", style="bold"))
+            console.print(Text(attempt.error.traceback.rstrip()), soft_wrap=True)
+
+
+def _facts(answer: Json, detail: NodeDetail) -> Iterator[tuple[str, str]]:
+    node, raw = detail.node, answer["node"]
+    yield "job", str(raw.get("job_id"))
+    yield "type", detail.type
+    if one_line(detail.stage) != node.node_id:
+        yield "stage", one_line(detail.stage)
+    if node.label:
+        yield "label", one_line(node.label)
+    if node.reason:
+        yield "reason", node.reason.replace("_", " ")
+    if node.retry_count:
+        yield "retries", f"{node.retry_count} of {node.max_retries}"
+    if node.loss_count:
+        yield "lost", counted(node.loss_count, "time")
+    if node.total is not None:
+        failed = f", {node.failed_count} failed" if node.failed_count else ""
+        yield (
+            "children",
+            f"{node.total}{failed}; see `dagmaster jobs nodes {raw.get('job_id')} --parent {node.node_id}`",
+        )
+    if node.completed_at:
+        yield "ended", f"{at(node.completed_at)} UTC"
+    latest: Json = next(iter(answer["attempts"]), {})
+    for name, value in (
+        ("params", latest.get("params") or raw.get("input_params")), ("output", raw.get("output")),
+        ("stored in", raw.get("output_ref")),
+    ):  # fmt: skip
+        if value is not None:
+            yield name, _short(value)
+
+
+def _short(value: object) -> str:
+    text = as_json(value, indent=False)
+    return text if len(text) <= _VALUE_LENGTH else f"{text[:_VALUE_LENGTH]}… ({len(text)} characters; all with --json)"
+
+
+def _print_attempts(console: Console, attempts: Sequence[Attempt]) -> None:
+    columns = [
+        Column("attempt", is_number=True), Column("state"), Column("queued (UTC)", drop=2),
+        Column("waited", drop=3, is_number=True), Column("ran", is_number=True), Column("queue", drop=4),
+        Column("worker", drop=1), Column("error", is_below=True, is_long=True),
+    ]  # fmt: skip
+    rows = [
+        (
+            str(attempt.attempt), state_text(attempt.status, console.encoding), at(attempt.queued_at),
+            _seconds(attempt.queued_at, attempt.started_at), _seconds(attempt.started_at, attempt.finished_at),
+            one_line(attempt.queue), attempt.worker_id or "", _remark(attempt),
+        )
+        for attempt in attempts
+    ]  # fmt: skip
+    print_table(console, columns, rows)
+
+
+def _seconds(begun: datetime | None, ended: datetime | None) -> str:
+    return f"{max(0.0, (ended - begun).total_seconds()):.2f} s" if begun and ended else ""
+
+
+def _remark(attempt: Attempt) -> str:
+    parts = []
+    if attempt.error:
+        parts.append(one_line(fault_text(attempt.error, None)))
+        parts.append(f"hint: {one_line(attempt.error.hint)}" if attempt.error.hint else "")
+    if attempt.accepted is False:
+        parts.append("reported too late to count")
+    return "; ".join(part for part in parts if part)

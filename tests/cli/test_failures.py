@@ -1,0 +1,173 @@
+"""What people are told of jobs that ended with something missing, and how they make good for it [E15, E17, M3]."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from dagmaster.cli.client import Client
+from dagmaster.cli.main import run
+from dagmaster.errors import UnfitData
+from dagmaster.handlers.registry import Registration
+from tests.api.serving import app_of, served
+from tests.cli.conftest import Result, written
+from tests.engine.harness import engine, workflow
+
+UNFIT = """
+    workflow_id: unfit
+    nodes:
+      start: {type: start, next: read}
+      read: {handler: unfit, params: {path: "a.tif"}, retry: {max_attempts: 0}, next: end}
+      end: {type: end}
+"""
+PARTIAL = """
+workflow_id: partial
+description: Tiles for the map
+outputs: {tiles: "{{ nodes.main.output.echoed_params }}", preview: "{{ nodes.side.output }}"}
+nodes:
+  start: {type: start, next: [main, side]}
+  main: {handler: echo, params: {location: "s3://tiles/7"}, next: end}
+  side:
+    handler: fail
+    description: A small picture
+    params: {message: no side}
+    importance: important
+    retry: {max_attempts: 0}
+    next: end
+  end: {type: end}
+"""
+
+
+async def unfit(_ctx: Any, _params: dict[str, Any]) -> None:
+    raise UnfitData("the raster has no CRS", code="raster.no-crs", hint="pass `source_crs`")
+
+
+async def test_m3_the_hint_and_the_code_of_a_failure_are_shown(database, nowhere, capfd):
+    async with engine(database, handlers=[Registration("unfit", "tests.cli.test_failures:unfit")]) as running:
+        job_id = str(await running.submit(workflow(UNFIT)))
+        async with served(app_of(database, running)) as server:
+
+            async def said(*arguments: str) -> Result:
+                capfd.readouterr()
+                code = await asyncio.to_thread(run, ("jobs", *arguments, "--server", server.url))
+                return Result(code, *capfd.readouterr())
+
+            watched = await asyncio.wait_for(said("watch", job_id), 20)
+            shown = await said("show", job_id)
+            watched_json = await said("watch", job_id, "--json")
+            node = await said("node", job_id, "read")
+            node_verbose = await said("node", job_id, "read", "-v")
+            node_json = await said("node", job_id, "read", "--json")
+            nothing = await said("node", job_id, "nope")
+
+    told = "  read, attempt 1: the raster has no CRS [raster.no-crs]\n    hint: pass `source_crs`\n"
+    assert watched.code == 1
+    assert told in watched.err
+    assert told in shown.out
+    assert '"hint":"pass `source_crs`"' in watched_json.out
+    assert "traceback" not in watched_json.out
+    assert "error      the raster has no CRS [raster.no-crs]\nhint       pass `source_crs`\n" in node.out
+    assert 'params     {"path":"a.tif"}' in node.out
+    assert "Traceback" not in node.out
+    assert "traceback of attempt 1\nTraceback (most recent call last)" in node_verbose.out
+    assert str(node_json.json["attempts"][0]["worker_id"]) in node.out
+    assert nothing.code == 4
+
+
+def test_e17_a_partial_success_says_what_is_missing_and_what_can_be_used(on_platform, tmp_path):
+    partial = written(tmp_path / "partial.yaml", PARTIAL)
+
+    told = on_platform("submit", str(partial), "--wait")
+    shown = on_platform("jobs", "show", "last")
+
+    assert told.code == 1, told.err
+    job_id = shown.out.split()[1]
+    assert "important node 'side' failed: no side" in told.err
+    assert "no reason was recorded" not in told.err
+    assert "\noutcomes\n  completed: Tiles for the map (1 of 1 critical nodes completed)\n" in shown.out
+    assert (
+        "  failed: important node side (A small picture): no side\n"
+        f"    run it again with: dagmaster jobs resume {job_id}\n"
+    ) in shown.out
+    assert "\ndeliverables\n  tiles: 1 item, s3://tiles/7\n  preview: missing\n" in shown.out
+
+
+def test_e14_a_cancelled_job_says_who_cancelled_it_and_why(on_platform, sleepy):
+    job_id = on_platform("submit", str(sleepy), "-p", "seconds=60", "--json").json["job_id"]
+    on_platform("jobs", "cancel", job_id, "--by", "ada", "--reason", "wrong file")
+
+    told = on_platform("jobs", "watch", job_id)
+
+    assert told.code == 1
+    assert "s: cancel asked for by ada: wrong file\n" in told.err
+
+
+def test_e15_a_part_of_a_job_runs_once_more(on_platform, failing):
+    job_id = on_platform("submit", str(failing), "--wait", "--json").json["job_id"]
+    retry = ("jobs", "retry", job_id)
+
+    would = on_platform(*retry, "--failed-children", "spread", "--dry-run")
+    retried = on_platform(*retry, "--node", "spread", "--by", "ada", "--reason", "again", "--wait", "--json")
+    shown = on_platform("jobs", "show", job_id)
+    unknown = on_platform(*retry, "--stage", "nope")
+    both = on_platform(*retry, "--node", "spread", "--stage", "spread")
+    senseless = on_platform(*retry, "--node", "spread", "--dry-run", "--watch")
+
+    assert would.code == 0, would.err
+    assert would.out.startswith(f"job {job_id} would run again:\n  3 children of spread\n")
+    assert f"dagmaster jobs retry {job_id} --failed-children spread" in would.err
+    assert (retried.code, retried.json["status"]) == (1, "failed"), retried.err
+    assert "resumed    1 time" in shown.out
+    assert "s since its submission, with the time until it was resumed" in shown.out
+    assert (unknown.code, both.code, senseless.code) == (4, 2, 2)
+
+
+@pytest.mark.parametrize("command", ["events", "logs"])
+@pytest.mark.parametrize("follow", [[], ["--follow"]])
+def test_m3_a_node_that_does_not_exist_is_not_found(on_platform, command, follow):
+    job_id = on_platform("submit", "fan_out_test", "-p", "count=2", "--wait", "--json").json["job_id"]
+
+    told = on_platform("jobs", command, job_id, "--node", "nope", *follow)
+    known = on_platform("jobs", command, job_id, "--node", "process", *follow)
+
+    assert told.code == 4
+    assert "has no node 'nope'" in told.err
+    assert known.code == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "asked"),
+    [
+        (("jobs", "watch", "JOB"), "job"),
+        (("jobs", "events", "JOB", "--follow"), "stream"),
+        (("jobs", "logs", "JOB", "--follow"), "job_line"),
+        (("jobs", "resume", "JOB", "--wait"), "job_line"),
+        (("jobs", "retry", "JOB", "--node", "spread", "--wait"), "job_line"),
+        (("submit", "echo_test", "--wait"), "job_line"),
+        (("submit", "echo_test", "--watch"), "job"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_m3_whoever_leaves_early_knows_nothing_of_the_outcome(on_platform, failing, monkeypatch, command, asked):
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    job_id = on_platform("submit", str(failing), "--wait", "--json").json["job_id"]
+    monkeypatch.setattr(Client, asked, interrupt)
+    arguments = [job_id if argument == "JOB" else argument for argument in command]
+
+    told = on_platform(*arguments)
+    as_json = on_platform(*arguments, "--json") if command[1] not in {"resume", "retry"} else None
+
+    assert told.code == 130
+    assert "detached: the job goes on; watch it with:\n  dagmaster jobs watch " in told.err
+    assert as_json is None or (as_json.code, as_json.json["status"]) == (130, "detached")
+
+
+def test_e16_a_failed_submission_repeated_offers_both_ways_on(on_platform, failing):
+    submit = ("submit", str(failing), "--idempotency-key", "offers")
+    on_platform(*submit, "--wait")
+
+    for told in (on_platform(*submit), on_platform(*submit, "--wait")):
+        assert told.code == 1
+        assert "submit it with --resume to go on with what is missing, or with --force to start a new run" in told.err
