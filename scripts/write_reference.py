@@ -1,9 +1,10 @@
-"""Write docs/reference from the code: the API, the command line, the fields of workflow files.
+"""Write docs/reference from the code: the API, the command line, the fields of workflow files, the handlers that ship.
 
 With --check: only say which pages are not up to date.
 """
 
 import ast
+import inspect
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -11,7 +12,7 @@ from enum import StrEnum
 from http import HTTPStatus
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import click
 from annotated_types import Ge, Gt, Le
@@ -24,7 +25,8 @@ from dagmaster import errors
 from dagmaster.api import problems
 from dagmaster.api.app import create_app
 from dagmaster.cli import main as command_line
-from dagmaster.handlers.registry import installed
+from dagmaster.handlers import shipped
+from dagmaster.handlers.registry import DEFAULT_TIMEOUT_SECONDS, Registration, installed
 from dagmaster.operations.catalog import Catalog
 from dagmaster.settings import Settings
 from dagmaster.workflows import model
@@ -59,7 +61,7 @@ API_INTRODUCTION = """\
 # API
 
 Every path, parameter and answer of the API, written by `make docs` from its OpenAPI description; a running platform serves
-that as `/openapi.json`, and `/docs` to try it. Lists come in pages: `next` of one is `after` of the following one. What is
+that as `/openapi.json`, and an overview as `/docs`. Lists come in pages: `next` of one is `after` of the following one. What is
 refused is told as a problem (RFC 9457) with one of the [codes](#problem-codes) below.
 
 """
@@ -181,9 +183,19 @@ def _model(name: str, schema: Schema) -> str:
     return "".join([*parts, table(("field", "value", "default", "meaning"), rows)])
 
 
+DETAILS = {
+    "request.invalid": "every mistake in the request, each with its place, also as `errors`",
+    "request.not-storable": "a value can't be stored: …",
+    "workflow.invalid": "every mistake in the workflow file, each with its line and column, also as `errors`",
+}
+
+
 def _problem_codes() -> str:
     rows = [(f"`{code}`", str(_status(code, name)), message) for code, name, message in _raised()]
     rows += [(f"`{code}`", str(status), HTTPStatus(status).phrase.lower()) for status, code in problems.OF_HTTP.items()]
+    rows += [(f"`{code}`", str(status), detail) for status, code, detail in _answered()]
+    of_file = errors.InvalidWorkflow.default_code
+    rows.append((f"`{of_file}`", str(_status(of_file, "InvalidWorkflow")), DETAILS[of_file]))
     introduction = (
         "## Problem codes\n\nWhat may be refused, and with which status. Codes stay the same across releases.\n\n"
     )
@@ -211,6 +223,17 @@ def _raised() -> set[tuple[str, str, str]]:
                 told = (str(code), node.func.id, _text(node.args[0]) if node.args else "")
                 found[told[0]] = min(found.get(told[0], told), told, key=lambda t: (not t[2], len(t[2]), t[2]))
     return set(found.values())
+
+
+def _answered() -> Iterator[tuple[int, str, str]]:
+    """The problems that the API makes without an error of ours, beside those of HTTP: status, code, detail."""
+    for node in ast.walk(ast.parse(Path(problems.__file__).read_text())):
+        match node:
+            case ast.Call(
+                func=ast.Name(id="answer"),
+                args=[ast.Attribute(attr=name), ast.Constant(value=str(code)), detail, *_],
+            ) if code not in problems.OF_HTTP.values():
+                yield int(HTTPStatus[name]), code, DETAILS.get(code) or _text(detail)
 
 
 def _within_reach() -> list[Path]:
@@ -349,8 +372,8 @@ MEANINGS: Mapping[str, str] = {
     "version": "kept as it is written",
     "description": "for people",
     "timeout_seconds": "how long an attempt may run; without it the handler's own limit, then 3600",
-    "Workflow.timeout_seconds": "how long a job may take; kept with the job as its deadline",
-    "idempotent": "kept with the definition, without effect so far",
+    "Workflow.timeout_seconds": "how long a job may take; past it, the job is stopped and has failed",
+    "idempotent": "a submission with the same inputs answers with the job that the first one made",
     "fail_fast": "when a critical node has failed, take running tasks back too",
     "inputs": "what a job may or must be given, by name",
     "outputs": "templates for the job's result",
@@ -394,13 +417,15 @@ MEANINGS: Mapping[str, str] = {
     "all_of": "each of these must have ended well",
     "any_of": "one of these is enough",
 }
+# What the models share with others, and the check refuses.
+REFUSED = {(model.ConditionalNode, "next"), (model.EndNode, "next")}
 _WORDS = {str: "text", int: "whole number", float: "number", bool: "true or false", Any: "any value", dict: "object"}
 
 
 def workflow_page() -> str:
     parts = [WORKFLOW_INTRODUCTION]
     for part, (heading, text) in PARTS.items():
-        rows = (_field(part, name, field) for name, field in part.model_fields.items())
+        rows = (_field(part, name, field) for name, field in part.model_fields.items() if (part, name) not in REFUSED)
         parts.append(f"## {heading}\n\n{text}\n\n{table(('field', 'value', 'default', 'meaning'), rows)}")
     return "".join(parts).rstrip() + "\n"
 
@@ -438,6 +463,8 @@ def _type(kind: Any, notes: Iterable[Any] = ()) -> str:
         return f"list of objects, see [{PARTS[arguments[0]][0]}](#{anchor(PARTS[arguments[0]][0])})"
     if origin is tuple:
         return "name or list of names" if arguments[0] is not Any and "str" in str(arguments[0]) else "list"
+    if origin is list:
+        return f"list of {_type(arguments[0])}s"
     if origin is dict:
         return "object"
     if isinstance(kind, type) and issubclass(kind, BaseModel):
@@ -458,9 +485,55 @@ def _limits(notes: Iterable[Any]) -> str:
     return f", {', '.join(told)}" if told else ""
 
 
+# ---------------------------------------------------------------------------------------------------- handlers
+
+HANDLERS_INTRODUCTION = """\
+# Handlers that ship
+
+What a workflow may name as its `handler` without anything else installed, written by `make docs` from the registrations. They
+are for tests, demonstrations and as examples; how to add others is told in [handlers.md](../handlers.md).
+
+"""
+
+
+def handlers_page() -> str:
+    return (
+        HANDLERS_INTRODUCTION + "".join(map(_handler, sorted(shipped.REGISTRATIONS, key=lambda found: found.name)))[:-1]
+    )
+
+
+def _handler(found: Registration) -> str:
+    function = found.resolve()
+    where = "in the worker's event loop" if found.is_async else "in a process of its own"
+    queue = f"`{found.queue}`" if found.queue else "`DEFAULT_QUEUE`"
+    parts = [
+        f"## {found.name}\n\n{' '.join((inspect.getdoc(function) or '').split())}\n\n",
+        f"Runs {where}; its queue is {queue}, its time {found.timeout_seconds or DEFAULT_TIMEOUT_SECONDS:g} s, ",
+        "unless the workflow says otherwise.\n\n",
+    ]
+    params = [
+        kind for kind in get_type_hints(function).values() if isinstance(kind, type) and issubclass(kind, BaseModel)
+    ]
+    rows = [
+        (
+            f"`{name}`" + (" (required)" if field.is_required() else ""),
+            _type(field.annotation, field.metadata),
+            _initial(field),
+        )
+        for kind in params
+        for name, field in kind.model_fields.items()
+    ]
+    return "".join([*parts, table(("param", "value", "default"), rows)])
+
+
 # ----------------------------------------------------------------------------------------------------
 
-PAGES: Mapping[str, Callable[[], str]] = {"api.md": api_page, "cli.md": cli_page, "workflows.md": workflow_page}
+PAGES: Mapping[str, Callable[[], str]] = {
+    "api.md": api_page,
+    "cli.md": cli_page,
+    "workflows.md": workflow_page,
+    "handlers.md": handlers_page,
+}
 
 
 def main(arguments: list[str], folder: Path = FOLDER) -> int:

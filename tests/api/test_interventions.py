@@ -22,6 +22,31 @@ FAILING = """
       bad: {handler: fail, retry: {max_attempts: 0}, next: end}
       end: {type: end}
 """
+WIDE = """
+    workflow_id: wide
+    nodes:
+      start: {type: start, next: many}
+      many:
+        type: fan_out
+        source: ITEMS
+        max_parallel: 3
+        task: {handler: gate}
+        next: end
+      end: {type: end}
+""".replace("ITEMS", str(list(range(30))))
+LOSING = """
+    workflow_id: losing
+    idempotent: true
+    nodes:
+      start: {type: start, next: many}
+      many:
+        type: fan_out
+        source: [1, 2, 3, 4]
+        tolerate: 1
+        task: {handler: fail, retry: {max_attempts: 0}}
+        next: end
+      end: {type: end}
+"""
 
 
 async def test_e14_a_cancel_shows_which_worker_acknowledged(database):
@@ -41,7 +66,7 @@ async def test_e14_a_cancel_shows_which_worker_acknowledged(database):
     assert task["worker_id"] == str(running.workers[0].worker_id)
     assert task["requested_at"] <= task["acknowledged_at"] <= task["finished_at"]
     assert (shown["status"], shown["stopping"], shown["cancel_requested_by"]) == ("cancelled", "cancelled", "ada")
-    assert (again.status_code, again.json()["code"]) == (409, "job.ended")
+    assert (again.status_code, again.json()) == (202, answer)
     assert (unknown.status_code, unknown.json()["code"]) == (404, "job.not-found")
 
 
@@ -49,11 +74,33 @@ async def test_e14_asking_twice_is_asking_once(database):
     async with engine(database, workers=0) as running, api(database, running) as client:
         job_id = await running.submit(workflow(GATED))
         first = await ok(client.post(f"{V1}/jobs/{job_id}/cancel", params={"wait": 0}, json={"by": "ada"}), 202)
-        second = await client.post(f"{V1}/jobs/{job_id}/cancel", params={"wait": 0}, json={"by": "ben"})
+        second = await ok(client.post(f"{V1}/jobs/{job_id}/cancel", params={"wait": 0}, json={"by": "ben"}), 202)
         await running.wait(job_id)
 
     assert first["requested_by"] == "ada"
-    assert second.status_code == 409 or second.json()["requested_by"] == "ada"
+    assert second["requested_by"] == "ada"
+
+
+async def test_e14_a_job_that_has_ended_otherwise_is_not_cancelled(database):
+    async with engine(database) as running, api(database, running) as client:
+        done = await running.run("hello_world")
+        answer = await client.post(f"{V1}/jobs/{done['job_id']}/cancel")
+
+    assert (answer.status_code, answer.json()["code"]) == (409, "job.ended")
+
+
+async def test_e14_a_second_cancel_shows_only_its_own_tasks(database):
+    async with engine(database) as running, api(database, running) as client:
+        job_id = await running.submit(workflow(GATED))
+        url, tasks = f"{V1}/jobs/{job_id}", "SELECT 1 FROM dagapp.dag_tasks WHERE status = 'running'"
+        await until(lambda: running.rows(tasks))
+        first = await ok(client.post(f"{url}/cancel", params={"wait": 10}), 202)
+        await ok(client.post(f"{url}/resume"), 202)
+        await until(lambda: running.rows(tasks))
+        second = await ok(client.post(f"{url}/cancel", params={"wait": 10}), 202)
+
+    assert [task["attempt"] for task in first["tasks"]] == [1]
+    assert [task["attempt"] for task in second["tasks"]] == [2]
 
 
 async def test_e7_a_cancel_at_an_instance_that_does_not_own_the_job_is_acted_on_at_once(database):
@@ -89,6 +136,46 @@ async def test_e15_a_resume_says_what_runs_and_a_dry_run_only_says(database):
     assert (resumed["status"], resumed["nodes"], resumed["resume_count"]) == ("resumed", ["bad", "end"], 1)
     assert (again["status"], again["resume_count"]) == ("failed", 1)
     assert unknown.status_code == 404
+
+
+async def test_e15_a_resume_counts_the_children_that_were_not_made_yet(database):
+    async with engine(database) as running, api(database, running) as client:
+        job_id = await running.submit(workflow(WIDE))
+        url = f"{V1}/jobs/{job_id}"
+        await until(lambda: running.rows("SELECT 1 FROM dagapp.dag_tasks WHERE status = 'running' HAVING count(*) = 3"))
+        await ok(client.post(f"{url}/cancel", params={"wait": 10}), 202)
+        would = await ok(client.post(f"{url}/resume", params={"dry_run": True}), 202)
+        resumed = await ok(client.post(f"{url}/resume"), 202)
+        open_gate(job_id)
+        done = await running.wait(job_id)
+        ran = await running.value(
+            "SELECT count(*)::int FROM dagapp.dag_node_states WHERE parent_node_id = 'many' AND status = 'completed'"
+        )
+
+    assert (would["children"], resumed["children"]) == ({"many": 30}, {"many": 30})
+    assert (done["status"], ran) == ("completed", 30)
+
+
+async def test_e16_a_stage_whose_children_failed_is_not_complete(database):
+    async with engine(database) as running:
+        running.add(
+            workflow(LOSING), workflow(LOSING.replace("losing", "bearing").replace("tolerate: 1", "tolerate: 4"))
+        )
+        async with api(database, running) as client:
+            answers, shown = {}, {}
+            for name in ("losing", "bearing"):
+                first = await ok(client.post(f"{V1}/jobs", json={"workflow_id": name}), 202)
+                await running.wait(UUID(first["job_id"]))
+                answers[name] = await ok(client.post(f"{V1}/jobs", json={"workflow_id": name}))
+                shown[name] = await ok(client.get(f"{V1}/jobs/{first['job_id']}"))
+
+    states = {name: {n["node_id"]: n["state"] for n in job["nodes"]} for name, job in shown.items()}
+    assert (answers["losing"]["failed_stage"], answers["losing"]["completed_stages"]) == ("many", ["start"])
+    assert states["losing"]["many"] == "failed"
+    assert next(s["status"] for s in shown["losing"]["stages"] if s["name"] == "many") == "failed"
+    assert (answers["bearing"]["status"], answers["bearing"]["failed_stage"]) == ("already_completed", None)
+    assert answers["bearing"]["completed_stages"] == ["start", "many", "end"]
+    assert states["bearing"]["many"] == "completed"
 
 
 async def test_e15_a_part_of_a_job_is_retried(database):

@@ -45,7 +45,11 @@ JOB = str(new_job_id(1_700_000_000_000))
         (("POST", "/jobs"), {"json": {"workflow_id": "hello_world", "correlation_id": "\0"}}, (400, "request.not-storable")),
         (("POST", "/jobs"), {"json": {"workflow_id": "hello_world", "surprise": 1}}, (422, "request.invalid")),
         (("POST", "/jobs"), {"content": b"{", "headers": {"content-type": "application/json"}}, (422, "request.invalid")),
-        (("POST", "/jobs"), {"content": b'{"workflow_id": "hello_world"}'}, (422, "request.invalid")),
+        (("POST", "/jobs"), {"content": b'{"workflow_id": "hello_world"}'}, (415, "request.media-type")),
+        (("POST", "/jobs"), {"data": {"workflow_id": "hello_world"}}, (415, "request.media-type")),
+        (("POST", f"/jobs/{JOB}/cancel"), {"content": b"please"}, (415, "request.media-type")),
+        (("POST", "/jobs"), {}, (422, "request.invalid")),
+        (("PUT", "/queues/dag-jobs"), {"json": {"is_paused": True}}, (409, "queue.of-submissions")),
         (
             ("POST", "/jobs?resume=true&force=true"),
             {"json": {"workflow_id": "hello_world"}},
@@ -77,6 +81,75 @@ async def test_o1_invalid_requests_list_every_mistake_and_repeat_nothing(shared_
     problem = check(answer, 422, "request.invalid")
     assert {error["at"] for error in problem["errors"]} == {"body.workflow_id", "body.priority", "body.callback_url"}
     assert "hunter2" not in answer.text
+
+
+@pytest.mark.parametrize(
+    ("path", "sent", "message"),
+    [
+        ("/jobs", {"workflow_id": "x", "priorty": 1}, "body.priorty: unknown field 'priorty'; did you mean 'priority'?"),
+        ("/jobs", {"priority": 1}, "body.workflow_id: is needed"),
+        ("/jobs", {"workflow_id": "x", "priority": 11}, "body.priority: must be less than or equal to 10"),
+        ("/jobs", [], "body: must be an object"),
+        (f"/jobs/{JOB}/cancel", {"zzz": 1}, "body.zzz: unknown field 'zzz'; known are by, reason"),
+        (f"/jobs/{JOB}/retry", {"node": "a", "stage": "b"}, "body: name either a node, a stage, or a fan_out whose failed"),
+    ],
+)  # fmt: skip
+async def test_o1_a_mistake_is_told_in_plain_words(shared_database, path, sent, message):
+    async with api(shared_database) as client:
+        answer = await client.post(V1 + path, json=sent)
+
+    problem = check(answer, 422, "request.invalid")
+    assert problem["detail"].startswith(message)
+    assert "/docs" in problem["hint"]
+
+
+async def test_o1_what_is_no_json_says_where(shared_database):
+    async with api(shared_database) as client:
+        answer = await client.post(
+            f"{V1}/jobs", content=b'{"workflow_id": "x",\n "priority": }', headers={"content-type": "application/json"}
+        )
+
+    problem = check(answer, 422, "request.invalid")
+    assert problem["detail"] == "body: this is not JSON: expecting value at line 2, column 14"
+    assert (problem["errors"][0]["line"], problem["errors"][0]["column"]) == (2, 14)
+
+
+async def test_o1_an_unknown_workflow_tells_no_folders(shared_database, tmp_path):
+    (tmp_path / "broken.yaml").write_text("workflow_id: broken\nnodes: {}\n")
+
+    async with api(shared_database, workflow_folders=str(tmp_path)) as client:
+        answer = await client.post(f"{V1}/jobs", json={"workflow_id": "broken"})
+
+    problem = check(answer, 404, "workflow.not-found")
+    assert "refused: broken.yaml:" in problem["hint"]
+    assert str(tmp_path) not in answer.text
+
+
+async def test_o1_a_key_that_stands_for_another_workflow_says_for_which(shared_database):
+    async with api(shared_database) as client:
+        first = await client.post(f"{V1}/jobs", json={"workflow_id": "hello_world", "idempotency_key": "mine"})
+        other = await client.post(f"{V1}/jobs", json={"workflow_id": "echo_test", "idempotency_key": "mine"})
+        inputs = await client.post(
+            f"{V1}/jobs",
+            json={"workflow_id": "hello_world", "idempotency_key": "mine", "input_params": {"name": "Ada"}},
+        )
+
+    problem = check(other, 409, "job.key-conflict")
+    assert problem["detail"] == "the idempotency key 'mine' stands for a submission of the workflow 'hello_world'"
+    assert problem["facts"]["job_id"] == first.json()["job_id"]
+    assert "other inputs" in check(inputs, 409, "job.key-conflict")["detail"]
+
+
+async def test_the_first_page_leads_to_everything_and_loads_nothing(shared_database):
+    async with api(shared_database) as client:
+        root = await client.get("/", follow_redirects=True)
+        described = (await client.get("/openapi.json")).json()
+
+    assert (root.url.path, root.headers["content-type"]) == ("/docs", "text/html; charset=utf-8")
+    assert [path for path in described["paths"] if f"<code>{path}</code>" not in root.text] == []
+    assert not {"/", "/docs"} & set(described["paths"])
+    assert "http" not in root.text
+    assert "<script" not in root.text
 
 
 async def test_x2_a_body_without_length_is_counted_as_it_comes(shared_database):

@@ -2,8 +2,11 @@
 
 import asyncio
 import json
+import socket
+import struct
 from collections.abc import AsyncIterator
 from typing import Any
+from urllib.parse import urlsplit
 from uuid import UUID
 
 from httpx2 import AsyncClient
@@ -190,3 +193,32 @@ async def test_m4_an_event_arrives_soon_after_it_happens(database):
             late = loop.time() - ended
 
     assert late < 1.0
+
+
+async def test_m4_watchers_who_leave_cost_no_connection_and_are_written_to_no_more(database, caplog):
+    async with engine(database) as running:
+        job_id = await running.submit("fan_out_test", count=400)
+        await running.wait(job_id)
+        last = (await written(running, job_id))[-1][0]
+        app = app_of(database, running)
+        async with served(app) as server:
+            for read in (0, 100, 500, 5000, 50_000):
+                for _ in range(4):
+                    await asyncio.to_thread(_leave_after, server.url, job_id, read)
+            await until(lambda: asyncio.sleep(0, app.state.parts.follower.watchers == 0))
+            async with AsyncClient(base_url=server.url) as client:
+                rest = await all_of(client, job_id)
+
+    assert last > 1500
+    assert seen(rest)[-1][0] == last
+    assert [r.getMessage() for r in caplog.records if r.name.startswith(("asyncio", "psycopg"))] == []
+
+
+def _leave_after(url: str, job_id: UUID, size: int) -> None:
+    """Read a part of a stream, then break the connection without a word."""
+    parts = urlsplit(url)
+    with socket.create_connection((parts.hostname, parts.port), timeout=10) as connection:
+        connection.sendall(f"GET {V1}/jobs/{job_id}/events/stream HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        while size > 0:
+            size -= len(connection.recv(min(size, 4096)))
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -9,10 +9,13 @@ import click
 import pytest
 
 from dagmaster.cli import main as command_line
+from dagmaster.errors import InvalidWorkflow
+from dagmaster.handlers import shipped
 from dagmaster.jobs import states
 from dagmaster.jobs.diagrams import JOB, NODE, TASK, LifeCycle, mermaid
 from dagmaster.settings import Settings
 from dagmaster.workflows import model
+from dagmaster.workflows.load import read
 from tests.docs.pages import ROOT
 
 
@@ -127,6 +130,7 @@ def test_m3_every_command_path_and_field_is_in_the_reference():
     assert {"`job.not-found`", "`dead-letter.not-replayable`", "`route.not-found`"} <= set(
         re.findall(r"`[a-z.-]+`", api)
     )
+    assert {"`request.invalid`", "`workflow.invalid`", "`internal`"} <= set(re.findall(r"`[a-z.-]+`", api))
     assert all(f"| `{name}`" in fields for part in reference.PARTS for name in part.model_fields)
     assert set(get_args(model.AnyNode)) <= set(reference.PARTS)
 
@@ -137,3 +141,26 @@ def test_m3_no_meaning_is_left_over_from_a_field_that_is_gone():
     known |= {f"{part.__name__}.{name}" for part in reference.PARTS for name in part.model_fields}
 
     assert set(reference.MEANINGS) <= known
+
+
+def test_m3_fields_that_are_refused_are_not_in_the_reference():
+    reference = script("write_reference")
+    sections = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", reference.workflow_page(), re.MULTILINE | re.DOTALL))
+
+    for kind, field in reference.REFUSED:
+        heading = reference.PARTS[kind][0]
+        text = (
+            "{type: end, next: start}" if kind is model.EndNode else "{type: conditional, condition: 'true', next: end}"
+        )
+        nodes = f"{{start: {{type: start, next: a}}, a: {text}, end: {{type: end}}}}"
+        with pytest.raises(InvalidWorkflow, match="next"):
+            read(f"workflow_id: x\nnodes: {nodes}", "x.yaml")
+        assert f"| `{field}`" not in sections[heading]
+
+
+def test_h3_every_handler_that_ships_is_in_the_reference_and_says_what_it_does():
+    page = script("write_reference").handlers_page()
+
+    assert re.findall(r"^## (.+)$", page, re.MULTILINE) == sorted(found.name for found in shipped.REGISTRATIONS)
+    assert re.findall(r"^## .+\n\n\n", page, re.MULTILINE) == []
+    assert "| `failure_rate` | number, at least 0, at most 1 | `0.2` |" in page

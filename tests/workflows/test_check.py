@@ -3,8 +3,9 @@
 import pytest
 
 from dagmaster.workflows.check import check
+from dagmaster.workflows.nearest import or_known
 
-from .builders import a_workflow, problems_in, the_problem
+from .builders import HANDLERS, QUEUES, a_workflow, problems_in, the_problem
 
 START, END = "  start: {type: start, next: a}\n", "  end: {type: end}\n"
 FAN = "  fan: {type: fan_out, source: [1], task: {handler: echo}, next: %s}\n"
@@ -310,6 +311,24 @@ def test_w3_a_queue_that_no_one_registered_is_refused():
     nodes = START + "  a: {handler: echo, queue: container-task, next: end}\n" + END
 
     assert only(nodes, "there is no queue 'container-task'; did you mean 'container-tasks'?") == ("a", 4, 29)
+
+
+def test_w3_where_no_name_is_close_those_that_exist_are_listed():
+    nodes = START + "  a: {handler: zzz, queue: yyy, next: end}\n" + END
+
+    said = problems_in(nodes)
+
+    (of_handler,) = [problem.message for problem in said if "no handler" in problem.message]
+    (of_queue,) = [problem.message for problem in said if "no queue" in problem.message]
+    assert of_handler == f"no handler 'zzz' is registered; known are {', '.join(sorted(HANDLERS))}"
+    assert of_queue == f"there is no queue 'yyy'; known are {', '.join(sorted(QUEUES))}"
+
+
+def test_w3_of_many_names_only_some_are_listed():
+    said = or_known("zzz", [f"handler_{n:02}" for n in range(50)])
+
+    assert said.startswith("; known are handler_00, handler_01")
+    assert said.endswith(", handler_29 and 20 more")
 
 
 def test_w4_a_longest_delay_shorter_than_the_first_is_refused():

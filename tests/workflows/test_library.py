@@ -2,6 +2,7 @@
 
 import pytest
 
+from dagmaster.testing.trial import run_handler
 from dagmaster.workflows.draw import mermaid
 from dagmaster.workflows.expressions import Context
 from dagmaster.workflows.graph import build
@@ -42,6 +43,15 @@ def test_w10_flaky_workflows_retry_often_enough_and_soon(name, node, retries):
     assert work.retry.max_attempts == retries
     assert work.retry.max_delay_seconds <= 0.5
     assert "seed" in work.params
+
+
+def test_w10_the_retry_test_retries_by_default():
+    workflow = LOADED.workflows["retry_test"]
+    params = build(workflow).params["flaky"].render(Context(inputs=check_inputs(workflow, {})))
+
+    ends = [run_handler("flaky_echo", params, node_id="flaky", attempt=attempt).status for attempt in (1, 2, 3)]
+
+    assert ends == ["failed", "failed", "succeeded"]
 
 
 def test_w10_the_fan_out_test_has_ten_children_by_default():

@@ -100,6 +100,15 @@ def test_w3_a_wrong_shape_is_told_with_node_line_and_column(node, words, at):
     assert len(problems) == 1, "a wrong shape must not make healthy nodes look wrong"
 
 
+def test_w3_a_bad_workflow_id_is_told_the_rule_that_holds():
+    nodes = "nodes: {start: {type: start, next: end}, end: {type: end}}"
+
+    with pytest.raises(InvalidWorkflow, match=r"letters, digits, _, \. or -"):
+        read(f"workflow_id: no name\n{nodes}", "x.yaml")
+
+    assert read(f"workflow_id: tiles.v2\n{nodes}", "x.yaml").workflow_id == "tiles.v2"
+
+
 @pytest.mark.parametrize(
     ("head", "words"),
     [

@@ -2,8 +2,8 @@
 
 create_app(settings, dsn, catalog, handlers)
   ├── Door: request id, host and origin, size of bodies
-  ├── /livez /readyz /openapi.json /docs
-  └── /api/v1: jobs workflows callbacks bootstrap dead-letters orchestrators workers queues stats health
+  ├── / /docs /openapi.json /livez /readyz
+  └── /api/v1: jobs workflows callbacks bootstrap dead-letters janitor orchestrators workers queues stats health
 """
 
 from collections.abc import AsyncIterator, Mapping
@@ -19,9 +19,12 @@ from dagmaster.api import (
     callbacks,
     dead_letters,
     examples,
+    front,
     health,
     interventions,
+    janitor,
     jobs,
+    logs,
     operate,
     problems,
     stream,
@@ -68,11 +71,15 @@ def create_app(
         async with parts.running():
             yield
 
-    app = _App(title="dagmaster", version=__version__, description=_DESCRIPTION, openapi_tags=_TAGS, lifespan=lifespan)
+    app = _App(
+        title="dagmaster", version=__version__, description=_DESCRIPTION, openapi_tags=_TAGS, lifespan=lifespan,
+        docs_url=None, redoc_url=None,
+    )  # fmt: skip
     app.state.parts = parts
     problems.register(app)
     app.include_router(_versioned())
     app.include_router(health.probes)
+    app.include_router(front.router)
     app.add_middleware(
         Door, max_body_bytes=MAX_BODY_BYTES, own_host=settings.api_host, is_open_to_all=settings.api_insecure
     )
@@ -84,12 +91,14 @@ def _versioned() -> APIRouter:
     for module in (
         jobs,
         interventions,
+        logs,
         stream,
         waiting,
         workflows,
         callbacks,
         bootstrap,
         dead_letters,
+        janitor,
         operate,
         health,
     ):

@@ -7,15 +7,19 @@
 A watcher has a cursor, the number of the last event it was given. Numbers of a job have no gaps, so nothing is missed or
 given twice, whatever happens in between. One that is behind what is kept in memory reads the rest through the pool.
 Progress is no event: it has no number, and of it only the latest counts.
+
+A watcher may leave at any moment, which cancels its task. A question to the database is never cut off by that: its connection
+would be lost to the pool.
 """
 
 import asyncio
 import time
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any, TypeVar
 from uuid import UUID
 
 from dagmaster import log
@@ -34,7 +38,9 @@ _AFTER_A_RING = (0.03, 0.06, 0.12, 0.25)
 _BREATH_SECONDS = 0.02
 _KEPT = 2000
 _PAGE = 500
+_TOLD_AT_ONCE = 100
 _log = log.get("api")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +50,7 @@ class Progress:
     nodes: tuple[NodeProgress, ...]
 
 
-News = EventLine | Progress | None
+News = Sequence[EventLine] | Progress | None
 
 
 class Channel:
@@ -99,6 +105,7 @@ class Follower:
         self._wanted = asyncio.Event()
         self._is_closing = False
         self._task: asyncio.Task[None] | None = None
+        self._reading: set[asyncio.Task[Any]] = set()
         self._progress_looked_at = 0.0
 
     @property
@@ -117,6 +124,7 @@ class Follower:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
                 await self._task
+        await asyncio.gather(*self._reading, return_exceptions=True)
 
     def admit(self) -> None:
         """Refuse one watcher too many, before its stream has begun."""
@@ -124,16 +132,19 @@ class Follower:
             raise Unavailable("too many streams are open", code="stream.too-many", hint="try again later")
 
     async def watch(self, job_id: UUID, brief: JobBrief, after: int, heartbeat_seconds: float) -> AsyncIterator[News]:
-        """Events behind `after`, and progress, until the job is over; None as a sign of life where nothing happens."""
+        """Events behind `after`, some at a time, and progress, until the job is over; None as a sign of life where nothing
+        happens. Between two tellings the loop has its turn, or nobody would hear that the watcher has left."""
         with self._watching(job_id, brief) as channel:
             told = Progress(())
             while not self._is_closing:
                 changed, head, status = channel.changed, channel.head, channel.status
                 while after < head:
                     page = channel.since(after) or await self._page(job_id, after)
-                    for event in page:
-                        yield event
-                        after = event.sequence
+                    for first in range(0, len(page), _TOLD_AT_ONCE):
+                        some = page[first : first + _TOLD_AT_ONCE]
+                        yield some
+                        after = some[-1].sequence
+                        await asyncio.sleep(0)
                     if not page:
                         return  # not there to be read: whoever watches asks again
                 if status in JOB_TERMINAL and after == head:
@@ -151,10 +162,17 @@ class Follower:
 
     async def _page(self, job_id: UUID, after: int) -> list[EventLine]:
         try:
-            return await self._reads.page_events(job_id, limit=_PAGE, after=after)
+            return await self._whole(self._reads.page_events(job_id, limit=_PAGE, after=after))
         except Unavailable as error:
             _log.warning("a stream ends, its events can't be read", job_id=str(job_id), error=error.message)
             return []
+
+    async def _whole(self, reading: Coroutine[Any, Any, T]) -> T:
+        """Read to the end, even if nobody waits for it any more."""
+        task = asyncio.create_task(reading)
+        self._reading.add(task)
+        task.add_done_callback(self._reading.discard)
+        return await asyncio.shield(task)
 
     @contextmanager
     def _watching(self, job_id: UUID, brief: JobBrief) -> Iterator[Channel]:
@@ -181,7 +199,7 @@ class Follower:
 
     async def _look_safely(self) -> None:
         try:
-            await self._look()
+            await self._whole(self._look())
         except Unavailable as error:
             _log.warning("events can't be followed for now", error=error.message)
             await asyncio.sleep(1.0)

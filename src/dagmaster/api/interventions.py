@@ -57,7 +57,8 @@ async def cancel_job(
     wait: Annotated[float, Query(ge=0, le=60, description="Seconds to wait for the job's end before the answer")] = 2,
 ) -> Cancelled:
     """What waits never starts; running handlers are told within a second, and ended if they don't stop within their grace. Asking
-    again changes nothing and shows how far it has come."""
+    again changes nothing and shows how far it has come, also once the job is cancelled. A job that has ended otherwise is a
+    conflict."""
     wish = wish or Wish()
     async with here.ledgers.one() as ledger:
         await operate.cancel(ledger, job_id, by=wish.by, reason=wish.reason)

@@ -20,6 +20,7 @@ from dagmaster.database.api_reads import Attempt, Bar, JobSummary
 from dagmaster.database.bell import JOBS
 from dagmaster.database.reads import EventLine, NodeLine, Snapshot
 from dagmaster.errors import InvalidRequest, NotFound
+from dagmaster.jobs.fan import tolerated
 from dagmaster.jobs.model import Job, NodeState, Submission
 from dagmaster.jobs.outcomes import Deliverable, Outcomes, deliverables, outcomes
 from dagmaster.jobs.states import NODE_LIVE, JobStatus, NodeStatus, TaskStatus
@@ -332,17 +333,27 @@ def shown(graph: Graph, node: NodeLine, now: datetime) -> ShownNode:
         stage=graph.stages[of][1],
         importance=defined.importance,
         handler=work.handler if work else None,
-        state=state_of(node),
+        state=state_of(graph, node),
         seconds=_seconds(node, now),
         children=_children(node),
     )
 
 
-def state_of(node: NodeLine) -> str:
+def state_of(graph: Graph, node: NodeLine) -> str:
     """A fan_out completes for the engine when all its children exist; people mean the children."""
     if node.remaining and node.status in {NodeStatus.READY, NodeStatus.COMPLETED}:
         return str(NodeStatus.RUNNING)
+    if node.status is NodeStatus.COMPLETED and _is_overdrawn(graph, node):
+        return str(NodeStatus.FAILED if node.failed_count else NodeStatus.CANCELLED)
     return str(node.status)
+
+
+def _is_overdrawn(graph: Graph, node: NodeLine) -> bool:
+    """More of its children are gone than it tolerates."""
+    defined = graph.workflow.nodes[node.parent_node_id or node.node_id]
+    if node.total is None or not isinstance(defined, FanOutNode):
+        return False
+    return (node.failed_count or 0) + (node.cancelled_count or 0) > tolerated(defined, node.total)
 
 
 def _seconds(node: NodeLine, now: datetime) -> float | None:
@@ -371,11 +382,11 @@ def stages(graph: Graph, snapshot: Snapshot) -> list[StageSummary]:
     groups: dict[tuple[int, str], list[NodeLine]] = {}
     for node in snapshot.nodes:
         groups.setdefault(graph.stages[node.node_id], []).append(node)
-    return [_stage(number, name, nodes) for (number, name), nodes in sorted(groups.items())]
+    return [_stage(graph, number, name, nodes) for (number, name), nodes in sorted(groups.items())]
 
 
-def _stage(number: int, name: str, nodes: Sequence[NodeLine]) -> StageSummary:
-    states = Counter(state_of(node) for node in nodes)
+def _stage(graph: Graph, number: int, name: str, nodes: Sequence[NodeLine]) -> StageSummary:
+    states = Counter(state_of(graph, node) for node in nodes)
     begun = [at for node in nodes if (at := node.dispatched_at or node.started_at or node.completed_at)]
     ended = [node.completed_at for node in nodes if node.completed_at]
     first, last = min(begun, default=None), max(ended, default=None)

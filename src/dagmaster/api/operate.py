@@ -12,7 +12,7 @@ from dagmaster.api.problems import responses
 from dagmaster.database.api_reads import OrchestratorLine, QueueLine, TaskCount, WorkerLine, WorkflowRecord
 from dagmaster.database.bell import tasks_topic
 from dagmaster.database.ledger import QueueChange
-from dagmaster.errors import NotFound
+from dagmaster.errors import Conflict, NotFound
 from dagmaster.jobs.states import JobStatus
 
 router = APIRouter()
@@ -93,7 +93,7 @@ async def _queues(here: Parts, only: str | None = None) -> list[QueueLine]:
     operation_id="set_queue",
     summary="Limit, pause or open a queue",
     tags=["queues"],
-    responses=responses(404),
+    responses=responses(404, 409),
 )
 async def set_queue(here: Here, queue: QueueName, limits: QueueLimits) -> QueueLine:
     """It holds for all workers, from the next task on. What is left out is as without limits."""
@@ -105,7 +105,7 @@ async def set_queue(here: Here, queue: QueueName, limits: QueueLimits) -> QueueL
     operation_id="change_queue",
     summary="Change one thing about a queue",
     tags=["queues"],
-    responses=responses(404),
+    responses=responses(404, 409),
 )
 async def change_queue(here: Here, queue: QueueName, limits: QueueLimits) -> QueueLine:
     """The same, and what is left out stays: nobody undoes what another one did meanwhile."""
@@ -118,6 +118,13 @@ async def change_queue(here: Here, queue: QueueName, limits: QueueLimits) -> Que
 
 
 async def _set_queue(here: Parts, queue: str, changes: QueueChange) -> QueueLine:
+    if queue == here.settings.job_queue_name:
+        raise Conflict(
+            f"'{queue}' holds submissions, which orchestrators take at once: it can't be paused or limited",
+            code="queue.of-submissions",
+            hint=f"queues of tasks can be: {', '.join(here.settings.known_queues)}",
+            queue=queue,
+        )
     if not await _queues(here, only=queue):
         known = ", ".join(here.settings.known_queues)
         raise NotFound(f"no queue is named '{queue}'", code="queue.not-found", hint=f"known: {known}", queue=queue)

@@ -4,9 +4,10 @@ A problem's `code` is stable across releases, and its `type` is made of it. Noth
 secrets: texts are redacted.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from http import HTTPStatus
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import orjson
 import psycopg
@@ -30,10 +31,12 @@ from dagmaster.errors import (
     Unavailable,
     UnfitData,
 )
+from dagmaster.workflows.nearest import or_known
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_AFTER_SECONDS = 2
 _LONGEST_TEXT = 4000
+_SHOULD = re.compile(r"^[A-Z]\w* should ")
 _log = log.get("api")
 
 # The nearest class of an error's family counts.
@@ -113,7 +116,7 @@ class Problem(BaseModel):
 
 def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """The problems a route may answer with, for its description. Some may happen to any."""
-    everywhere = (400, 403, 413, 422, 500, 503)
+    everywhere = (400, 403, 413, 415, 422, 500, 503)
     return {status: _described(status) for status in sorted({*everywhere, *statuses})}
 
 
@@ -208,15 +211,73 @@ async def _on_ours(request: Request, error: Exception) -> Response:
 
 async def _on_invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    mistakes = [
-        Mistake(message=_clean(e["msg"]), at=_clean(".".join(map(str, e["loc"]))), code=e["type"])
-        for e in error.errors()
-    ]
+    path, request_id = request.url.path, request_id_of(request)
+    if any(tuple(e["loc"]) == ("body",) and e["type"] != "missing" for e in error.errors()) and not _is_json(request):
+        return answer(
+            HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "request.media-type", "the body is not marked as JSON", path, request_id,
+            hint="send it with the header `Content-Type: application/json`",
+        )  # fmt: skip
+    body = _body_of(request)
+    mistakes = [_mistake(e, error.body, body) for e in error.errors()]
     detail = "; ".join(f"{mistake.at}: {mistake.message}" for mistake in mistakes[:5])
     return answer(
-        HTTPStatus.UNPROCESSABLE_ENTITY, "request.invalid", detail, request.url.path, request_id_of(request),
-        errors=mistakes,
+        HTTPStatus.UNPROCESSABLE_ENTITY, "request.invalid", detail, path, request_id,
+        hint="/docs shows what there is, /openapi.json every field of it", errors=mistakes,
     )  # fmt: skip
+
+
+def _is_json(request: Request) -> bool:
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
+
+
+def _body_of(request: Request) -> type[BaseModel] | None:
+    """The model of what a route is sent."""
+    hints = get_type_hints(request.scope["endpoint"]) if "endpoint" in request.scope else {}
+    return next((model for name, hint in hints.items() if name != "return" and (model := _model_in(hint))), None)
+
+
+def _model_in(hint: Any) -> type[BaseModel] | None:
+    for kind in (hint, *get_args(hint)):
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return kind
+    return None
+
+
+def _mistake(said: Mapping[str, Any], sent: Any, body: type[BaseModel] | None) -> Mistake:
+    """One of Pydantic's errors, in words that whoever sent the request knows."""
+    place = tuple(said["loc"])
+    if said["type"] == "json_invalid":
+        return _not_json(said, str(sent))
+    match said["type"]:
+        case "extra_forbidden":
+            known = _fields_at(body, place[1:-1])
+            message = f"unknown field '{place[-1]}'{or_known(str(place[-1]), known)}"
+        case "missing" if place == ("body",):
+            message = "a body is needed, as application/json"
+        case "missing":
+            message = "is needed"
+        case "model_attributes_type" | "model_type":
+            message = "must be an object"
+        case _:
+            message = _SHOULD.sub("must ", said["msg"]).removeprefix("Value error, ")
+    return Mistake(message=_clean(message), at=_clean(".".join(map(str, place))), code=said["type"])
+
+
+def _not_json(said: Mapping[str, Any], sent: str) -> Mistake:
+    place = said["loc"][1]
+    line, column = sent.count("\n", 0, place) + 1, place - sent.rfind("\n", 0, place)
+    reason = said["ctx"]["error"]
+    message = f"this is not JSON: {reason[:1].lower()}{reason[1:]} at line {line}, column {column}"
+    return Mistake(message=message, at="body", line=line, column=column, code="json_invalid")
+
+
+def _fields_at(model: type[BaseModel] | None, path: Iterable[Any]) -> list[str]:
+    """The fields of what is at a place in a body."""
+    for step in path:
+        field = model.model_fields.get(str(step)) if model else None
+        model = _model_in(field.annotation) if field else None
+    return list(model.model_fields) if model else []
 
 
 async def _on_http(request: Request, error: Exception) -> Response:

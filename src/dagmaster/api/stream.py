@@ -81,13 +81,13 @@ async def _frames(news: AsyncIterator[News]) -> AsyncIterator[bytes]:
 
 def frame(news: News) -> bytes:
     match news:
-        case EventLine():
-            return _event_frame(news)
         case Progress():
             nodes = [{"node_id": n.node_id, "attempt": n.attempt, "progress": n.progress} for n in news.nodes]
             return b"event: progress\ndata: %s\n\n" % orjson.dumps({"nodes": nodes})
         case None:
             return b": still here\n\n"
+        case events:
+            return b"".join(map(_event_frame, events))
 
 
 def _event_frame(event: EventLine) -> bytes:

@@ -1,7 +1,6 @@
 """Workflows: what can be submitted, whether a file is right, and how a workflow looks."""
 
 import asyncio
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -14,7 +13,7 @@ from dagmaster.api.pages import Cursor, Limit, Page, page_of
 from dagmaster.api.parts import Here, Parts
 from dagmaster.api.problems import Mistake, responses
 from dagmaster.errors import InvalidWorkflow
-from dagmaster.operations.catalog import limits_of
+from dagmaster.operations.catalog import limits_of, without_folders
 from dagmaster.workflows.draw import mermaid
 from dagmaster.workflows.graph import Graph, build, targets
 from dagmaster.workflows.load import read
@@ -23,8 +22,6 @@ from dagmaster.workflows.model import ConditionalNode, Importance, Workflow, wor
 router = APIRouter(prefix="/workflows", tags=["workflows"])
 
 WorkflowId = Annotated[str, Path(max_length=64, examples=["hello_world"])]
-# An absolute path but its last part: where files lie is the server's business.
-_FOLDERS = re.compile(r"(?<![\w./])/(?:[^\s/]+/)+")
 _YAML = {"schema": {"type": "string"}, "example": examples.WORKFLOW}
 
 
@@ -113,16 +110,12 @@ async def list_workflows(here: Here, after: Cursor = None, limit: Limit = 50) ->
 
 
 def _refused(error: InvalidWorkflow) -> RefusedFile:
-    return RefusedFile(file=_without_folders(error.file), problems=_mistakes(error))
-
-
-def _without_folders(text: str) -> str:
-    return _FOLDERS.sub("", text)
+    return RefusedFile(file=without_folders(error.file), problems=_mistakes(error))
 
 
 def _mistakes(error: InvalidWorkflow) -> list[Mistake]:
     return [
-        Mistake(message=_without_folders(p.message), line=p.line, column=p.column, node=p.node, code=p.code)
+        Mistake(message=without_folders(p.message), line=p.line, column=p.column, node=p.node, code=p.code)
         for p in error.problems
     ]
 

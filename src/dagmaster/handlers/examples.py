@@ -19,6 +19,7 @@ SURE_AFTER_RETRIES = 4
 
 
 async def echo(ctx: Context) -> dict[str, Any]:
+    """Give back what it was given, as `echoed_params`."""
     return {"echoed_params": ctx.params}
 
 
@@ -31,6 +32,7 @@ class HelloParams(BaseModel):
 
 
 async def hello_world(_ctx: Context, params: HelloParams) -> dict[str, str]:
+    """Greet someone, in `message`."""
     return {"message": f"Hello, {params.name}!"}
 
 
@@ -73,6 +75,7 @@ _FAILURES: dict[str, type[DagmasterError]] = {"data": UnfitData, "environment": 
 
 
 async def fail(_ctx: Context, params: FailParams) -> None:
+    """Fail: by the fault of the data (never retried), of the environment or of the handler."""
     raise _FAILURES[params.blame](params.message)
 
 
@@ -126,6 +129,7 @@ class SizeParams(BaseModel):
 
 
 async def size_check(_ctx: Context, params: SizeParams) -> dict[str, Any]:
+    """Say whether something is large, for a conditional to decide on."""
     is_large = params.size_mb > params.threshold_mb
     return {"size_mb": params.size_mb, "is_large": is_large, "category": "large" if is_large else "small"}
 
@@ -156,6 +160,7 @@ class ListParams(BaseModel):
 
 
 async def make_list(_ctx: Context, params: ListParams) -> dict[str, Any]:
+    """Numbers in a row, as `items` for a fan_out."""
     return {"items": list(range(params.start, params.start + params.count)), "count": params.count}
 
 

@@ -3,6 +3,7 @@
 A file that is refused is kept with its problems and does not stand in the way of the others.
 """
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from importlib import resources
@@ -17,6 +18,8 @@ from dagmaster.workflows.load import Limits, read_all, shipped
 from dagmaster.workflows.model import Workflow
 
 SHOWN_REFUSALS = 5
+# An absolute path but its last part: where files lie is the server's business.
+_FOLDERS = re.compile(r"(?<![\w./])/(?:[^\s/]+/)+")
 
 
 @dataclass(frozen=True)
@@ -38,9 +41,13 @@ class Catalog:
 
     def _hint(self) -> str:
         """It may be one of those that were refused."""
-        refused = "; ".join(error.message for error in self.refused[:SHOWN_REFUSALS])
+        refused = "; ".join(without_folders(error.message) for error in self.refused[:SHOWN_REFUSALS])
         known = f"known: {', '.join(sorted(self.workflows))}"
         return f"{known}; refused: {refused}" if refused else known
+
+
+def without_folders(text: str) -> str:
+    return _FOLDERS.sub("", text)
 
 
 def limits_of(settings: Settings) -> Limits:

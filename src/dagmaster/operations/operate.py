@@ -4,6 +4,7 @@ A job that has ended has no owner: a resume is one transaction of whoever is ask
 job. A job that runs has one: the request is written to its row, and the owner acts on it at its next look.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 from uuid import UUID
@@ -19,14 +20,17 @@ from dagmaster.workflows.graph import build
 
 
 class Resumed(BaseModel):
-    """What a resume runs again (or would)."""
+    """What runs again, or would."""
 
     model_config = ConfigDict(frozen=True)
 
     job_id: UUID
     status: Literal["resumed", "dry_run"]
-    nodes: tuple[str, ...]
-    children: dict[str, int]
+    nodes: tuple[str, ...] = Field(description="Nodes of the definition, in its order")
+    children: dict[str, int] = Field(
+        description="How many children of each fan_out run: those that failed or were cancelled, and those that were not made "
+        "yet. A fan_out that reads its source again is not among them: how many it will have is not known"
+    )
     resume_count: int
 
 
@@ -52,7 +56,7 @@ class Cancelling(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     job_id: UUID
-    status: Literal["cancelling"] = "cancelling"
+    status: Literal["cancelling", "cancelled"]
     is_new: bool
 
 
@@ -89,18 +93,32 @@ async def _run_again(
     is_dry_run: bool,
 ) -> Resumed:
     status: Literal["resumed", "dry_run"] = "dry_run" if is_dry_run else "resumed"
+    children: dict[str, int] = {}
+
+    def choose_from(job: LoadedJob) -> revival.Revival:
+        view = view_of(job)
+        chosen = choose(view)
+        children.update(_children(view, chosen))
+        return chosen
+
     if is_dry_run:
         found = await ledger.load_jobs([Claim(job_id, job_id, 0)])
         if not found:
             raise no_such_job(job_id)
-        chosen, count = choose(view_of(found[0])), found[0].resume_count
+        chosen, count = choose_from(found[0]), found[0].resume_count
     else:
         known = {name: value for name, value in facts.items() if value is not None}
-        chosen, count = await ledger.revive(job_id, lambda job: choose(view_of(job)), known)
-    children = {name: number for name, number in chosen.children.items() if number}
-    for child in chosen.single:
-        children[child.rpartition("__")[0]] = 1
+        chosen, count = await ledger.revive(job_id, choose_from, known)
     return Resumed(job_id=job_id, status=status, nodes=chosen.nodes, children=children, resume_count=count)
+
+
+def _children(view: JobView, chosen: revival.Revival) -> dict[str, int]:
+    """How many children run, by fan_out: those that exist, and those that one which goes on has still to make."""
+    found = Counter(chosen.children)
+    found.update(child.rpartition("__")[0] for child in chosen.single)
+    for node_id in set(chosen.nodes).difference(chosen.anew):
+        found[node_id] += view.nodes[node_id].total - view.nodes[node_id].expanded
+    return {node_id: found[node_id] for node_id in view.graph.order if found[node_id]}
 
 
 def view_of(job: LoadedJob) -> JobView:
@@ -109,8 +127,10 @@ def view_of(job: LoadedJob) -> JobView:
 
 
 async def cancel(ledger: Ledger, job_id: UUID, *, by: str | None = None, reason: str | None = None) -> Cancelling:
-    """Ask for a job's end. Asking again changes nothing; a job that has ended can't be cancelled."""
+    """Ask for a job's end. Asking again changes nothing, also once it is cancelled; one that has ended otherwise can't be."""
     status, is_new = await ledger.request_cancel(job_id, by=by, reason=reason)
-    if JobStatus(status) in JOB_TERMINAL:
+    if status is JobStatus.CANCELLED:
+        return Cancelling(job_id=job_id, status="cancelled", is_new=False)
+    if status in JOB_TERMINAL:
         raise Conflict(f"job {job_id} has ended already: it is {status.value}", code="job.ended", status=status.value)
-    return Cancelling(job_id=job_id, is_new=is_new)
+    return Cancelling(job_id=job_id, status="cancelling", is_new=is_new)

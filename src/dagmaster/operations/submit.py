@@ -19,10 +19,8 @@ from dagmaster.errors import Conflict, DagmasterError, InvalidRequest
 from dagmaster.jobs.model import DeadLetter, JobMessage, Submission, new_job_id
 from dagmaster.jobs.stages import stages_of
 from dagmaster.jobs.states import JobStatus
-from dagmaster.jobs.view import node_view
 from dagmaster.operations import operate
 from dagmaster.operations.catalog import Catalog
-from dagmaster.workflows.graph import build
 from dagmaster.workflows.inputs import check_inputs
 from dagmaster.workflows.storable import encode
 
@@ -91,14 +89,34 @@ async def submit_once(
     if job.idempotency_key is None:
         await ledger.create_jobs([job])
         return Answer(status="accepted", job_id=job.job_id, job_status=JobStatus.PENDING)
-    job_id = await ledger.create_once(job, request, force=force)
+    try:
+        job_id = await ledger.create_once(job, request, force=force)
+    except Conflict as error:
+        raise await _told_whose(error, ledger, job) from None
     if job_id == job.job_id:
         return Answer(status="accepted", job_id=job_id, job_status=JobStatus.PENDING)
-    (known,) = await ledger.load_jobs([Claim(job_id, job_id, 0)])
-    answer = _answer_of(known)
+    known = await ledger.load_jobs([Claim(job_id, job_id, 0)])
+    if not known:  # retention took it a moment ago, and its key with it
+        return await submit_once(ledger, catalog, submission, force=force, resume=resume)
+    answer = _answer_of(known[0])
     if resume and answer.status == "previously_failed":
         return await _resumed(ledger, answer, submission.submitted_by)
     return answer
+
+
+async def _told_whose(error: Conflict, ledger: Ledger, job: NewJob) -> Conflict:
+    """A key that stands for another workflow says for which."""
+    job_id = error.facts["job_id"]
+    known = await ledger.load_jobs([Claim(job_id, job_id, 0)])
+    other = known[0].workflow.workflow_id if known else job.workflow.workflow_id
+    if other == job.workflow.workflow_id:
+        return error
+    return Conflict(
+        f"the idempotency key '{job.idempotency_key}' stands for a submission of the workflow '{other}'",
+        code="job.key-conflict",
+        hint="use another key for this workflow",
+        **error.facts,
+    )
 
 
 async def _resumed(ledger: Ledger, answer: Answer, by: str | None) -> Answer:
@@ -118,31 +136,31 @@ def request_hash(job: NewJob) -> str:
 
 
 def _answer_of(job: LoadedJob) -> Answer:
-    match job.status:
-        case JobStatus.PENDING | JobStatus.RUNNING:
-            return Answer(status="already_processing", job_id=job.job_id, job_status=job.status)
-        case JobStatus.COMPLETED:
-            return Answer(
-                status="already_completed", job_id=job.job_id, job_status=job.status, result_data=job.result_data
-            )
-        case _:
-            return _previously_failed(job)
-
-
-def _previously_failed(job: LoadedJob) -> Answer:
-    graph = build(job.workflow)
-    stages = stages_of(graph, {n.node_id: node_view(n, job.workflow.nodes[n.node_id]) for n in job.nodes})
-    return Answer(
-        status="previously_failed",
+    stages = stages_of(operate.view_of(job))
+    answer = Answer(
+        status="already_processing",
         job_id=job.job_id,
         job_status=job.status,
-        result_data=job.result_data,
-        error_message=job.error_message,
-        failed_stage=next((stage.label for stage in stages if stage.has_failed), None),
         completed_stages=tuple(stage.label for stage in stages if stage.is_complete),
         resume_count=job.resume_count,
-        hint="submit again with resume=true to go on with what is missing, or with force=true for a new run",
     )
+    match job.status:
+        case JobStatus.PENDING | JobStatus.RUNNING:
+            return answer
+        case JobStatus.COMPLETED:
+            return answer.model_copy(update={"status": "already_completed", "result_data": job.result_data})
+    facts = _of_failure(job, next((stage.label for stage in stages if stage.has_failed), None))
+    return answer.model_copy(update=facts)
+
+
+def _of_failure(job: LoadedJob, failed_stage: str | None) -> dict[str, Any]:
+    return {
+        "status": "previously_failed",
+        "result_data": job.result_data,
+        "error_message": job.error_message,
+        "failed_stage": failed_stage,
+        "hint": "submit again with resume=true to go on with what is missing, or with force=true for a new run",
+    }
 
 
 async def take_submissions(ledger: Ledger, catalog: Catalog, queue: str, limit: int = 100) -> int:

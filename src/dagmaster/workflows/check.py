@@ -37,7 +37,7 @@ from dagmaster.workflows.model import (
     Workflow,
     work_of,
 )
-from dagmaster.workflows.nearest import did_you_mean, nearest
+from dagmaster.workflows.nearest import did_you_mean, nearest, or_known
 
 UNREAD = "?"
 """Stands for a handler that could not be read; its absence has been reported already."""
@@ -403,14 +403,14 @@ def _works(case: Case) -> Iterator[tuple[Path, Work]]:
 def _handlers(case: Case) -> Iterator[Problem]:
     for path, work in _works(case):
         if case.handlers is not None and work.handler not in (*case.handlers, UNREAD):
-            hint = did_you_mean(work.handler, case.handlers)
+            hint = or_known(work.handler, case.handlers)
             yield case.problem(f"no handler '{work.handler}' is registered{hint}", *path, "handler")
 
 
 def _queues(case: Case) -> Iterator[Problem]:
     for path, work in _works(case):
         if case.queues is not None and work.queue is not None and work.queue not in case.queues:
-            hint = did_you_mean(work.queue, case.queues)
+            hint = or_known(work.queue, case.queues)
             yield case.problem(f"there is no queue '{work.queue}'{hint}", *path, "queue")
 
 

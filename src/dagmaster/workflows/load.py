@@ -278,7 +278,9 @@ def _message(fault: _Fault, known: Collection[str]) -> str:
         case "union_tag_invalid":
             given = fault.given.get("type") if isinstance(fault.given, dict) else None
             return f"unknown type '{given}'{did_you_mean(str(given), _KINDS) or '; known are ' + ', '.join(_KINDS)}"
-        case "string_pattern_mismatch" if fault.path[:1] in {("nodes",), ("workflow_id",)}:
+        case "string_pattern_mismatch" if fault.path == ("workflow_id",):
+            return f"'{fault.given}' is not a name: a letter, then up to 63 letters, digits, _, . or -"
+        case "string_pattern_mismatch" if fault.path[:1] == ("nodes",):
             return f"'{fault.given}' is not a name: a letter, then up to 63 letters, digits, _ or -"
     return _wrong_value(fault)
 

@@ -1,9 +1,10 @@
 """The name someone probably meant."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 _LONGEST = 100
+_MOST_LISTED = 30
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
@@ -19,3 +20,12 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """The end of a message about an unknown word."""
     close = nearest(word, known)
     return f"; did you mean '{close}'?" if close else ""
+
+
+def or_known(word: str, known: Collection[str]) -> str:
+    """The same, or where no word is close those that there are, or some of them."""
+    close = did_you_mean(word, known)
+    if close or not known:
+        return close
+    more = f" and {len(known) - _MOST_LISTED} more" if len(known) > _MOST_LISTED else ""
+    return f"; known are {', '.join(sorted(known)[:_MOST_LISTED])}{more}"

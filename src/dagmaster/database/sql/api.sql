@@ -54,11 +54,14 @@ SELECT job_id, node_id, status, task_id, parent_node_id, fan_out_index, label, i
  WHERE job_id = %(job_id)s AND node_id = %(node_id)s;
 
 -- name: api_stopping_tasks
--- The tasks of a job that their workers were asked to stop: who has told its handler, and what came of it.
+-- The tasks of a job that their workers were asked to stop, without those that had ended before its cancel was asked for: who
+-- has told its handler, and what came of it.
 SELECT t.task_id, t.node_id, t.attempt, t.handler, t.status, t.worker_id, t.stop_requested_at AS requested_at,
        t.stop_seen_at AS acknowledged_at, t.finished_at
-  FROM dagapp.dag_tasks t
- WHERE t.job_id = %(job_id)s AND t.stop_requested_at IS NOT NULL
+  FROM dagapp.dag_jobs j
+  JOIN dagapp.dag_tasks t ON t.job_id = j.job_id
+ WHERE j.job_id = %(job_id)s AND t.stop_requested_at IS NOT NULL
+   AND greatest(t.stop_requested_at, t.finished_at) >= j.cancel_requested_at
  ORDER BY t.stop_requested_at DESC, t.node_id
  LIMIT %(limit)s;
 
