@@ -731,6 +731,20 @@ async def test_a_claimed_task_says_all_that_its_worker_needs(bench):
     assert row["lease_until"] == START + timedelta(seconds=LEASE)
 
 
+async def test_e11_a_claimed_task_says_how_many_workers_vanished_with_it(bench):
+    driver = await owned(bench, a_job(1))
+    claimed = []
+    for minute in (2, 4, 6):
+        claimed += await take(bench)
+        await bench.set_clock(60 * minute)
+        await bench.ledger.beat(OrchestratorInfo(driver.owner_id, "host", 1, "test"))
+        await driver.turn("overdue")
+        await bench.set_clock(60 * minute + 59)
+        await driver.turn("overdue")  # its wait is over
+
+    assert [(task.attempt, task.losses) for task in claimed] == [(1, 0), (2, 0), (3, 2)]
+
+
 # --- leases, time, waits ---------------------------------------------------------------------------------------------
 
 

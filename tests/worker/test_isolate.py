@@ -173,6 +173,57 @@ async def test_h1_a_crash_is_noticed_though_a_grandchild_holds_the_channel(harne
     assert not any(map(is_alive, await note(tmp_path / "note")))
 
 
+@pytest.mark.parametrize("how", ["SIGSTOP", "SIGKILL"])
+async def test_e10_nothing_outlives_a_keeper_that_was_stopped_or_killed(
+    harness: Harness, how: str, tmp_path: Path
+) -> None:
+    task = a_task("unkept", timeout=20 if how == "SIGKILL" else 2, note=str(tmp_path / "note"), signal=how)
+    started = time.monotonic()
+
+    outcome = await harness.run(task)
+
+    assert time.monotonic() - started < 15
+    assert outcome.error is not None
+    assert outcome.error["code"] == ("worker.child-died" if how == "SIGKILL" else "handler.timed-out")
+    pids = await note(tmp_path / "note")
+    assert len(pids) == 5
+    assert not any(map(is_alive, pids))
+
+
+async def test_e10_a_keeper_that_does_not_answer_is_ended_by_force(
+    harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dagmaster.worker.isolate.KEEPER_SECONDS", 0.3)
+    running = asyncio.create_task(harness.run(a_task("daemonize", note=str(tmp_path / "note"))))
+    pids = await note(tmp_path / "note")
+    (child,) = harness.pool._busy
+    monkeypatch.setattr(child, "let_go", lambda: None)  # as if it were stopped again and again
+    os.kill(child.process.pid, signal.SIGSTOP)
+
+    running.cancel()
+    await asyncio.wait([running])
+
+    assert not any(map(is_alive, [child.process.pid, *pids]))
+
+
+def test_e10_nothing_outlives_a_worker_that_dies_while_a_keeper_is_stopped(tmp_path: Path) -> None:
+    script = (
+        f"import asyncio, sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "from test_isolate import Harness, a_task\n"
+        f"task = a_task('unkept', note={str(tmp_path / 'note')!r}, signal='SIGSTOP')\n"
+        "asyncio.run(Harness().run(task))"
+    )
+    worker = subprocess.Popen([sys.executable, "-c", script])
+    try:
+        pids = asyncio.run(note(tmp_path / "note"))
+        asyncio.run(until(lambda: Path(f"/proc/{pids[1]}/stat").read_text().rpartition(")")[2].split()[0] == "T"))
+    finally:
+        worker.kill()
+        worker.wait()
+
+    asyncio.run(until(lambda: not any(map(is_alive, pids))))
+
+
 async def test_h1_a_child_that_died_while_idle_is_replaced(harness: Harness) -> None:
     await harness.run(a_task("pid"))
     (pid,) = harness.pool.idle_pids

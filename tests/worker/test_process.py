@@ -55,3 +55,17 @@ def test_h1_a_task_that_a_handler_started_does_not_end_the_worker_by_exiting() -
 
     assert ended.returncode == 0, ended.stderr
     assert (status, error["message"], other) == ("failed", "the handler called sys.exit(4)", "succeeded")
+
+
+def test_h1_a_copy_of_the_worker_that_a_handler_forked_never_goes_on_with_the_loop() -> None:
+    reports, ended = run("forks", "echo")
+
+    assert [status for status, _ in reports] == ["succeeded", "succeeded"], reports
+    assert ended.stderr.count("worker stopped") == 1
+    assert "a copy goes on" not in ended.stderr
+
+
+def test_h1_copies_that_do_something_of_their_own_are_let_be() -> None:
+    reports, _ = run("runs_copies")
+
+    assert reports == [["succeeded", None]]

@@ -2,12 +2,16 @@
 
 import io
 import os
+import resource
 import signal
+import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
 
+import pytest
+from test_isolate import is_alive
 from worker_fakes import FakeLedger
 
 from dagmaster.handlers.registry import Registration
@@ -40,6 +44,11 @@ def disturb(ctx):
     sys.stdout = io.StringIO()
     sys.stderr.flush()
     sys.stderr = None
+    sys.path.clear()
+    sys.path = ["/nowhere"]
+    sys.meta_path.clear()
+    signal.setitimer(signal.ITIMER_VIRTUAL, 100)
+    signal.setitimer(signal.ITIMER_PROF, 100)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGALRM, lambda *_: os._exit(9))
     signal.setitimer(signal.ITIMER_REAL, 0.4)
@@ -58,7 +67,55 @@ def look(ctx):
         "streams": [sys.stdout is sys.__stdout__, sys.stderr is sys.__stderr__],
         "signals": [str(signal.getsignal(number)) for number in (signal.SIGTERM, signal.SIGALRM)],
         "blocked": len(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
+        "path": list(sys.path),
+        "finders": len(sys.meta_path),
+        "timers": [signal.getitimer(timer)[0] for timer in (signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)],
     }
+
+
+def limit_files(ctx):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
+    return "done"
+
+
+def limit_memory(ctx):
+    resource.setrlimit(resource.RLIMIT_DATA, (1 << 31, 1 << 31))
+    return "done"
+
+
+def slow_down(ctx):
+    os.nice(1)
+    return "done"
+
+
+def lose_a_module(ctx):
+    del sys.modules["orjson"]
+    return "done"
+
+
+def replace_a_module(ctx):
+    sys.modules["json"] = None
+    return "done"
+
+
+def start_a_program(ctx):
+    return subprocess.Popen(["sleep", "1000"], start_new_session=True).pid
+
+
+def start_an_orphan(ctx):
+    command = ["sh", "-c", "setsid sleep 1000 >/dev/null 2>&1 & echo $!"]
+    return int(subprocess.run(command, capture_output=True, check=True).stdout)
+
+
+def use_modules_and_programs(ctx):
+    import fractions  # noqa: F401
+
+    subprocess.run(["true"], check=True)
+    return {"pid": os.getpid()}
+
+
+def who(ctx):
+    return {"pid": os.getpid()}
 
 
 def look_later(ctx):
@@ -157,3 +214,39 @@ async def test_h1_what_a_module_sets_up_when_it_is_imported_stays(tmp_path, monk
         await pool.close()
 
     assert outputs == ["yes", "yes"]
+
+
+@pytest.mark.parametrize(
+    "function", [limit_files, limit_memory, slow_down, lose_a_module, replace_a_module], ids=lambda f: f.__name__
+)
+async def test_h1_what_cannot_be_put_back_reaches_no_other_task(function):
+    pool, ledger = Pool(memory_mb=2048), FakeLedger()
+    try:
+        before = await run(pool, ledger, who)
+        assert await run(pool, ledger, function) == "done"
+        after = await run(pool, ledger, who)
+    finally:
+        await pool.close()
+
+    assert before["pid"] != after["pid"]
+
+
+@pytest.mark.parametrize("function", [start_a_program, start_an_orphan], ids=lambda f: f.__name__)
+async def test_h1_a_program_that_was_left_behind_runs_beside_no_other_task(function):
+    pool, ledger = Pool(memory_mb=2048), FakeLedger()
+    try:
+        stray = await run(pool, ledger, function)
+
+        assert not is_alive(stray)
+    finally:
+        await pool.close()
+
+
+async def test_h1_a_process_that_was_left_in_order_serves_again():
+    pool, ledger = Pool(memory_mb=2048), FakeLedger()
+    try:
+        outputs = [await run(pool, ledger, use_modules_and_programs) for _ in range(3)]
+    finally:
+        await pool.close()
+
+    assert len({output["pid"] for output in outputs}) == 1

@@ -107,13 +107,26 @@ async def test_e10_a_step_that_lets_no_sample_be_taken_is_the_one_at_fault(
 async def test_e10_only_the_handlers_own_steps_are_interrupted() -> None:
     watchdog = Watchdog(60)
     watchdog._sampled_at = time.monotonic() - 100
-    context = TaskContext(a_task("over"), FakeLedger())  # type: ignore[arg-type]
-    context.is_over = True
 
-    watchdog._interrupt(signal.SIGVTALRM, sys._getframe())
-    HANDLING.set(context)
     await asyncio.sleep(0)
     watchdog._interrupt(signal.SIGVTALRM, sys._getframe())
+
+
+def test_e10_what_a_finished_handler_left_in_the_loop_is_interrupted_too() -> None:
+    tasks = '[a_task("blocks_afterwards", "culprit"), a_task("sleep", "other", seconds=2)]'
+    with a_worker(tasks, 0.8) as worker:
+        reports = reports_of(worker, 2)
+
+        assert worker.poll() is None
+    assert reports["culprit"][0] == reports["other"][0] == "succeeded"
+
+
+def test_e10_what_keeps_the_interpreters_lock_is_interrupted_before_its_lease_lapses() -> None:
+    with a_worker('[a_task("backtrack", "culprit")]', 4.0) as worker:
+        started = time.monotonic()
+        reports_of(worker, 1)
+
+        assert time.monotonic() - started < 4.0
 
 
 def test_e10_what_hears_no_signal_fails_and_the_others_are_given_back(tmp_path: Path) -> None:

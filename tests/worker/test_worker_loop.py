@@ -84,6 +84,55 @@ async def test_q1_a_busy_kind_leaves_the_other_free() -> None:
         assert [task.node_id for task in bench.ledger.queued] == ["heavy2"]
 
 
+async def test_e11_a_task_with_which_workers_vanish_runs_alone() -> None:
+    neighbour = a_task("sleep", "neighbour", seconds=0.3)
+    first, second = (a_task("sleep", node, 3, losses=2, seconds=0.2) for node in ("first", "second"))
+    async with working(first, second, neighbour) as bench:
+        await bench.is_running(neighbour)
+        bench.ledger.queued.append(later := a_task("echo", "later"))
+        assert bench.worker.running == [neighbour]
+        for suspect in (first, second):
+            await bench.is_running(suspect)
+            assert bench.worker.running == [suspect]
+            assert neighbour.task_id in bench.ledger.reports, "it can't be lost any more"
+            assert later in bench.ledger.queued
+
+        await bench.report_of(later)
+
+        renewed = {id_of(row) for renewal in bench.ledger.renewals[:3] for row in renewal}
+        assert first.task_id in renewed, "its lease is kept while it waits"
+        assert [bench.ledger.reports[task.task_id].status.value for task in (first, second)] == ["succeeded"] * 2
+
+
+async def test_e11_a_suspect_that_cannot_be_alone_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dagmaster.worker.loop.SUSPECT_SECONDS", 0.2)
+    neighbour, suspect = a_task("sleep", "neighbour", seconds=60), a_task("echo", "suspect", 3, losses=2)
+    async with working(neighbour, suspect) as bench:
+        report = await bench.report_of(suspect)
+        bench.add(other := a_task("echo", "other"))
+        await bench.report_of(other)
+
+    assert report.status is TaskStatus.RETURNED
+
+
+@pytest.mark.parametrize("end", ["stop", "cancel", "lose"])
+async def test_e11_a_suspect_that_waits_can_be_stopped(end: str) -> None:
+    neighbour, suspect = a_task("sleep", "neighbour", seconds=60), a_task("echo", "suspect", 3, losses=2)
+    async with working(neighbour, suspect) as bench:
+        await bench.is_running(neighbour)
+        if end == "cancel":
+            bench.ledger.to_stop = {suspect.task_id}
+        elif end == "lose":
+            bench.ledger.withdraw(suspect)
+        else:
+            bench.worker.stop(grace_seconds=0)
+
+        await until(lambda: not bench.worker._suspects)
+        if end != "lose":
+            assert (await bench.report_of(suspect)).status is TaskStatus.RETURNED
+    assert not bench.ledger.late
+
+
 async def test_e7_one_exchange_at_a_time_carries_all_that_is_finished() -> None:
     tasks = [a_task("noop", f"n{i}") for i in range(1000)]
     async with working(*tasks, worker_slots=100) as bench:

@@ -23,11 +23,18 @@ JOB = UUID("01890000-0000-7000-8000-000000000001")
 
 
 def a_task(
-    handler: str, node: str = "node", attempt: int = 1, *, timeout: float = 60, retries: int = 0, **params: Any
+    handler: str,
+    node: str = "node",
+    attempt: int = 1,
+    *,
+    timeout: float = 60,
+    retries: int = 0,
+    losses: int = 0,
+    **params: Any,
 ) -> TaskMessage:
     return TaskMessage.model_construct(
         task_id=task_id(JOB, node, attempt), job_id=JOB, node_id=node, attempt=attempt, handler=handler, params=params,
-        queue="dag-worker-tasks", timeout_seconds=timeout, retry_count=retries,
+        queue="dag-worker-tasks", timeout_seconds=timeout, retry_count=retries, losses=losses,
     )  # fmt: skip
 
 
@@ -167,7 +174,7 @@ def a_registry(*more: Registration) -> Registry:
             "deadlock": True, "fails_without_words": False, "segfault": False, "daemonize": False, "reports_much": False,
             "logs_much": False, "logs_oddly": False, "reports_twice_and_waits": False, "interrupts": True,
             "raises_base_exception": True, "exits_generator": True, "fails_without_words_async": True, "prints": True,
-            "exits_in_subtask": True,
+            "exits_in_subtask": True, "unkept": False, "forks": True, "runs_copies": True, "blocks_afterwards": True,
         }.items()
     ]  # fmt: skip
     return Registry([*REGISTRATIONS, *here, *more])

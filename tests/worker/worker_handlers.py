@@ -5,6 +5,7 @@ import collections
 import ctypes
 import errno
 import itertools
+import multiprocessing
 import os
 import re
 import signal
@@ -86,6 +87,20 @@ def daemonize(ctx: Any) -> None:
         os.abort()
     if ctx.params.get("then") != "return":
         time.sleep(1000)
+
+
+def unkept(ctx: Any) -> None:
+    """Leave a copy, which holds the channel open, and a program, and stop or kill the keeper."""
+    copy = os.fork()
+    if copy == 0:
+        time.sleep(1000)
+    program = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    bare = subprocess.Popen(["sleep", "1000"], env={})
+    note = Path(ctx.params["note"])
+    note.with_suffix(".draft").write_text(f"{os.getpid()} {os.getppid()} {copy} {program.pid} {bare.pid}")
+    note.with_suffix(".draft").rename(note)
+    os.kill(os.getppid(), signal.Signals[ctx.params["signal"]])
+    time.sleep(1000)
 
 
 def reports_much(ctx: Any) -> None:
@@ -188,6 +203,37 @@ async def prints(ctx: Any) -> None:
     print("printed by a handler")
     os.write(1, b"written by a handler\n")
     await (await asyncio.create_subprocess_exec("echo", "said by a program")).wait()
+
+
+async def forks(ctx: Any) -> int:
+    """Two copies: one would go on with the loop now, the other as soon as it awaits something."""
+    if os.fork() == 0:
+        return 0
+    if os.fork() == 0:
+        await asyncio.sleep(0)
+        print("a copy goes on", flush=True)
+    await asyncio.sleep(0.2)
+    return os.getpid()
+
+
+async def runs_copies(ctx: Any) -> None:
+    """Copies that do something of their own and end."""
+    copy = multiprocessing.get_context("fork").Process(target=os.getpid)
+    copy.start()
+    await asyncio.to_thread(copy.join)
+    assert copy.exitcode == 0
+    subprocess.run(["true"], check=True, preexec_fn=os.setsid)
+
+
+async def blocks_afterwards(ctx: Any) -> None:
+    async def block() -> None:
+        await asyncio.sleep(0.05)
+        time.sleep(1000)
+
+    _LEFT.append(asyncio.create_task(block()))
+
+
+_LEFT: list[Any] = []
 
 
 async def block_loop(ctx: Any) -> None:

@@ -216,12 +216,13 @@ class OrchestratorInfo:
     stats: dict[str, Any] = field(default_factory=dict)
 
 
-def key_conflict(job: NewJob) -> Conflict:
+def key_conflict(job: NewJob, known_id: UUID) -> Conflict:
     return Conflict(
         f"the idempotency key '{job.idempotency_key}' stands for a submission with other inputs",
         code="job.key-conflict",
         hint="use another key, or the same inputs",
         idempotency_key=job.idempotency_key,
+        job_id=known_id,
     )
 
 

@@ -203,7 +203,7 @@ class MemoryLedger:
         key = (job.submitted_by or "", job.idempotency_key or "")
         known = self.db.keys.get(key)
         if known is not None and known[1] != request_hash:
-            raise key_conflict(job)
+            raise key_conflict(job, known[0])
         if known is not None and not force:
             return known[0]
         self.db.keys[key] = (job.job_id, request_hash)
@@ -865,9 +865,14 @@ class MemoryLedger:
                         queue=task.queue,
                         timeout_seconds=task.timeout_seconds,
                         retry_count=task.retry_count,
+                        losses=self._losses(task) if task.attempt - task.retry_count > 2 else 0,
                     )  # fmt: skip
                 )
         return claimed
+
+    def _losses(self, task: Task) -> int:
+        earlier = (self.db.tasks.get((task.job_id, task.node_id, attempt)) for attempt in range(1, task.attempt))
+        return sum(1 for each in earlier if each is not None and each.status is TaskStatus.LOST)
 
     async def renew(self, worker_id: UUID, held: Sequence[Running], *, lease_seconds: float) -> frozenset[str]:
         gone = set()

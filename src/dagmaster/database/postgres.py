@@ -127,7 +127,7 @@ class PostgresLedger:
             row = await (await connection.execute(query("reserve_key"), key, prepare=True)).fetchone()
             assert row is not None
             if row[1] != request_hash:
-                raise key_conflict(job)
+                raise key_conflict(job, row[0])
             if row[0] == job.job_id:
                 await _create(connection, [job])
             return row[0]  # type: ignore[no-any-return]
@@ -452,7 +452,7 @@ async def _resolve(connection: Connection, job_id: UUID, node_id: str, reference
 def _message(row: tuple[Any, ...]) -> TaskMessage:
     return TaskMessage.model_construct(
         task_id=row[0], job_id=row[1], node_id=row[2], attempt=row[3], handler=row[4], params=row[5] or {}, queue=row[6],
-        timeout_seconds=row[7], retry_count=row[8],
+        timeout_seconds=row[7], retry_count=row[8], losses=row[9],
     )  # fmt: skip
 
 

@@ -473,3 +473,4 @@ class TaskMessage(BaseModel):
     queue: str
     timeout_seconds: float
     retry_count: int = 0
+    losses: int = 0  # workers that vanished with it; told from the second on

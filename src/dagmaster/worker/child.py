@@ -2,8 +2,9 @@
 
 Two processes, forked while they are small. The keeper, which is the one that the worker started, takes in every process
 whose parent dies, and ends them all when the runner has ended, or when the worker's end of the lifeline is closed, be it on
-purpose or by the worker's death. So nothing that a handler starts outlives it, whatever session it has put itself in. The
-runner imports what is heavy and serves.
+purpose or by the worker's death. So nothing that a handler starts outlives it, whatever session it has put itself in. Once
+all are dead it says so on the lifeline; where it can't, the worker looks for them itself. The runner imports what is heavy
+and serves.
 
     worker ── keeper ── runner ── programs of the handler
                  ╰── … and those whose parent has ended
@@ -22,10 +23,13 @@ from pathlib import Path
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
+ALL_DEAD = b"."  # the keeper's last word
+
 
 def main(channel: int, lifeline: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _adopt_orphans()
+    _at_the_death_of_its_parent(signal.SIGCONT)  # a keeper that a handler has stopped shall see the lifeline close
     keeper = os.getpid()
     runner = os.fork()
     if runner:
@@ -50,10 +54,14 @@ def _run(channel: int, keeper: int) -> None:
 
 
 def _die_with(parent: int) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _at_the_death_of_its_parent(signal.SIGKILL)
     if os.getppid() != parent:  # it died before we could ask
         os._exit(1)
+
+
+def _at_the_death_of_its_parent(number: signal.Signals) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
 
 
 # The keeper
@@ -75,7 +83,10 @@ def _keep(runner: int, lifeline: int) -> None:
             break
         os.read(wake, 4096)
         status = _bury()[1].get(runner)
-    _end_like(_end_all(runner, status))
+    status = _end_all(runner, status)
+    with contextlib.suppress(OSError):  # the worker is gone
+        os.write(lifeline, ALL_DEAD)
+    _end_like(status)
 
 
 def _wake_on_deaths() -> int:

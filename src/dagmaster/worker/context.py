@@ -29,7 +29,7 @@ class TaskContext:
 
     __slots__ = (
         "_cancelled", "_database", "_has_lines", "_ledger", "_line_count", "_lines", "_logger", "_progress", "_shutting_down",
-        "_signal", "attempt", "has_news", "is_over", "job_id", "node_id", "params", "retry_count", "task", "task_id",
+        "_signal", "attempt", "has_news", "job_id", "node_id", "params", "retry_count", "task", "task_id",
     )  # fmt: skip
 
     def __init__(self, task: TaskMessage, ledger: Ledger, database: Database | None = None) -> None:
@@ -41,7 +41,6 @@ class TaskContext:
         self.retry_count: int = task.retry_count
         self.params: Any = task.params
         self.has_news = False
-        self.is_over = False
         self._ledger = ledger
         self._database = database
         self._cancelled = False

@@ -50,9 +50,8 @@ def serve(descriptor: int) -> None:
             os._exit(0)  # a copy that the handler forked: the answer is not its to give
         inbox.tell_the_rest()
         # A thread that the handler left behind would go on beside the next task.
-        is_reusable = threading.active_count() <= OWN_THREADS and surroundings.are_whole
+        is_reusable = surroundings.put_back() and threading.active_count() <= OWN_THREADS
         channel.send({**answer, "task": task["task_id"], "is_reusable": is_reusable})
-        surroundings.restore()
 
 
 class Inbox:
@@ -208,8 +207,9 @@ class Plans:
 
 def _limit_memory(megabytes: int | None) -> None:
     """Limit what this process may allocate. The soft limit: a child runs handlers with different ones in turn."""
-    limit = resource.RLIM_INFINITY if megabytes is None else megabytes * _MB
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)  # infinite, unless a handler has lowered it
+    limit = most if megabytes is None else megabytes * _MB
+    resource.setrlimit(resource.RLIMIT_DATA, (limit if most == resource.RLIM_INFINITY else min(limit, most), most))
 
 
 class Usage:

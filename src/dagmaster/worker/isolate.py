@@ -1,7 +1,8 @@
 """Plain handlers run here: in warm, reused child processes that can be killed.
 
 A child is a runner of handlers and its keeper, which ends everything the handler has started once the runner has ended, by
-whatever cause; a timeout ends it by SIGKILL at once, since a hung C call hears nothing gentler. See `child`.
+whatever cause; a timeout ends it by SIGKILL at once, since a hung C call hears nothing gentler. See `child`. A keeper that was
+itself stopped or killed is ended by force, and what it leaves is found by the mark that all of them bear.
 
     start ─▶ idle ─▶ busy ─▶ idle …      after `recycle_after` tasks, or grown too large: killed, a fresh one follows
                        └──▶ killed       timed out, told to stop and didn't, died, spoke nonsense
@@ -17,19 +18,23 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from dagmaster import log
 from dagmaster.errors import DagmasterError, TimedOut, Unavailable
 from dagmaster.handlers.registry import Registration
 from dagmaster.jobs.model import TaskMessage
 from dagmaster.jobs.states import TaskStatus
-from dagmaster.worker import frames
+from dagmaster.worker import frames, strays
+from dagmaster.worker.child import ALL_DEAD
 from dagmaster.worker.context import TaskContext
 from dagmaster.worker.frames import BrokenChannel, Frame
 from dagmaster.worker.outcome import RETURNED, Outcome, failed
 
 START_SECONDS = 60.0
 DEATH_SECONDS = 10.0
+KEEPER_SECONDS = 3.0  # for a keeper to end all; it takes milliseconds
+LAST_WORDS_SECONDS = 0.2  # for what a process wrote before its end to be read
 SAMPLE_SECONDS = 1.0
 
 _STATUSES = {"done": TaskStatus.SUCCEEDED, "failed": TaskStatus.FAILED, "returned": TaskStatus.RETURNED}
@@ -40,7 +45,9 @@ _log = log.get("worker")
 class Child:
     """One child process and the channel to it."""
 
-    def __init__(self, process: asyncio.subprocess.Process, streams: "_Streams", lifeline: int) -> None:
+    def __init__(
+        self, process: asyncio.subprocess.Process, streams: "_Streams", lifeline: socket.socket, mark: str
+    ) -> None:
         self.process = process  # the keeper
         self.pid = process.pid  # the runner's, once it has told
         self.tasks_run = 0
@@ -48,22 +55,26 @@ class Child:
         self.peak_mb: float | None = None
         self._streams = streams
         self._lifeline = lifeline
+        self._mark = mark
+        self._end = asyncio.create_task(self._close_at_the_end(), name="end of a child")
 
     @classmethod
     async def start(cls) -> "Child":
         ours, theirs = socket.socketpair()
-        lifeline_read, lifeline_write = os.pipe()
+        lifeline, its_end = socket.socketpair()
+        lifeline.setblocking(False)
+        mark = uuid4().hex
         streams = _Streams(*await asyncio.open_connection(sock=ours))
         try:
-            process = await _spawn(theirs.fileno(), lifeline_read)
+            process = await _spawn(theirs.fileno(), its_end.fileno(), mark)
         except BaseException:
             streams.writer.close()
-            os.close(lifeline_write)
+            lifeline.close()
             raise
         finally:
             theirs.close()
-            os.close(lifeline_read)
-        child = cls(process, streams, lifeline_write)
+            its_end.close()
+        child = cls(process, streams, lifeline, mark)
         try:
             await child._greet()
         except BaseException:
@@ -100,18 +111,47 @@ class Child:
         """End it and all it has started, and wait until they are dead."""
         self.let_go()
         try:
-            async with asyncio.timeout(DEATH_SECONDS):
-                await self.process.wait()
+            await self._await_end(KEEPER_SECONDS)
+            if not self._are_all_dead():
+                await self._end_by_force()
         except TimeoutError:
             _log.error("a killed child process does not die; it hangs in the kernel", pid=self.pid)
         finally:
+            self._end.cancel()
+            self._lifeline.close()
             self._streams.writer.close()
 
     def let_go(self) -> None:
         """Have its keeper end it, without waiting. Safe from another thread."""
-        lifeline, self._lifeline = self._lifeline, -1
-        if lifeline >= 0:
-            os.close(lifeline)
+        with contextlib.suppress(OSError):  # it is gone
+            self._lifeline.shutdown(socket.SHUT_WR)
+        if self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.process.pid, signal.SIGCONT)
+
+    async def _await_end(self, seconds: float) -> None:
+        await asyncio.wait([asyncio.ensure_future(self.process.wait())], timeout=seconds)
+
+    def _are_all_dead(self) -> bool:
+        try:
+            return self._lifeline.recv(1) == ALL_DEAD
+        except OSError:
+            return False
+
+    async def _end_by_force(self) -> None:
+        """The keeper was stopped, or killed before it had ended the others."""
+        _log.warning("a child process has lost its keeper; ending all that it has started", pid=self.pid)
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+        async with asyncio.timeout(DEATH_SECONDS):
+            await self.process.wait()
+            await asyncio.to_thread(strays.end, self._mark, {self.process.pid, self.pid}, DEATH_SECONDS)
+
+    async def _close_at_the_end(self) -> None:
+        """A copy of the runner may hold the channel open when the child itself is gone."""
+        await self.process.wait()
+        await asyncio.sleep(LAST_WORDS_SECONDS)
+        self._streams.writer.transport.abort()
 
     def sample_peak(self) -> None:
         """Remember the most memory seen, for the case that the process is killed for it."""
@@ -126,12 +166,13 @@ class _Streams:
     writer: asyncio.StreamWriter
 
 
-async def _spawn(channel: int, lifeline: int) -> asyncio.subprocess.Process:
+async def _spawn(channel: int, lifeline: int, mark: str) -> asyncio.subprocess.Process:
     # -P: the child's import path comes from the worker, not from whatever folder it happens to stand in.
     arguments = ("-u", "-P", "-m", "dagmaster.worker.child", str(channel), str(lifeline))
     return await asyncio.create_subprocess_exec(
         sys.executable, *arguments, pass_fds=(channel, lifeline), start_new_session=True,
         stdin=asyncio.subprocess.DEVNULL, stdout=2,  # what a handler prints belongs to the log
+        env=os.environ | {strays.MARK: mark},
     )  # fmt: skip
 
 

@@ -7,6 +7,10 @@ there are free places. Handlers run meanwhile, each as a task of the event loop,
                   │                  ▲
                   ├─ cancelled, timed out, failed
                   └─ lost: no longer ours, stopped, its report dropped
+
+A task with which workers have vanished repeatedly may be what ends them. It runs alone, so that no other is lost with it:
+nothing is claimed until all that runs has ended and is handed in, then until it has ended. If that takes long it is given
+back: another worker may be less busy.
 """
 
 import asyncio
@@ -46,6 +50,8 @@ FRESH_SECONDS = 0.005  # handlers claimed this recently are about to finish
 SHOW_RUNNING_SECONDS = 0.2
 BACKOFF_SECONDS = (0.05, 5.0)
 LAST_REPORTS_SECONDS = 5.0
+SUSPECT_LOSSES = 2
+SUSPECT_SECONDS = 30.0  # how long a suspect waits to be alone
 STOPPING_SECONDS = 12.0  # for handlers that were cancelled to end; a kill takes milliseconds
 
 CANCEL_GRACE_SECONDS = 5.0  # between telling a handler to stop and ending it
@@ -135,6 +141,9 @@ class Worker:
 
         self._held: dict[str, HeldTask] = {}
         self._light_running = 0
+        self._suspects: dict[str, TaskMessage] = {}  # claimed, and not started until nothing else runs
+        self._alone: str | None = None  # the suspect that runs
+        self._suspected_at = 0.0
         self._finished: list[Finished] = []
         self._in_flight: Sequence[Finished] = ()
         self._deliveries: list[Delivery] = []
@@ -222,6 +231,7 @@ class Worker:
         ledger = open_ledger()
         held = [task.context for task in self.held if not task.is_lost]
         reports = [_failed(each.task, error) if each is culprit else _returned(each.task) for each in held]
+        reports += [_returned(task) for task in tuple(self._suspects.values())]
         finished = [*self._in_flight, *self._finished]
         await self._hand_in(ledger, [Finished(report, 1000) for report in reports])
         await self._hand_in(ledger, finished)
@@ -238,6 +248,8 @@ class Worker:
 
     async def _turn(self) -> None:
         self._wake.clear()
+        if self._suspects:
+            self._look_after_suspects()
         demand = self._demand()
         if self._finished:
             await self._linger()
@@ -248,6 +260,8 @@ class Worker:
             await self._rest(demand)
 
     def _demand(self) -> Demand:
+        if self._suspects or self._alone in self._held:
+            return Demand(self._settings.worker_queue)
         heavy_running = len(self._held) - self._light_running
         light = self._settings.worker_slots - self._light_running if self._light_handlers else 0
         heavy = self._settings.worker_processes - heavy_running if self._heavy_handlers else 0
@@ -436,6 +450,8 @@ class Worker:
             return
         loop = asyncio.get_running_loop()
         self._claimed_at = loop.time()
+        if any(task.losses >= SUSPECT_LOSSES for task in claimed):
+            claimed = self._hold_suspects_back(claimed)
         batch = [self._start_one(task, loop) for task in claimed]
         loop.call_later(SHOW_RUNNING_SECONDS, self._show_running, batch)
 
@@ -446,6 +462,30 @@ class Worker:
         held.job = loop.create_task(self._runner.run(held.context))
         held.job.add_done_callback(partial(self._on_done, held))
         return held
+
+    def _hold_suspects_back(self, claimed: Sequence[TaskMessage]) -> Sequence[TaskMessage]:
+        suspects = {task.task_id: task for task in claimed if task.losses >= SUSPECT_LOSSES}
+        _log.warning("workers have vanished with these tasks; they will run alone", tasks=list(suspects)[:10])
+        self._suspects |= suspects
+        self._suspected_at = asyncio.get_running_loop().time()
+        return [task for task in claimed if task.task_id not in suspects]
+
+    def _look_after_suspects(self) -> None:
+        """Start the next one if nothing else could be lost with it; give all back when they have waited for long."""
+        loop = asyncio.get_running_loop()
+        if not self._held and not self._finished:
+            task = self._suspects.pop(next(iter(self._suspects)))
+            self._suspected_at = loop.time()
+            self._alone = task.task_id
+            held = self._start_one(task, loop)
+            loop.call_later(SHOW_RUNNING_SECONDS, self._show_running, [held])
+        elif loop.time() - self._suspected_at > SUSPECT_SECONDS:
+            self._return_suspects()
+
+    def _return_suspects(self) -> None:
+        suspects, self._suspects = self._suspects, {}
+        for task in suspects.values():
+            self._finish(_returned(task), 4)
 
     def _on_done(self, held: HeldTask, job: asyncio.Task[tuple[Report, int]]) -> None:
         if self._held.pop(held.task_id, None) is None:
@@ -492,6 +532,7 @@ class Worker:
         """What runs, and what is finished but not handed in: that must not be taken for lost in an outage either."""
         waiting = [*self._in_flight, *self._finished]
         running = [held.context.running() for held in self._held.values() if not held.is_lost]
+        running += [Running(task.job_id, task.node_id, task.attempt) for task in self._suspects.values()]
         return running + [Running(item.report.job_id, item.report.node_id, item.report.attempt) for item in waiting]
 
     def _held_with_news(self) -> Collection[Running]:
@@ -500,6 +541,7 @@ class Worker:
     def _lose(self, task_ids: Iterable[str]) -> None:
         """Stop what is someone else's by now. Finished reports are still handed in: recorded, and ignored."""
         for task_id in task_ids:
+            self._suspects.pop(task_id, None)
             held = self._held.get(task_id)
             if held is None or held.is_lost:
                 continue
@@ -513,6 +555,9 @@ class Worker:
     def _end_early(self, task_ids: Iterable[str]) -> None:
         """People want these to end: the handlers are told, and after their grace ended. Plain ones are the pool's to kill."""
         for task_id in task_ids:
+            if task := self._suspects.pop(task_id, None):
+                self._finish(_returned(task), 4)
+                self._wake.set()
             held = self._held.get(task_id)
             if held is None or held.context.cancelled:
                 continue
@@ -527,6 +572,7 @@ class Worker:
         """Give handlers their grace, stop the rest, hand everything in."""
         loop = asyncio.get_running_loop()
         _log.info("worker stops", running=len(self._held), grace_seconds=self._grace_seconds)
+        self._return_suspects()
         for held in self._held.values():
             held.context.shut_down()
         await self._await_handlers(loop.time() + self._grace_seconds)

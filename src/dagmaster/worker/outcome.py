@@ -34,6 +34,7 @@ class Outcome:
 
 
 RETURNED = Outcome(TaskStatus.RETURNED)
+CANCELLED = Outcome(TaskStatus.CANCELLED)
 
 
 def failed(error: BaseException, *, metrics: dict[str, Any] | None = None) -> Outcome:

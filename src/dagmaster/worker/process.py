@@ -21,9 +21,29 @@ from dagmaster.worker.watchdog import Watchdog
 def worker_process(settings: Settings, worker: Worker, open_ledger: Callable[[], Ledger]) -> Iterator[None]:
     """Enter inside the loop. `open_ledger` is for the case that the loop hangs: a connection that needs none of it."""
     print_to_the_log()
-    asyncio.get_running_loop().set_task_factory(_task)
-    with Watchdog(settings.task_lease_sec, partial(worker.give_up, open_ledger)):
+    loop = asyncio.get_running_loop()
+    loop.set_task_factory(_task)
+    with _copies_leaving(loop), Watchdog(settings.task_lease_sec, partial(worker.give_up, open_ledger)):
         yield
+
+
+@contextmanager
+def _copies_leaving(loop: Any) -> Iterator[None]:
+    """A copy of this process that a handler has forked ends where it would go on with the loop, whose connections it shares.
+
+    What it does before is its own: multiprocessing, and programs that are prepared in Python, never come back to the loop.
+    """
+    is_over = False
+
+    def leave() -> None:
+        if not is_over:
+            loop._ready.appendleft(asyncio.Handle(os._exit, (0,), loop))  # ahead of all that is due already
+
+    os.register_at_fork(after_in_child=leave)
+    try:
+        yield
+    finally:
+        is_over = True
 
 
 def print_to_the_log() -> None:

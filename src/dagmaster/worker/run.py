@@ -16,7 +16,7 @@ from dagmaster.jobs.model import TaskMessage
 from dagmaster.jobs.states import TaskStatus
 from dagmaster.worker.context import HANDLING, TaskContext
 from dagmaster.worker.isolate import Pool
-from dagmaster.worker.outcome import RETURNED, Outcome, failed
+from dagmaster.worker.outcome import CANCELLED, RETURNED, Outcome, failed
 from dagmaster.worker.watchdog import Blocked
 
 
@@ -34,7 +34,6 @@ class Runner:
         loop = asyncio.get_running_loop()
         started = loop.time()
         outcome = _settle(await self._classified(task, context), context)
-        context.is_over = True
         metrics = {"seconds": round(loop.time() - started, 6)}
         if outcome.metrics:
             metrics |= outcome.metrics
@@ -98,8 +97,8 @@ def _settle(outcome: Outcome, context: TaskContext) -> Outcome:
     if outcome.status is TaskStatus.RETURNED and not (context.cancelled or context.shutting_down):
         # Else a handler could go round for ever without it counting as an attempt.
         return failed(HandlerFailed("the handler gave its task back unasked", code="handler.gave-back"))
-    if outcome.status is TaskStatus.FAILED and context.cancelled:
-        return RETURNED  # whatever it stumbled over, it was told to stop
+    if outcome.status is not TaskStatus.SUCCEEDED and context.cancelled:
+        return CANCELLED  # whatever it stumbled over, it was told to stop
     return outcome
 
 

@@ -2,7 +2,8 @@
 
 The loop ticks; a thread takes samples and counts those between which neither a tick came nor the step changed that the
 loop is at. It counts its own samples, not time, so that a process which was stopped as a whole (SIGSTOP, a suspended
-machine) isn't taken for hung: its thread slept as well. Three things happen, in parts of its patience, which is a lease:
+machine) isn't taken for hung: its thread slept as well. Samples that could not be taken while the loop used the processor
+count too. Three things happen, in parts of its patience, which is a lease:
 
     a half           a signal raises Blocked in the very step that hangs: the task fails, the worker goes on. It ends what
                      waits in Python, or in a system call made from there: sleep, recv, a program, a lock, a regex.
@@ -10,9 +11,12 @@ machine) isn't taken for hung: its thread slept as well. Three things happen, in
                      is reported failed and all others are given back, before their leases lapse; the process ends.
     all of it        it is no handler's step that hangs, or there was no way to give anything back: the process ends.
 
+What a handler has left in the loop is its own, also when it has ended.
+
 A call that also keeps the interpreter's lock stops the thread. For that case there are two timers of processor time, set
-anew at each tick: the first sends the same signal, which some such calls look for (regexes, large integers); the second
-lets the kernel end the process, with a traceback. A stopped process uses no processor time.
+anew at each tick: the first sends the same signal, which some such calls look for (regexes, large integers), early, since
+on a busy machine processor time passes slowly; the second lets the kernel end the process, with a traceback. A stopped
+process uses no processor time.
 """
 
 import asyncio
@@ -35,6 +39,8 @@ EXIT_CODE = 70
 _SAMPLES = 20
 _STDERR = 2
 _INTERRUPT, _RESCUE = 0.5, 0.6  # of the patience; when it began, a lease was up to a quarter old already
+_LOOK = 0.25  # of the patience, in processor time: when a step that lets no sample be taken is looked at
+_SHARE = 4  # how many may share the processor with a loop that hangs, and its samples still be counted in full
 _STEP = asyncio.Handle._run.__code__
 
 Rescue = Callable[[TaskContext, HandlerFailed], Coroutine[Any, Any, None]]
@@ -95,9 +101,8 @@ class Watchdog:
 
     def _tick(self) -> None:
         self._ticks += 1
-        # Samples of the thread come first, if it can take any. All threads' processor time counts: the last means has twice
-        # the patience.
-        self._set_timers(_INTERRUPT * self._patience + 2 * self._period, 2 * self._patience)
+        # All threads' processor time counts: the last means has twice the patience.
+        self._set_timers(_LOOK * self._patience, 2 * self._patience)
         self._timer = asyncio.get_running_loop().call_later(self._period / 2, self._tick)
 
     def _set_timers(self, interrupt_seconds: float, end_seconds: float) -> None:
@@ -107,14 +112,21 @@ class Watchdog:
     # In the thread
 
     def _watch(self) -> None:
-        ticks, step, silent = 0, None, 0
+        ticks, step, silent = 0, None, 0.0
+        clock = time.pthread_getcpuclockid(self._thread_id)
+        used = time.clock_gettime(clock)
         while not self._over.is_set():
             time.sleep(self._period)
             ticks_before, ticks = ticks, self._ticks
             step_before, step = step, _step(sys._current_frames().get(self._thread_id))
-            silent = silent + 1 if ticks == ticks_before and step is step_before else 0
-            self._sampled_at = time.monotonic()
-            self._act(step, silent * self._period)
+            used_before, used = used, time.clock_gettime(clock)
+            now = time.monotonic()
+            silent = silent + self._period if ticks == ticks_before and step is step_before else 0.0
+            # Whoever kept this thread from its samples, and used the processor, is still at it.
+            missed = min(now - self._sampled_at, _SHARE * (used - used_before)) - self._period
+            silent += max(0.0, missed)
+            self._sampled_at = now
+            self._act(step, silent)
 
     def _act(self, step: asyncio.Handle | None, seconds: float) -> None:
         self._stuck = None
@@ -172,5 +184,4 @@ def _step(frame: FrameType | None) -> asyncio.Handle | None:
 
 def _handling(step: asyncio.Handle | None) -> TaskContext | None:
     """Whose handler a step belongs to."""
-    context = step._context.get(HANDLING) if step is not None else None  # type: ignore[attr-defined]
-    return None if context is None or context.is_over else context
+    return step._context.get(HANDLING) if step is not None else None  # type: ignore[attr-defined]

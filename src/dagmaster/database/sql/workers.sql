@@ -82,13 +82,19 @@ WITH report AS MATERIALIZED (
            lease_until = dagapp.clock() + make_interval(secs => %(lease)s)
       FROM (SELECT * FROM light UNION ALL SELECT * FROM heavy) AS c
      WHERE t.job_id = c.job_id AND t.node_id = c.node_id AND t.attempt = c.attempt
-    RETURNING t.task_id, t.job_id, t.node_id, t.attempt, t.handler, t.params, t.queue, t.timeout_seconds, t.retry_count
+    RETURNING t.task_id, t.job_id, t.node_id, t.attempt, t.handler, t.params, t.queue, t.timeout_seconds, t.retry_count,
+              -- Only for the few whose attempts are more than their retries explain.
+              CASE WHEN t.attempt - t.retry_count > 2
+                   THEN (SELECT count(*)
+                           FROM dagapp.dag_tasks p
+                          WHERE p.job_id = t.job_id AND p.node_id = t.node_id AND p.status = 'lost')::int
+                   ELSE 0 END AS losses
 )
 SELECT NULL::text AS task_id, NULL::uuid AS job_id, NULL::text AS node_id, (SELECT count(*) FROM done)::int AS attempt,
        NULL::text AS handler, NULL::jsonb AS params, NULL::text AS queue, NULL::float8 AS timeout_seconds,
-       NULL::int AS retry_count
+       NULL::int AS retry_count, NULL::int AS losses
  UNION ALL
-SELECT task_id, job_id, node_id, attempt, handler, params, queue, timeout_seconds, retry_count
+SELECT task_id, job_id, node_id, attempt, handler, params, queue, timeout_seconds, retry_count, losses
   FROM claimed;
 
 -- name: limited_queues
