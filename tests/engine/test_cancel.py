@@ -89,8 +89,15 @@ async def test_e14_a_running_handler_is_told_within_a_second_and_what_waits_neve
         assert task["stop_seen_at"] >= task["stop_requested_at"]
         stopping = next(event for event in await running.events(job_id) if event["event_type"] == "job_stopping")
         assert stopping["event_data"] == {"reason": "cancelled", "by": "ana", "why": "wrong file"}
+        assert not (await cancel(running.ledger, job_id)).is_new  # whoever lost the answer may ask again
+
+
+async def test_e14_a_job_that_ended_otherwise_can_not_be_cancelled(database):
+    async with engine(database) as running:
+        job = await running.run("echo_test", message="hi")
+
         with pytest.raises(Conflict, match="ended already"):
-            await cancel(running.ledger, job_id)
+            await cancel(running.ledger, job["job_id"])
 
 
 async def test_e14_a_deaf_handler_is_killed_after_its_grace(database, tmp_path):
