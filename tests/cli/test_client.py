@@ -1,7 +1,9 @@
 """The client and servers that answer in every way but the right one [M3]."""
 
+import gzip
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -245,3 +247,57 @@ def test_a_stream_that_is_none_is_refused_m3():
         list(resumed(client, JOB, 0, give_up))
 
     assert raised.value.code == "server.not-a-platform"
+
+
+def endless(request: BaseHTTPRequestHandler) -> None:
+    request.send_response(200)
+    request.send_header("Content-Type", "application/json")
+    request.end_headers()
+    try:
+        while True:
+            request.wfile.write(b" " * 65536)
+    except OSError:
+        return
+
+
+def drop_by_drop(request: BaseHTTPRequestHandler) -> None:
+    request.send_response(200)
+    request.send_header("Content-Type", "application/json")
+    request.end_headers()
+    try:
+        while True:
+            request.wfile.write(b" ")
+            time.sleep(0.1)
+    except OSError:
+        return
+
+
+def test_an_answer_without_end_is_cut_off(monkeypatch):
+    monkeypatch.setattr("dagmaster.cli.client._LARGEST_ANSWER_BYTES", 1_000_000)
+    with answering(endless) as client, pytest.raises(Unavailable, match="more than 1,000,000 bytes"):
+        client.job(JOB)
+
+
+def test_an_answer_that_drips_has_a_deadline():
+    with answering(drop_by_drop, timeout_seconds=0.5) as client, pytest.raises(Unavailable, match="took too long"):
+        client.job(JOB)
+
+
+def test_a_bomb_is_not_unpacked(monkeypatch):
+    monkeypatch.setattr("dagmaster.cli.client._LARGEST_ANSWER_BYTES", 1_000_000)
+    bomb = gzip.compress(b" " * 20_000_000)
+    answer = plain(200, "application/json", bomb, **{"Content-Encoding": "gzip"})
+    with answering(answer) as client, pytest.raises(Unavailable, match="more than 1,000,000 bytes"):
+        client.job(JOB)
+
+
+def test_a_packed_answer_is_understood():
+    packed = gzip.compress(json.dumps({"job": 1}).encode())
+    with answering(plain(200, "application/json", packed, **{"Content-Encoding": "gzip"})) as client:
+        assert client.job(JOB) == {"job": 1}
+
+
+@pytest.mark.parametrize("page", [{"items": [], "next": "x"}, {"items": [{"a": 1}], "next": 7}])
+def test_pages_that_lead_nowhere_end_the_asking(page):
+    with answering(as_json(page)) as client, pytest.raises(Unavailable, match="leads nowhere"):
+        client.workflows()

@@ -7,6 +7,7 @@
 Where the platform is, is asked anew after a lost connection: one that was started again may listen elsewhere.
 """
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -41,6 +42,7 @@ STREAM_TIMEOUT_SECONDS = 50.0
 # Deploying and migrating wait for locks.
 SCHEMA_TIMEOUT_SECONDS = 900.0
 _LARGEST_EVENT_BYTES = 64 * 1024 * 1024
+_LARGEST_ANSWER_BYTES = 256 * 1024 * 1024
 _MOST_LETTERS = 10_000
 
 _KINDS: Mapping[int, type[DagmasterError]] = {
@@ -273,6 +275,8 @@ class Client:
             page = self._object("GET", path, params={"limit": count, "after": after, **filters})
             if not isinstance(page.get("items"), list) or "next" not in page:
                 raise unexpected("a page without items")
+            if not isinstance(page["next"], str | None) or (page["next"] is not None and not page["items"]):
+                raise unexpected("a page that leads nowhere")
             items += page["items"]
             after = page["next"]
             if after is None or len(items) >= limit:
@@ -311,10 +315,12 @@ class Client:
         given = {name: value for name, value in (params or {}).items() if value is not None}
         headers = {"Content-Type": media_type} if sent is not None else {}
         patience = httpx2.Timeout(timeout or self._timeout_seconds, connect=self._connect_seconds())
-        with self._translated(url):
-            answer = http.request(
-                method, f"{url}{PREFIX}{path}", params=given, content=sent, headers=headers, timeout=patience
-            )
+        path = f"{url}{PREFIX}{path}"
+        with (
+            self._translated(url),
+            http.stream(method, path, params=given, content=sent, headers=headers, timeout=patience) as response,
+        ):
+            answer = _whole(response, time.monotonic() + (timeout or self._timeout_seconds), _shown(url))
         self.now = _moment(answer) or datetime.now(UTC)
         _refuse_unless_ok(answer, url, expected)
         return answer
@@ -391,6 +397,23 @@ def _moment(answer: httpx2.Response) -> datetime | None:
         return parsedate_to_datetime(answer.headers["date"])
     except (KeyError, ValueError):
         return None
+
+
+def _whole(response: httpx2.Response, until: float, url: str) -> httpx2.Response:
+    """The answer, if it comes to an end: in time, and at a size that a command can hold."""
+    parts: list[bytes] = []
+    size = 0
+    for part in response.iter_bytes():
+        size += len(part)
+        if size > _LARGEST_ANSWER_BYTES:
+            raise unexpected(f"it has more than {_LARGEST_ANSWER_BYTES:,} bytes")
+        if time.monotonic() > until:
+            raise Unavailable(
+                f"{url} took too long to answer", code="server.slow", hint="try again; is the platform overloaded?"
+            )
+        parts.append(part)
+    headers = [(name, value) for name, value in response.headers.multi_items() if name.lower() != "content-encoding"]
+    return httpx2.Response(response.status_code, headers=headers, content=b"".join(parts), request=response.request)
 
 
 def _events(response: httpx2.Response) -> Iterator[StreamedEvent]:

@@ -41,6 +41,7 @@ def submit(
     With --wait or --watch the exit code tells how it ended: 0 completed, 1 otherwise. Ctrl-C leaves the job running, with
     exit code 130.
     """
+    from dagmaster.cli.answers import Submitted, read
     from dagmaster.cli.follow import detached, follow
 
     given = _object(params) if params else {}
@@ -52,6 +53,7 @@ def submit(
     inputs = _inputs(schema, pairs, given)
     with _held_back() as is_interrupted:
         answer = _submitted(state, {**submission, **chosen, "input_params": inputs}, force=force, resume=resume)
+        read(Submitted, answer)  # or it is no answer to a submission
     if is_interrupted():
         return detached(state, answer["job_id"])
     if wait or watch:
