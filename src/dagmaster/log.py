@@ -56,12 +56,14 @@ _SECRET_NAME = re.compile(rf"(?:{'|'.join(_NAMES.values())})\d{{0,3}}\Z", re.IGN
 _AFTER = r"""(?=[\s,;:)\]}>&|<.?!\\"'`]|\Z)"""
 _CLOSES = re.compile(_AFTER)
 _CLOSED = re.compile(r"""(?=[,;:)\]}>]*+(?:[\s"'\\]|\Z))""")
-_URLS = re.compile(rf"""://(?:[^\s"'<>`]++|'(?!{_AFTER}))*+""")
+# Where several ways may repeat, the repetition is not possessive: early 3.11 would keep what a way took before it failed. Nothing
+# follows it, so nothing is tried twice either.
+_URLS = re.compile(rf"""://(?:[^\s"'<>`]++|'(?!{_AFTER}))*""")
 _WORD = re.compile(
     r"""(?:[^\s&;"'\\]++"""
     r"""|[&;](?![ \t]?[\w.%-]{1,60}(?:=|%3D))"""  # the next parameter
     rf"""|\\++(?:(?!["'])|["'](?!{_AFTER}))"""
-    rf"""|["'](?!{_AFTER}))*+""",
+    rf"""|["'](?!{_AFTER}))*""",
     re.IGNORECASE,
 )
 _LINE = re.compile(r"[^\r\n]*+")

@@ -578,10 +578,12 @@ def test_m3_settings_are_those_of_the_server_and_not_of_our_sessions(database):
 
 
 def test_m3_ports_that_others_hold_are_told(dagmaster, monkeypatch):
-    with socket.create_server(("127.0.0.1", 0)) as stranger:
+    # Two, since the checks run side by side and each tries its port.
+    with socket.create_server(("127.0.0.1", 0)) as stranger, socket.create_server(("127.0.0.1", 0)) as other:
         monkeypatch.setenv("API_PORT", str(stranger.getsockname()[1]))
-        monkeypatch.setenv("HEALTH_PORT", str(stranger.getsockname()[1]))
+        monkeypatch.setenv("HEALTH_PORT", str(other.getsockname()[1]))
         stranger.close()
+        other.close()
         free = by_check(dagmaster("doctor", "--json"))
 
     with socket.create_server(("127.0.0.1", 0)) as stranger:

@@ -80,7 +80,13 @@ class Simulation:
         self.cancels = 0  # how likely it is that someone cancels the job
         self.job_id = new_job_id(0, self.random.randbytes(10))
         at_once(self.ledger.create_jobs([NewJob(self.job_id, case.workflow, {})]))
+        self._forget_the_deadline()
         self.owner = self._claim()
+
+    def _forget_the_deadline(self) -> None:
+        """Days pass here, and what comes of them is the tasks' own affair."""
+        job = self.database.jobs[self.job_id]
+        self.database.jobs[self.job_id] = job.model_copy(update={"deadline_at": None})
 
     def _uuid(self) -> UUID:
         return UUID(bytes=self.random.randbytes(16), version=4)
@@ -258,6 +264,7 @@ class Simulation:
     def revive(self, choose: Callable[[JobView], Revival]) -> Revival:
         """Run a job that has ended again; someone claims it."""
         revival, _ = at_once(self.ledger.revive(self.job_id, lambda job: choose(view_of(job)), {}))
+        self._forget_the_deadline()
         self.held = []
         self.owner = self._claim()
         return revival

@@ -86,13 +86,13 @@ def _a_part(run: Simulation, random: Random) -> dict[str, str] | None:
     return random.choice(choices) if choices else None
 
 
-@settings(max_examples=250, deadline=None, derandomize=True, database=None, suppress_health_check=_CHECKS)
+@settings(max_examples=150, deadline=None, derandomize=True, database=None, suppress_health_check=_CHECKS)
 @given(cases())
 def test_e15_a_job_is_cancelled_and_resumed_again_and_again(case):
     run_cancel_and_resume(case)
 
 
-@settings(max_examples=250, deadline=None, derandomize=True, database=None, suppress_health_check=_CHECKS)
+@settings(max_examples=150, deadline=None, derandomize=True, database=None, suppress_health_check=_CHECKS)
 @given(cases())
 def test_e15_parts_of_a_job_are_retried_again_and_again(case):
     run_and_retry(case)

@@ -152,7 +152,7 @@ def test_whoever_asks_for_a_workflow_that_was_refused_hears_of_it(site, catalog)
     files = {"bad.yaml": WORKFLOW.format(name="bad", handler="echo").replace("type: end", "type: ende")}
     write_package(site, "mixed", files, workflows="mixed")
 
-    with pytest.raises(NotFound, match=r"mixed/bad\.yaml:6:3"):
+    with pytest.raises(NotFound, match=r"bad\.yaml:6:3"):
         catalog().get("bad")
 
 
@@ -187,7 +187,7 @@ def test_orchestrator_worker_and_command_line_know_an_installed_package(cluster:
     assert failed.returncode == 1
     assert "no river is named Styx" in failed.stdout + failed.stderr
     assert refused.returncode == 4
-    assert "half_package/bad.yaml" in refused.stderr
+    assert "bad.yaml" in refused.stderr  # the file by its name only: whose folders they are is nobody else's business
     assert "half_package/bad.yaml" in said
 
 

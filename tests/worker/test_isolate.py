@@ -26,7 +26,7 @@ def is_alive(pid: int) -> bool:
     """Running; the dead whom init has not buried yet don't count."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
 
 

@@ -112,7 +112,12 @@ def _without_subcommand(state: State, context: click.Context) -> None:
 
 def main() -> None:
     prepare_streams()
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    try:
+        sys.stderr.flush()
+    except (OSError, ValueError):  # nobody can read it; the exit code still tells
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    sys.exit(code)
 
 
 def run(arguments: Sequence[str]) -> int:
