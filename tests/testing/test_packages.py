@@ -3,6 +3,7 @@
 import sys
 
 import pytest
+import structlog
 
 from dagmaster.database.embedded import Cluster
 from dagmaster.errors import NotFound
@@ -29,6 +30,12 @@ nodes:
   work: {{handler: {handler}, next: end}}
   end: {{type: end}}
 """
+
+
+@pytest.fixture(autouse=True)
+def as_if_nothing_was_configured():
+    """Whoever ran before may have sent the log elsewhere."""
+    structlog.reset_defaults()
 
 
 @pytest.fixture
