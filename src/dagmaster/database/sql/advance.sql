@@ -33,7 +33,8 @@ WITH held AS MATERIALIZED (
       FROM reported k
       JOIN dagapp.dag_node_states n
         ON n.job_id = k.job_id AND n.node_id = k.node_id
-     WHERE r.job_id = k.job_id AND r.node_id = k.node_id AND r.attempt = k.attempt AND NOT r.processed
+     -- Not `NOT r.processed`: that would invite the index of what is unprocessed, which knows only the job.
+     WHERE r.job_id = k.job_id AND r.node_id = k.node_id AND r.attempt = k.attempt AND r.processed IS NOT TRUE
     RETURNING r.job_id, r.node_id, r.attempt, n.parent_node_id AS parent, n.fan_out_index AS index, n.status AS was,
               n.retry_count, n.loss_count, r.status, r.started_at, r.reported_at AS finished_at,
               r.worker_id::text AS worker_id, r.error,
