@@ -88,10 +88,11 @@ class Probes:
         self._moved_at = time.monotonic()
         self._over = threading.Event()
         self._timer: asyncio.TimerHandle | None = None
+        self._thread = threading.Thread(target=self._serve, name="probes", daemon=True)
 
     def __enter__(self) -> Self:
         self._tick()
-        threading.Thread(target=self._serve, name="probes", daemon=True).start()
+        self._thread.start()
         _log.info("health is told", url=self.url)
         return self
 
@@ -99,17 +100,18 @@ class Probes:
         self._over.set()
         if self._timer:
             self._timer.cancel()
-        self._bound.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for a client
-        self._bound.close()
+        self._bound.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for a client; it closes the port
+        self._thread.join(_REQUEST_SECONDS)
 
     def _tick(self) -> None:
         self._moved_at = time.monotonic()
         self._timer = asyncio.get_running_loop().call_later(self._period, self._tick)
 
     def _serve(self) -> None:
-        server = _Server(self._bound, self)
-        while not self._over.is_set():
-            server.handle_request()
+        with self._bound:
+            server = _Server(self._bound, self)
+            while not self._over.is_set():
+                server.handle_request()
 
     # Answers
 

@@ -196,3 +196,24 @@ def test_h4_a_taken_port_is_passed_over_and_an_open_one_refused() -> None:
     assert taken.value.code == "health.port-taken"
     assert refused.value.code == "health.not-loopback"
     assert "HEALTH_INSECURE" in (refused.value.hint or "")
+
+
+async def test_h4_probes_that_end_before_their_thread_has_begun_give_the_port_back_without_a_word(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The thread may come late on a busy machine: an exception in it fails the test."""
+    began = threading.Event()
+    serve = Probes._serve
+
+    def late(probes: Probes) -> None:
+        began.set()
+        probes._over.wait()
+        serve(probes)
+
+    monkeypatch.setattr(Probes, "_serve", late)
+    async with working() as bench:
+        port = bind("127.0.0.1", 0)
+        number = port.getsockname()[1]
+        with Probes(port, WorkerHealth(bench.worker, bench.settings), patience_seconds=PATIENCE_SECONDS):
+            assert began.wait(5)
+        bind("127.0.0.1", number).close()
