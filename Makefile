@@ -28,8 +28,8 @@ setup:
 	@scripts/setup
 
 lock: setup          ## renew requirements/*.txt (needs uv on PATH)
-	uv pip compile --quiet --universal --generate-hashes --no-header --python-version 3.11 pyproject.toml -o requirements/base.txt
-	uv pip compile --quiet --universal --generate-hashes --no-header --python-version 3.11 pyproject.toml requirements/dev.in -o requirements/dev.txt
+	uv pip compile --quiet --universal --generate-hashes --no-header --python-version 3.11 --all-extras pyproject.toml -o requirements/base.txt
+	uv pip compile --quiet --universal --generate-hashes --no-header --python-version 3.11 --all-extras pyproject.toml requirements/dev.in -o requirements/dev.txt
 
 format: setup
 	@.venv/bin/ruff format .

@@ -1,0 +1,1 @@
+"""Where files are: zones, locations, and stores that put, get, list and delete objects behind one interface."""
