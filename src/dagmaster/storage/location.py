@@ -1,0 +1,189 @@
+"""Where an object is: a zone, a container of it, and the name of a blob. Also how the platform names what it writes.
+
+The rules are the strictest of all backends, so that a name that is good here is good in a folder, in Azure and in S3.
+"""
+
+import re
+import unicodedata
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Self
+from uuid import UUID
+
+from dagmaster.errors import InvalidRequest
+
+LONGEST_BLOB_BYTES = 1024
+LONGEST_PART_BYTES = 255
+LONGEST_DATASET = 100
+_JOB_ID_VERSION = 7
+
+_CONTAINER = re.compile(r"[a-z0-9](?:[a-z0-9]|-(?=[a-z0-9])){1,61}[a-z0-9]")
+_DATASET = re.compile(rf"[a-z0-9](?:[a-z0-9._-]{{0,{LONGEST_DATASET - 2}}}[a-z0-9])?")
+# Control and format characters, surrogates, separators of lines and paragraphs.
+_UNSEEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+
+
+class Zone(StrEnum):
+    BRONZE = "bronze"  # raw
+    SILVER = "silver"  # processed
+    EXTERNAL = "external"  # public
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """`Location.parse("bronze/2024/dem.tif", Zone.BRONZE)`; one that exists obeys the rules."""
+
+    zone: Zone
+    container: str
+    blob: str
+
+    def __post_init__(self) -> None:
+        _check_container(self.container)
+        _check_blob(self.blob)
+
+    @classmethod
+    def parse(cls, path: str, zone: Zone | str) -> Self:
+        """Read `container/blob`."""
+        container, _, blob = path.partition("/")
+        return cls(Zone(zone), container, blob)
+
+    @property
+    def path(self) -> str:
+        return f"{self.container}/{self.blob}"
+
+    @property
+    def name(self) -> str:
+        """The last part of the blob's name."""
+        return self.blob.rpartition("/")[2]
+
+    def __str__(self) -> str:
+        return f"{self.zone}:{self.path}"
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """All blobs of a container whose names begin with `path/`; without a path, all of them."""
+
+    zone: Zone
+    container: str
+    path: str = ""
+
+    def __post_init__(self) -> None:
+        _check_container(self.container)
+        if self.path:
+            _check_blob(self.path)
+
+    def __truediv__(self, name: str) -> Location:
+        return Location(self.zone, self.container, f"{self.path}/{name}" if self.path else name)
+
+    def __str__(self) -> str:
+        return f"{self.zone}:{self.container}/{self.path}"
+
+
+@dataclass(frozen=True, slots=True)
+class Edition:
+    """One revision of one version of a dataset: what is written under its names is never written again.
+
+    >>> Edition("dem-2024", ordinal=0, revision=1).cog("r00c01.tif")
+    'cogs/dem-2024/v0/r1/r00c01.tif'
+    """
+
+    dataset: str
+    ordinal: int = 0
+    revision: int = 1
+
+    def __post_init__(self) -> None:
+        if not _DATASET.fullmatch(self.dataset):
+            raise InvalidRequest(
+                f"{_shown(self.dataset)} is not the name of a dataset",
+                code="storage.bad-dataset",
+                hint=f"small letters, digits and . _ - inside, {LONGEST_DATASET} at most; `dataset_name` makes one",
+            )
+        if self.ordinal < 0 or self.revision < 1:
+            raise InvalidRequest("versions count from 0, revisions from 1", code="storage.bad-edition")
+
+    def cog(self, name: str) -> str:
+        return self._named("cogs", name)
+
+    def mosaic(self, name: str = "mosaic.json") -> str:
+        return self._named("mosaics", name)
+
+    def tiling_scheme(self, name: str = "tiling_scheme.geojson") -> str:
+        return self._named("tiling_schemes", name)
+
+    def stac(self, name: str) -> str:
+        return self._named("stac", name)
+
+    def _named(self, kind: str, name: str) -> str:
+        return f"{kind}/{self.dataset}/v{self.ordinal}/r{self.revision}/{name}"
+
+
+def intermediate(job_id: UUID, name: str) -> str:
+    """The name of a blob that goes away with its job."""
+    return f"{job_id}/{name}"
+
+
+def job_named(name: str) -> UUID | None:
+    """The job whose folder has this name, if it is exactly how ids of jobs are written: all else belongs to someone else."""
+    try:
+        job_id = UUID(name)
+    except ValueError:
+        return None
+    return job_id if job_id.version == _JOB_ID_VERSION and str(job_id) == name else None
+
+
+def dataset_name(text: str) -> str:
+    """A dataset's name from a title or a file's name without its ending.
+
+    >>> dataset_name("Relevé d'altitude (2024)")
+    'releve-d-altitude-2024'
+    """
+    plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode().lower()
+    name = re.sub(r"[^a-z0-9_.]+", "-", plain)[:LONGEST_DATASET].strip("-_.")
+    if not name:
+        raise InvalidRequest(
+            f"no name of a dataset can be made of {_shown(text)}", code="storage.bad-dataset", hint="give one yourself"
+        )
+    return name
+
+
+def _check_container(container: str) -> None:
+    if not _CONTAINER.fullmatch(container):
+        raise _bad("container", container, "needs 3 to 63 small letters and digits, single hyphens between them")
+
+
+def _check_blob(blob: str) -> None:
+    if problem := _problem_of(blob):
+        raise _bad("blob", blob, problem)
+
+
+def _problem_of(blob: str) -> str | None:
+    if not blob:
+        return "is missing: write container/blob"
+    if any(unicodedata.category(character) in _UNSEEN for character in blob):
+        return "has a control character or one that can't be seen"
+    if "\\" in blob:
+        return "has a backslash"
+    if not unicodedata.is_normalized("NFC", blob):
+        return "is not in Unicode's normal form NFC"
+    if len(blob.encode()) > LONGEST_BLOB_BYTES:
+        return f"has more than {LONGEST_BLOB_BYTES} bytes"
+    return next((problem for part in blob.split("/") if (problem := _problem_of_part(part))), None)
+
+
+def _problem_of_part(part: str) -> str | None:
+    if part in {"", ".", ".."}:
+        return "has an empty part, . or .. between its slashes, or one at an end"
+    if part != part.strip() or part.endswith("."):
+        return "has a part that begins or ends with a space, or ends with a dot"
+    return f"has a part of more than {LONGEST_PART_BYTES} bytes" if len(part.encode()) > LONGEST_PART_BYTES else None
+
+
+def _bad(kind: str, name: str, problem: str) -> InvalidRequest:
+    return InvalidRequest(f"the name of the {kind} {_shown(name)} {problem}", code=f"storage.bad-{kind}")
+
+
+def _shown(name: str) -> str:
+    """Short, and without what a terminal would obey."""
+    start = name[:80]
+    return (f"'{start}'" if start.isprintable() else ascii(start)) + ("…" if len(name) > 80 else "")

@@ -1,0 +1,178 @@
+"""A zone in an object store, through obstore: today its memory, and whatever else it speaks to."""
+
+import contextlib
+import hashlib
+from collections import defaultdict
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+from uuid import UUID
+
+from obstore import exceptions
+from obstore.store import MemoryStore
+
+from dagmaster.errors import Conflict, NotAllowed, NotFound, Unavailable
+from dagmaster.storage import scratch
+from dagmaster.storage.location import Folder, Location, Zone
+from dagmaster.storage.store import CHUNK_BYTES, Found, Stored, bad_range, not_found, require_file, require_path, taken
+
+if TYPE_CHECKING:
+    from obstore import ObjectMeta
+    from obstore.store import ObjectStore as Container
+
+Containers = Callable[[str], "Container"]
+GdalPath = Callable[[Location], str]
+
+
+class ObjectStore:
+    """`containers` gives the store of a container; `gdal_path` how GDAL names an object, where GDAL can reach it at all."""
+
+    def __init__(
+        self, zone: Zone, containers: Containers, scratch_folder: Path, gdal_path: GdalPath | None = None
+    ) -> None:
+        self.zone = zone
+        self._containers = containers
+        self._scratch_folder = scratch_folder
+        self._gdal_path = gdal_path
+
+    def put(self, location: Location, data: bytes, *, create_only: bool = False) -> Stored:
+        return self._put(location, data, len(data), hashlib.sha256(data).hexdigest(), create_only)
+
+    def put_file(self, location: Location, file: Path, *, move: bool = False, create_only: bool = False) -> Stored:
+        size_bytes = require_file(file).st_size
+        with file.open("rb") as content:
+            digest = hashlib.file_digest(content, "sha256").hexdigest()
+        stored = self._put(location, file, size_bytes, digest, create_only)
+        if move:
+            file.unlink(missing_ok=True)
+        return stored
+
+    def get(self, location: Location) -> bytes:
+        with _told(location):
+            return self._container(location).get(location.blob).bytes().to_bytes()
+
+    def get_range(self, location: Location, start: int, length: int) -> bytes:
+        if start < 0 or length < 1 or start >= self.head(location).size_bytes:
+            raise bad_range(location, start, length)
+        with _told(location):
+            return self._container(location).get_range(location.blob, start=start, length=length).to_bytes()
+
+    def get_file(self, location: Location, file: Path) -> None:
+        with _told(location), contextlib.closing(self._chunks(location)) as chunks:
+            first = next(chunks, b"")  # before a file is made: the object may not be there
+            with file.open("xb") as target:
+                target.write(first)
+                target.writelines(chunks)
+
+    def sha256(self, location: Location) -> str:
+        digest = hashlib.sha256()
+        with _told(location):
+            for chunk in self._chunks(location):
+                digest.update(chunk)
+        return digest.hexdigest()
+
+    def head(self, location: Location) -> Found:
+        with _told(location):
+            return _found(location, self._container(location).head(location.blob))
+
+    def exists(self, location: Location) -> bool:
+        try:
+            self.head(location)
+        except NotFound:
+            return False
+        return True
+
+    def list(self, folder: Folder) -> Iterator[Found]:
+        with _told(folder):
+            for page in self._containers(folder.container).list(folder.path or None):
+                for seen in page:
+                    yield _found(Location(folder.zone, folder.container, seen["path"]), seen)
+
+    def delete(self, location: Location) -> None:
+        with contextlib.suppress(NotFound), _told(location):
+            self._container(location).delete(location.blob)
+
+    def folders(self, folder: Folder) -> Iterator[str]:
+        with _told(folder):
+            below = self._containers(folder.container).list_with_delimiter(folder.path or None)
+        for path in below["common_prefixes"]:
+            yield path.rpartition("/")[2]
+
+    def delete_all(self, folder: Folder) -> None:
+        require_path(folder)
+        for found in list(self.list(folder)):
+            self.delete(found.location)
+
+    def gdal_path(self, location: Location) -> str:
+        if self._gdal_path is None:
+            raise NotAllowed(f"GDAL can't read {location} where it is", code="storage.no-gdal-path")
+        return self._gdal_path(location)
+
+    def scratch(self, job_id: UUID) -> AbstractContextManager[Path]:
+        return scratch.opened(self._scratch_folder, job_id)
+
+    def scratch_jobs(self) -> Iterator[UUID]:
+        return scratch.jobs_in(self._scratch_folder)
+
+    def clear_scratch(self, job_id: UUID) -> None:
+        scratch.take_away(self._scratch_folder / str(job_id), self._gone_folder)
+
+    def sweep_up(self) -> None:
+        scratch.delete_taken(self._gone_folder)
+
+    @property
+    def _gone_folder(self) -> Path:
+        return self._scratch_folder / ".gone"
+
+    def _put(
+        self, location: Location, content: bytes | Path, size_bytes: int, digest: str, create_only: bool
+    ) -> Stored:
+        mode: Literal["create", "overwrite"] = "create" if create_only else "overwrite"
+        try:
+            with _told(location):
+                put = self._container(location).put(location.blob, content, mode=mode)
+        except Conflict:
+            # A put that was sent again after its answer was lost finds itself there.
+            there = self.head(location)
+            if there.size_bytes != size_bytes or self.sha256(location) != digest:
+                raise
+            return Stored(location, size_bytes, digest, there.etag, is_new=False)
+        return Stored(location, size_bytes, digest, _plain(put["e_tag"]))
+
+    def _container(self, location: Location) -> "Container":
+        return self._containers(location.container)
+
+    def _chunks(self, location: Location) -> Generator[bytes, None, None]:
+        for chunk in self._container(location).get(location.blob).stream(CHUNK_BYTES):
+            yield bytes(chunk)
+
+
+def memory_store(zone: Zone, scratch_folder: Path) -> ObjectStore:
+    """For tests and trials: what it holds goes with it."""
+    containers: defaultdict[str, MemoryStore] = defaultdict(MemoryStore)
+    return ObjectStore(zone, containers.__getitem__, scratch_folder)
+
+
+@contextlib.contextmanager
+def _told(what: Location | Folder) -> Iterator[None]:
+    """What obstore says, as what it means. In its own words there are addresses, and in these perhaps signatures."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise not_found(what) from None
+    except exceptions.AlreadyExistsError:
+        assert isinstance(what, Location)
+        raise taken(what) from None
+    except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError):
+        raise NotAllowed(f"the storage refuses access to {what}", code="storage.not-allowed") from None
+    except exceptions.BaseError as error:
+        raise Unavailable(f"{what} can't be reached ({type(error).__name__})", code="storage.unavailable") from None
+
+
+def _found(location: Location, seen: "ObjectMeta") -> Found:
+    return Found(location, seen["size"], seen["last_modified"], _plain(seen["e_tag"]))
+
+
+def _plain(etag: str | None) -> str:
+    return (etag or "").strip('"')

@@ -1,0 +1,165 @@
+"""What a job may read from: a blob of a zone always; a web address, a /vsi path or a local file only where that is allowed.
+
+Each of the three lets whoever submits a job read what the worker can reach, so each is off unless configured. Where a partner
+system submits, `NOTHING_ELSE` is used whatever the configuration says.
+"""
+
+import re
+import socket
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from ipaddress import IPv6Address, ip_address
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from dagmaster.errors import InvalidRequest, NotAllowed, Unavailable
+from dagmaster.settings import Settings
+from dagmaster.storage.location import Location, Zone
+from dagmaster.storage.zones import Storage
+
+LONGEST_SOURCE = 4096
+
+# Those that read objects or files; none that runs commands, waits for a terminal or keeps state in memory.
+_VSI = re.compile(r"/vsi(zip|tar|gzip|curl|az|adls|s3|gs)/(.+)")
+_ARCHIVES = frozenset({"zip", "tar", "gzip"})
+
+Lookup = Callable[[str], Iterable[str]]
+
+
+class Kind(StrEnum):
+    BLOB = "blob"
+    HTTPS = "https"
+    VSI = "vsi"
+    LOCAL = "local"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRules:
+    allow_local: bool = False
+    allow_https: bool = False
+    allow_vsi: bool = False
+
+    @classmethod
+    def of(cls, settings: Settings) -> "SourceRules":
+        return cls(settings.allow_local_sources, settings.allow_https_sources, settings.allow_vsi_sources)
+
+
+NOTHING_ELSE = SourceRules()
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """`gdal_path` may hold a signature: people are shown `name`."""
+
+    kind: Kind
+    gdal_path: str
+    name: str
+    location: Location | None = None
+
+    def __repr__(self) -> str:
+        return f"Source({self.kind}, {self.name!r})"
+
+
+def find_source(
+    text: str,
+    storage: Storage,
+    rules: SourceRules = NOTHING_ELSE,
+    *,
+    container: str | None = None,
+    zone: Zone = Zone.BRONZE,
+    lookup: Lookup | None = None,
+) -> Source:
+    """Where to read from: `container/blob` (or, with a container given, a blob of it), an https address, /vsi… or /a/path."""
+    if not text or len(text) > LONGEST_SOURCE or not text.isprintable():
+        raise InvalidRequest("the source is missing, too long or not readable", code="source.invalid")
+    if text.startswith("/vsi"):
+        return _vsi(text, rules, lookup or _addresses)
+    if text.startswith("/"):
+        return _local(text, rules)
+    if "://" in text:
+        return _https(text, rules, lookup or _addresses)
+    location = Location(zone, container, text) if container else Location.parse(text, zone)
+    return Source(Kind.BLOB, storage.gdal_path(location), location.name, location)
+
+
+def _local(text: str, rules: SourceRules) -> Source:
+    if not rules.allow_local:
+        raise _refused("local files", "ALLOW_LOCAL_SOURCES")
+    return Source(Kind.LOCAL, text, Path(text).name)
+
+
+def _https(text: str, rules: SourceRules, lookup: Lookup) -> Source:
+    if not rules.allow_https:
+        raise _refused("web addresses", "ALLOW_HTTPS_SOURCES")
+    return Source(Kind.HTTPS, f"/vsicurl/{text}", _vetted(text, lookup))
+
+
+def _vetted(url: str, lookup: Lookup) -> str:
+    """The name of the file at an address of a public server.
+
+    GDAL looks the name up again and may be told another address: where that matters, the network itself must refuse it.
+    """
+    try:
+        parts = urlsplit(url)
+        host, name = parts.hostname or "", parts.path.rpartition("/")[2]
+    except ValueError:
+        parts, host, name = None, "", ""
+    if parts is None or parts.scheme != "https" or not host or "@" in parts.netloc:
+        raise InvalidRequest(
+            "the source is not an https address", code="source.bad-address", hint="write https://host/path"
+        )
+    if not all(map(_is_public, lookup(host))):
+        raise NotAllowed(f"the source's host {host} is not a public one", code="source.private")
+    return name or host
+
+
+def _vsi(text: str, rules: SourceRules, lookup: Lookup) -> Source:
+    if not rules.allow_vsi:
+        raise _refused("/vsi paths", "ALLOW_VSI_SOURCES")
+    matched = _VSI.fullmatch(text)
+    if not matched:
+        raise NotAllowed(
+            "this kind of /vsi path is not read from",
+            code="source.bad-vsi",
+            hint="vsizip, vsitar, vsigzip, vsicurl, vsiaz, vsiadls, vsis3 and vsigs are",
+        )
+    kind, rest = matched.groups()
+    name = rest.partition("?")[0].rpartition("/")[2]
+    if kind == "curl":
+        _vetted(rest, lookup)
+    elif kind in _ARCHIVES:
+        _archive(rest, rules, lookup)
+    return Source(Kind.VSI, text, name or kind)
+
+
+def _archive(inside: str, rules: SourceRules, lookup: Lookup) -> None:
+    """What an archive is read from obeys the same rules."""
+    if "{" in inside:
+        raise NotAllowed("braces in a /vsi path are not read", code="source.bad-vsi")
+    if inside.startswith(("/vsi", "vsi")):  # GDAL takes both
+        _vsi(f"/{inside.removeprefix('/')}", rules, lookup)
+    else:
+        _local(inside, rules)
+
+
+def _refused(what: str, setting: str) -> NotAllowed:
+    return NotAllowed(
+        f"{what} are not read from here",
+        code="source.not-allowed",
+        hint=f"put the file into a container, or set {setting}=true where the worker runs",
+    )
+
+
+def _addresses(host: str) -> list[str]:
+    try:
+        return [str(found[4][0]) for found in socket.getaddrinfo(host, 443, type=socket.SOCK_STREAM)]
+    except (OSError, UnicodeError) as error:
+        raise Unavailable(f"the source's host {host} is not known", code="source.unknown-host") from error
+
+
+def _is_public(text: str) -> bool:
+    address = ip_address(text.partition("%")[0])
+    if isinstance(address, IPv6Address) and address.ipv4_mapped:
+        address = address.ipv4_mapped
+    return address.is_global and not address.is_multicast

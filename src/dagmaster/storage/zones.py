@@ -1,0 +1,100 @@
+"""All zones behind one door: `storage.put(location, …)` goes to the store of the location's zone."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from uuid import UUID
+
+from dagmaster.settings import Settings
+from dagmaster.storage.local import LocalStore
+from dagmaster.storage.location import Folder, Location, Zone, job_named
+from dagmaster.storage.store import Found, Store, Stored
+
+
+class Storage:
+    """`containers` are those meant where none is named. Scratch folders and intermediate blobs belong to silver."""
+
+    def __init__(self, stores: Mapping[Zone, Store], containers: Mapping[Zone, str]) -> None:
+        self._stores = stores
+        self.containers = containers
+
+    def location(self, blob: str, *, zone: Zone = Zone.BRONZE, container: str | None = None) -> Location:
+        """A blob of a zone, in its default container unless another is named."""
+        return Location(zone, container or self.containers[zone], blob)
+
+    def put(self, location: Location, data: bytes, *, create_only: bool = False) -> Stored:
+        return self._stores[location.zone].put(location, data, create_only=create_only)
+
+    def put_file(self, location: Location, file: Path, *, move: bool = False, create_only: bool = False) -> Stored:
+        return self._stores[location.zone].put_file(location, file, move=move, create_only=create_only)
+
+    def get(self, location: Location) -> bytes:
+        return self._stores[location.zone].get(location)
+
+    def get_range(self, location: Location, start: int, length: int) -> bytes:
+        return self._stores[location.zone].get_range(location, start, length)
+
+    def get_file(self, location: Location, file: Path) -> None:
+        self._stores[location.zone].get_file(location, file)
+
+    def sha256(self, location: Location) -> str:
+        return self._stores[location.zone].sha256(location)
+
+    def head(self, location: Location) -> Found:
+        return self._stores[location.zone].head(location)
+
+    def exists(self, location: Location) -> bool:
+        return self._stores[location.zone].exists(location)
+
+    def list(self, folder: Folder) -> Iterator[Found]:
+        return self._stores[folder.zone].list(folder)
+
+    def delete(self, location: Location) -> None:
+        self._stores[location.zone].delete(location)
+
+    def gdal_path(self, location: Location) -> str:
+        return self._stores[location.zone].gdal_path(location)
+
+    def scratch(self, job_id: UUID) -> AbstractContextManager[Path]:
+        return self._stores[Zone.SILVER].scratch(job_id)
+
+    def scratch_jobs(self) -> Iterator[UUID]:
+        return self._stores[Zone.SILVER].scratch_jobs()
+
+    def clear_scratch(self, job_id: UUID) -> None:
+        self._stores[Zone.SILVER].clear_scratch(job_id)
+
+    def intermediate_jobs(self) -> Iterator[UUID]:
+        """The jobs that have intermediate blobs."""
+        names = self._stores[Zone.SILVER].folders(Folder(Zone.SILVER, self.containers[Zone.SILVER]))
+        return (job_id for name in names if (job_id := job_named(name)))
+
+    def intermediate_blobs(self, job_id: UUID) -> Iterator[Found]:
+        return self.list(self._intermediate(job_id))
+
+    def clear_intermediate(self, job_id: UUID) -> None:
+        self._stores[Zone.SILVER].delete_all(self._intermediate(job_id))
+
+    def sweep_up(self) -> None:
+        for store in self._stores.values():
+            store.sweep_up()
+
+    def _intermediate(self, job_id: UUID) -> Folder:
+        return Folder(Zone.SILVER, self.containers[Zone.SILVER], str(job_id))
+
+
+def open_storage(settings: Settings) -> Storage:
+    """The zones that are configured. Nothing is made or touched before it is used."""
+    folders = {
+        Zone.BRONZE: settings.bronze_folder,
+        Zone.SILVER: settings.silver_folder,
+        Zone.EXTERNAL: settings.external_folder,
+    }
+    above = settings.storage_folder or settings.home() / "storage"
+    stores = {zone: LocalStore(zone, folder or above / zone) for zone, folder in folders.items()}
+    containers = {
+        Zone.BRONZE: settings.bronze_container,
+        Zone.SILVER: settings.silver_container,
+        Zone.EXTERNAL: settings.external_container,
+    }
+    return Storage(stores, containers)

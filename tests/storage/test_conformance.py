@@ -1,0 +1,260 @@
+"""What every store promises [S1 S2 S4]."""
+
+import hashlib
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+import pytest
+
+from dagmaster.errors import Conflict, InvalidRequest, NotFound
+from dagmaster.storage import Folder, Location, Zone
+from tests.storage.stores import BACKENDS, opened
+
+JOB = UUID("01890000-0000-7000-8000-000000000001")
+OTHER_JOB = UUID("01890000-0000-7000-8000-000000000002")
+
+
+@pytest.fixture(params=sorted(BACKENDS))
+def store(request, tmp_path):
+    return opened(request.param, tmp_path)
+
+
+def at(blob: str, container: str = "silver") -> Location:
+    return Location(Zone.SILVER, container, blob)
+
+
+def names(store, path: str = "", container: str = "silver") -> list[str]:
+    return sorted(found.location.blob for found in store.list(Folder(Zone.SILVER, container, path)))
+
+
+def test_s2_what_is_put_is_got_and_described(store):
+    data = b"some bytes"
+
+    stored = store.put(at("a/b.bin"), data)
+    found = store.head(at("a/b.bin"))
+
+    assert store.get(at("a/b.bin")) == data
+    assert (stored.size_bytes, stored.sha256) == (len(data), hashlib.sha256(data).hexdigest())
+    assert (found.size_bytes, found.etag, found.location) == (stored.size_bytes, stored.etag, at("a/b.bin"))
+    assert abs(found.modified_at - datetime.now(UTC)) < timedelta(minutes=5)
+    assert store.sha256(at("a/b.bin")) == stored.sha256
+    assert store.exists(at("a/b.bin"))
+
+
+@pytest.mark.parametrize("data", [b"", b"\0" * 3_000_000], ids=["empty", "large"])
+def test_s2_any_size_goes_through_bytes_and_files(store, tmp_path, data):
+    source, target = tmp_path / "in", tmp_path / "out"
+    source.write_bytes(data)
+
+    store.put_file(at("file"), source)
+    store.get_file(at("file"), target)
+
+    assert store.get(at("file")) == target.read_bytes() == data
+    assert source.exists()
+
+
+def test_s2_names_may_have_spaces_accents_and_signs(store):
+    odd = at("Été 2024/α β/100%#&+='.tif")
+
+    store.put(odd, b"x")
+
+    assert store.get(odd) == b"x"
+    assert names(store) == [odd.blob]
+
+
+@pytest.mark.parametrize("verb", ["get", "head", "sha256"])
+def test_s2_what_is_not_there_is_not_found(store, verb):
+    store.put(at("a"), b"x")
+
+    for missing in (at("b"), at("a/below"), at("a", "other-container")):
+        with pytest.raises(NotFound) as told:
+            getattr(store, verb)(missing)
+        assert told.value.code == "storage.not-found"
+        assert not store.exists(missing)
+
+
+def test_s2_a_file_is_made_only_of_an_object_that_exists(store, tmp_path):
+    with pytest.raises(NotFound):
+        store.get_file(at("none"), tmp_path / "out")
+    with pytest.raises(NotFound):
+        store.put_file(at("none"), tmp_path / "no-such-file")
+
+    assert not (tmp_path / "out").exists()
+    assert not store.exists(at("none"))
+
+
+def test_s2_ranges_end_with_the_object(store):
+    store.put(at("digits"), b"0123456789")
+
+    assert store.get_range(at("digits"), 2, 3) == b"234"
+    assert store.get_range(at("digits"), 8, 100) == b"89"
+    for start, length in ((10, 1), (-1, 2), (0, 0), (3, -1)):
+        with pytest.raises(InvalidRequest) as told:
+            store.get_range(at("digits"), start, length)
+        assert told.value.code == "storage.bad-range"
+    with pytest.raises(NotFound):
+        store.get_range(at("none"), 0, 1)
+
+
+def test_s2_a_put_replaces_and_the_etag_tells(store):
+    before = store.put(at("x"), b"one")
+    after = store.put(at("x"), b"two")
+
+    assert store.get(at("x")) == b"two"
+    assert before.etag != after.etag
+    assert after.is_new
+
+
+@pytest.mark.parametrize("from_file", [False, True], ids=["bytes", "file"])
+@pytest.mark.parametrize("move", [False, True], ids=["copied", "moved"])
+def test_s4_what_is_published_is_never_overwritten(store, tmp_path, from_file, move):
+    first = store.put(at("cog.tif"), b"served", create_only=True)
+
+    def put(data: bytes):
+        if not from_file:
+            return store.put(at("cog.tif"), data, create_only=True)
+        file = tmp_path / "file"
+        file.write_bytes(data)
+        return store.put_file(at("cog.tif"), file, move=move, create_only=True)
+
+    again = put(b"served")
+    with pytest.raises(Conflict) as told:
+        put(b"others")
+
+    assert told.value.code == "storage.taken"
+    assert (again.is_new, again.etag, again.sha256) == (False, first.etag, first.sha256)
+    assert store.get(at("cog.tif")) == b"served"
+    if from_file:  # what was not stored is still there
+        assert (tmp_path / "file").read_bytes() == b"others"
+
+
+def test_s4_of_many_who_publish_at_once_one_wins_and_all_learn_what_is_there(store):
+    start = threading.Barrier(8)
+
+    def publish(number: int) -> str:
+        start.wait()
+        try:
+            return store.put(at("cog.tif"), b"%d" % (number % 2), create_only=True).sha256
+        except Conflict:
+            return "conflict"
+
+    with ThreadPoolExecutor(8) as pool:
+        told = list(pool.map(publish, range(8)))
+
+    winner = int(store.get(at("cog.tif")))
+    assert [told[number] == "conflict" for number in range(8)] == [number % 2 != winner for number in range(8)]
+
+
+def test_s4_a_reader_sees_the_old_or_the_new_object(store):
+    contents = [bytes([digit]) * 500_000 for digit in range(4)]
+    store.put(at("x"), contents[0])
+    done = threading.Event()
+
+    def write():
+        for number in range(40):
+            store.put(at("x"), contents[number % 4])
+        done.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    seen = []
+    while not done.is_set():
+        seen.append(store.get(at("x")))
+    writer.join()
+
+    assert all(content in contents for content in seen)
+
+
+def test_s4_a_moved_file_is_gone(store, tmp_path):
+    file = tmp_path / "file"
+    file.write_bytes(b"x")
+
+    store.put_file(at("x"), file, move=True)
+
+    assert not file.exists()
+    assert store.get(at("x")) == b"x"
+
+
+def test_s2_a_listing_has_what_is_below_a_folder(store):
+    for blob in ("a/b/c", "a/bc", "a/b/d/e", "f"):
+        store.put(at(blob), b"x")
+    store.put(at("a/b/other", "other-container"), b"x")
+
+    assert names(store) == ["a/b/c", "a/b/d/e", "a/bc", "f"]
+    assert names(store, "a/b") == ["a/b/c", "a/b/d/e"]
+    assert names(store, "f") == names(store, "none") == names(store, container="empty") == []
+    assert {found.size_bytes for found in store.list(Folder(Zone.SILVER, "silver"))} == {1}
+
+
+def test_s2_deleting_twice_is_deleting(store):
+    store.put(at("a/b"), b"x")
+
+    store.delete(at("a/b"))
+    store.delete(at("a/b"))
+
+    assert names(store) == []
+    store.put(at("a"), b"a folder that is empty is no folder")
+
+
+def test_s4_objects_come_while_others_of_their_folder_go(store):
+    def come_and_go(number: int) -> None:
+        for _ in range(50):
+            store.put(at(f"deep/folder/{number}"), b"x", create_only=True)
+            store.delete(at(f"deep/folder/{number}"))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(come_and_go, range(4)))
+
+    assert names(store) == []
+
+
+def test_s4_folders_right_below_a_folder_are_named(store):
+    for blob in ("a/x", "a/deep/y", "b/c/z", "file"):
+        store.put(at(blob), b"x")
+
+    assert sorted(store.folders(Folder(Zone.SILVER, "silver"))) == ["a", "b"]
+    assert sorted(store.folders(Folder(Zone.SILVER, "silver", "a"))) == ["deep"]
+    assert list(store.folders(Folder(Zone.SILVER, "never-made"))) == []
+
+
+def test_s4_a_folder_goes_with_all_that_is_in_it(store):
+    for blob in ("a/x", "a/deep/y", "ab/x", "b"):
+        store.put(at(blob), b"x")
+
+    for _ in range(2):  # what is not there is deleted already
+        store.delete_all(Folder(Zone.SILVER, "silver", "a"))
+        store.sweep_up()
+
+    assert names(store) == ["ab/x", "b"]
+    with pytest.raises(InvalidRequest) as refused:
+        store.delete_all(Folder(Zone.SILVER, "silver"))
+    assert refused.value.code == "storage.bad-folder"
+    assert names(store) == ["ab/x", "b"]
+
+
+def test_s4_a_scratch_folder_is_ones_own_and_goes_away(store):
+    with store.scratch(JOB) as mine, store.scratch(JOB) as other:
+        (mine / "x").write_bytes(b"x")
+        assert mine != other
+        assert not any(other.iterdir())
+        assert names(store) == []
+
+    assert not mine.exists()
+    assert not other.exists()
+
+
+def test_s4_what_a_killed_task_left_in_its_scratch_folder_goes_with_the_job(store):
+    killed, alive = store.scratch(JOB), store.scratch(OTHER_JOB)
+    left, kept = killed.__enter__(), alive.__enter__()
+    (left / "half.tif").write_bytes(b"x")
+
+    assert set(store.scratch_jobs()) == {JOB, OTHER_JOB}
+    store.clear_scratch(JOB)
+    store.sweep_up()
+
+    assert not left.exists()
+    assert set(store.scratch_jobs()) == {OTHER_JOB}
+    assert kept.exists()
+    alive.__exit__(None, None, None)
