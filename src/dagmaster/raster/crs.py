@@ -1,0 +1,132 @@
+"""Coordinate reference systems: reading what a person or a file gives, and naming it."""
+
+import functools
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from rasterio._err import CPLE_BaseError
+from rasterio.crs import CRS
+from rasterio.errors import CRSError
+
+from dagmaster.errors import InvalidRequest
+
+_CODE = re.compile(r"(EPSG|ESRI|OGC|IAU_2015):[0-9A-Za-z]{1,12}", re.IGNORECASE)
+_WKT = re.compile(r"[A-Z][A-Za-z_0-9]{3,20}\s*\[", re.ASCII)
+_MOST_WKT = 20_000
+# Every ellipsoid and sphere in use for the Earth lies within; Venus, the closest, has 6,051,800 m.
+_EARTH_RADIUS_METRES = (6_350_000.0, 6_400_000.0)
+
+
+@dataclass(frozen=True, slots=True)
+class CrsFacts:
+    """What the checks want to know of a CRS."""
+
+    name: str
+    is_geographic: bool
+    is_local: bool  # an engineering CRS: nobody knows where on Earth it is
+    radius_metres: float | None
+    unit: str | None  # of its horizontal axes
+    metres_per_unit: float | None
+    area_of_use: tuple[float, float, float, float] | None  # west, south, east, north
+
+    @property
+    def is_earth(self) -> bool:
+        low, high = _EARTH_RADIUS_METRES
+        return self.radius_metres is None or low <= self.radius_metres <= high
+
+
+def parse_crs(text: str) -> CRS:
+    """An authority's code or WKT. Nothing else: GDAL would also take a file's name or a URL and go to read it."""
+    if not (_CODE.fullmatch(text) or (len(text) <= _MOST_WKT and _WKT.match(text))):
+        raise _unknown(text)
+    try:
+        return CRS.from_string(text) if _CODE.fullmatch(text) else CRS.from_wkt(text)
+    except (CRSError, CPLE_BaseError, ValueError):
+        raise _unknown(text) from None
+
+
+def name_crs(crs: CRS) -> str:
+    """`EPSG:32633` where the code means this CRS, else its WKT."""
+    # At 70, rasterio's default, GDAL also matches what has no datum, or datum parameters of its own.
+    authority = crs.to_authority(confidence_threshold=90)
+    return ":".join(authority) if authority else str(crs.to_wkt())
+
+
+def split_crs(crs: CRS) -> tuple[CRS, str | None]:
+    """The horizontal part, and the name of the vertical one if there is any."""
+    tree = _tree(crs)
+    if tree.get("type") != "CompoundCRS":
+        return crs, None
+    horizontal, vertical = tree["components"][:2]
+    try:
+        return CRS.from_user_input(json.dumps(horizontal)), str(vertical.get("name", "unknown"))
+    except (CRSError, CPLE_BaseError, ValueError):
+        return crs, str(vertical.get("name", "unknown"))
+
+
+@functools.lru_cache(maxsize=64)
+def describe_crs(name: str) -> CrsFacts:
+    """`name` is a code or WKT, as `RasterFacts.crs` holds it."""
+    crs = parse_crs(name)
+    tree = _tree(crs)
+    unit, metres = _unit(crs)
+    return CrsFacts(
+        name=str(tree.get("name", name)),
+        is_geographic=bool(crs.is_geographic),
+        is_local=tree.get("type") == "EngineeringCRS" or not (crs.is_geographic or crs.is_projected),
+        radius_metres=_radius(tree),
+        unit=unit,
+        metres_per_unit=metres,
+        area_of_use=_area_of_use(tree),
+    )
+
+
+def _unknown(text: str) -> InvalidRequest:
+    shown = text if len(text) <= 60 else text[:57] + "…"
+    return InvalidRequest(
+        f"'{shown}' is not a known CRS", code="raster.crs-unknown", hint="give a code such as EPSG:32633, or WKT"
+    )
+
+
+def _tree(crs: CRS) -> dict[str, Any]:
+    """PROJ's JSON; empty where PROJ cannot express the CRS."""
+    try:
+        return dict(crs.to_dict(projjson=True))
+    except (CRSError, CPLE_BaseError, ValueError):
+        return {}
+
+
+def _unit(crs: CRS) -> tuple[str | None, float | None]:
+    try:
+        unit, factor = crs.units_factor
+    except (CRSError, CPLE_BaseError, ValueError):
+        return None, None
+    return str(unit), float(factor) if crs.is_projected else None
+
+
+def _radius(tree: Any) -> float | None:
+    """The semi-major axis of the first ellipsoid in the tree, in metres."""
+    if isinstance(tree, list):
+        return next((radius for branch in tree if (radius := _radius(branch))), None)
+    if not isinstance(tree, dict):
+        return None
+    if ellipsoid := tree.get("ellipsoid"):
+        return _metres(ellipsoid.get("semi_major_axis", ellipsoid.get("radius")))
+    return next((radius for branch in tree.values() if (radius := _radius(branch))), None)
+
+
+def _metres(length: Any) -> float | None:
+    if isinstance(length, dict):
+        unit = length.get("unit")
+        factor = unit.get("conversion_factor", 1.0) if isinstance(unit, dict) else 1.0
+        return float(length["value"]) * float(factor)
+    return float(length) if length else None
+
+
+def _area_of_use(tree: dict[str, Any]) -> tuple[float, float, float, float] | None:
+    box = tree.get("bbox")
+    if not isinstance(box, dict):
+        return None
+    return (box["west_longitude"], box["south_latitude"], box["east_longitude"], box["north_latitude"])

@@ -1,0 +1,142 @@
+"""Where on Earth a grid of pixels lies, in degrees.
+
+The outline is walked in small steps, so that edges that are curved in degrees are followed. Longitudes are unrolled along
+the walk: what crosses the antimeridian has its west edge east of its east edge, as in GeoJSON, and an outline that goes
+once around the Earth has a pole inside.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rasterio._err import CPLE_BaseError
+from rasterio.crs import CRS
+from rasterio.errors import RasterioError
+from rasterio.warp import transform as transform_points
+
+Affine6 = tuple[float, float, float, float, float, float]
+Bounds = tuple[float, float, float, float]
+Floats = NDArray[np.float64]
+
+_STEPS = 100  # along each edge
+_GRID = 33  # points a side, where the outline leaves the domain of the projection
+_AT_A_POLE = 90 - 1e-9
+_WIDEST_GAP = 20.0  # degrees without a point that still count as covered
+
+
+def native_bounds(transform: Affine6, width: int, height: int) -> Bounds:
+    """West, south, east, north in the CRS's own units; also of a rotated grid."""
+    x, y = _to_map(transform, np.array([0, width, width, 0.0]), np.array([0, 0, height, height * 1.0]))
+    return float(x.min()), float(y.min()), float(x.max()), float(y.max())
+
+
+def geographic_bounds(crs: CRS, transform: Affine6, width: int, height: int) -> Bounds | None:
+    """West, south, east, north in degrees (EPSG:4326); west > east: it crosses the antimeridian. None: not on Earth."""
+    columns, rows = _outline(width, height)
+    try:
+        lon, lat = _to_degrees(crs, *_to_map(transform, columns, rows))
+    except (CPLE_BaseError, RasterioError):
+        return _bounds_of_what_is_on_earth(crs, transform, width, height)
+    if not (np.isfinite(lon).all() and np.isfinite(lat).all()):
+        return _bounds_of_what_is_on_earth(crs, transform, width, height)
+
+    south, north = float(lat.min()), float(lat.max())
+    lon, winding = _unrolled(lon, lat, keep_poles=bool(crs.is_geographic))
+    if winding:
+        poles = _poles_inside(crs, transform, width, height) or {90.0 if south + north > 0 else -90.0}
+        return -180.0, min(south, *poles), 180.0, max(north, *poles)
+    west, east = _normalised(float(lon.min()), float(lon.max()))
+    return west, max(south, -90.0), east, min(north, 90.0)
+
+
+def _outline(width: int, height: int) -> tuple[Floats, Floats]:
+    """Pixel coordinates, clockwise from the upper left corner and back to it."""
+    there = np.linspace(0, 1, _STEPS, endpoint=False)
+    none, all_ = np.zeros(_STEPS), np.ones(_STEPS)
+    columns = np.concatenate([there, all_, 1 - there, none, [0]]) * width
+    rows = np.concatenate([none, there, all_, 1 - there, [0]]) * height
+    return columns, rows
+
+
+def _to_map(transform: Affine6, columns: Floats, rows: Floats) -> tuple[Floats, Floats]:
+    a, b, c, d, e, f = transform
+    return a * columns + b * rows + c, d * columns + e * rows + f
+
+
+def _to_degrees(crs: CRS, x: Floats, y: Floats) -> tuple[Floats, Floats]:
+    lon, lat = transform_points(crs, CRS.from_epsg(4326), x.tolist(), y.tolist())[:2]
+    return np.array(lon, dtype=float), np.array(lat, dtype=float)
+
+
+def _unrolled(lon: Floats, lat: Floats, *, keep_poles: bool) -> tuple[Floats, bool]:
+    """Longitudes without jumps, and whether the way leads once around the Earth.
+
+    A pole on the outline itself has no longitude: the walk starts there, so that it need not be crossed.
+    """
+    at_pole = np.zeros(len(lon), dtype=bool) if keep_poles else np.abs(lat) >= _AT_A_POLE
+    if at_pole.any():
+        first = int(np.argmax(at_pole))
+        ring = np.roll(lon[:-1], -first)[~np.roll(at_pole[:-1], -first)]
+        return np.unwrap(ring, period=360.0), False
+    walk = np.unwrap(lon, period=360.0)
+    return walk, bool(abs(walk[-1] - walk[0]) > 180)
+
+
+def _normalised(west: float, east: float) -> tuple[float, float]:
+    if east - west >= 360 - 1e-9:
+        return -180.0, 180.0
+    turns = np.floor((west + 180 + 1e-9) / 360) * 360
+    west, east = max(west - turns, -180.0), east - turns
+    return float(west), float(east if east <= 180 + 1e-9 else east - 360)
+
+
+def _poles_inside(crs: CRS, transform: Affine6, width: int, height: int) -> set[float]:
+    a, b, c, d, e, f = transform
+    area = a * e - b * d
+    inside = set()
+    for pole in (90.0, -90.0):
+        try:
+            (x,), (y,) = transform_points(CRS.from_epsg(4326), crs, [0.0], [pole])[:2]
+        except (CPLE_BaseError, RasterioError):
+            continue
+        column = (e * (x - c) - b * (y - f)) / area
+        row = (a * (y - f) - d * (x - c)) / area
+        if 0 < column < width and 0 < row < height:
+            inside.add(pole)
+    return inside
+
+
+def _bounds_of_what_is_on_earth(crs: CRS, transform: Affine6, width: int, height: int) -> Bounds | None:
+    """For a grid that reaches beyond the domain of its projection, such as a full disk: points over all of it."""
+    side = np.linspace(0, 1, _GRID)
+    columns, rows = (part.ravel() for part in np.meshgrid(side * width, side * height))
+    lon, lat = _those_on_earth(crs, *_to_map(transform, columns, rows))
+    if not len(lon):
+        return None
+    poles = set() if crs.is_geographic else _poles_inside(crs, transform, width, height)
+    south, north = float(min(lat.min(), *poles, 90)), float(max(lat.max(), *poles, -90))
+    west, east = (-180.0, 180.0) if poles else _around_the_widest_gap(lon)
+    return west, max(south, -90.0), east, min(north, 90.0)
+
+
+def _those_on_earth(crs: CRS, x: Floats, y: Floats) -> tuple[Floats, Floats]:
+    """One bad point spoils a whole call: halve until the good are among themselves."""
+    try:
+        lon, lat = _to_degrees(crs, x, y)
+    except (CPLE_BaseError, RasterioError):
+        if len(x) <= 1:
+            return np.empty(0), np.empty(0)
+        middle = len(x) // 2
+        parts = [_those_on_earth(crs, x[half], y[half]) for half in (slice(None, middle), slice(middle, None))]
+        return np.concatenate([parts[0][0], parts[1][0]]), np.concatenate([parts[0][1], parts[1][1]])
+    good: Any = np.isfinite(lon) & np.isfinite(lat)
+    return lon[good], lat[good]
+
+
+def _around_the_widest_gap(lon: Floats) -> tuple[float, float]:
+    around = np.sort((lon + 180) % 360 - 180)
+    gaps = np.diff(np.append(around, around[0] + 360))
+    widest = int(gaps.argmax())
+    if gaps[widest] < _WIDEST_GAP:
+        return -180.0, 180.0
+    return float(around[(widest + 1) % len(around)]), float(around[widest])

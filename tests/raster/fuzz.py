@@ -1,0 +1,34 @@
+"""`python -m tests.raster.fuzz FOLDER`: judges every file of a folder and prints a line of JSON for each.
+
+A process of its own: a damaged file may crash the libraries, and then the lines end before the file that did it.
+"""
+
+import json
+import resource
+import sys
+import time
+from pathlib import Path
+
+from dagmaster.errors import UnfitData
+from dagmaster.raster.check import check
+from dagmaster.raster.facts import read_facts
+
+
+def main(folder: Path) -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (4 * 2**30, 4 * 2**30))
+    for path in sorted(folder.iterdir()):
+        start = time.perf_counter()
+        answers = [check(path, source_crs="EPSG:32633").verdict.value, facts_or_refusal(path)]
+        taken = time.perf_counter() - start
+        print(json.dumps({"name": path.name, "answers": answers, "seconds": taken}), flush=True)
+
+
+def facts_or_refusal(path: Path) -> str:
+    try:
+        return f"{read_facts(path).width} pixels wide"
+    except UnfitData as refused:
+        return refused.code
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
