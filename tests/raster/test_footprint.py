@@ -1,0 +1,307 @@
+"""Footprints follow the data: by GDAL's own polygons, by PROJ's own corners, and across the seams of the globe."""
+
+import json
+import subprocess
+
+import numpy as np
+import pytest
+import rasterio
+import shapely
+from affine import Affine
+from rasterio.warp import transform as transform_points
+from shapely.geometry import Point, shape
+
+from dagmaster.errors import UnfitData
+from dagmaster.raster import footprint as module
+from dagmaster.raster.footprint import Footprint, around, footprint, outline, union
+from tests.raster.scenes import write
+
+UTM = "EPSG:32633"
+UTM_GRID = Affine(30, 0, 400_000, 0, -30, 5_400_000)
+EDGE = 1e-6
+
+
+def turned_square(size, *, angle=17.0, half=0.3):
+    rows, columns = np.mgrid[:size, :size] - size / 2
+    sin, cos = np.sin(np.radians(angle)), np.cos(np.radians(angle))
+    return (np.abs(rows * cos + columns * sin) < half * size) & (np.abs(columns * cos - rows * sin) < half * size)
+
+
+def polygonized(path):
+    """The valid pixels as polygons in the raster's own CRS, by gdal_polygonize of its mask."""
+    target = path.with_suffix(".geojson")
+    subprocess.run(["gdal_polygonize.py", "-q", "-mask", path, path, "-f", "GeoJSON", target], check=True)
+    return shapely.unary_union([shape(feature["geometry"]) for feature in json.loads(target.read_text())["features"]])
+
+
+def in_crs(found, crs):
+    return shapely.transform(
+        shape(found.geometry), lambda xy: np.array(transform_points("EPSG:4326", crs, *xy.T)[:2]).T
+    )
+
+
+def is_well_made(found):
+    ground = shape(found.geometry)
+    parts = list(ground.geoms) if hasattr(ground, "geoms") else [ground]
+    numbers = shapely.get_coordinates(ground)
+    return (
+        ground.is_valid
+        and all(part.exterior.is_ccw and not any(hole.is_ccw for hole in part.interiors) for part in parts)
+        and np.abs(numbers[:, 0]).max() <= 180
+        and np.abs(numbers[:, 1]).max() <= 90
+        and (np.round(numbers, 7) == numbers).all()
+    )
+
+
+def test_a_slanting_scene_in_a_collar_of_nodata(tmp_path):
+    data = turned_square(600).astype("uint8")
+    path = write(tmp_path / "a.tif", data, crs=UTM, transform=UTM_GRID, nodata=0)
+
+    found = footprint(path)
+
+    theirs, ours = polygonized(path), in_crs(found, UTM)
+    assert abs(ours.area - theirs.area) < theirs.length * 30
+    assert ours.symmetric_difference(theirs).area < theirs.length * 30
+    assert shapely.hausdorff_distance(ours.exterior, theirs.exterior) < 30
+    assert shapely.get_num_coordinates(ours) < 30  # the thousand steps of the pixels are gone
+    assert is_well_made(found)
+
+
+def test_holes_and_islands_are_kept(tmp_path):
+    rows, columns = np.mgrid[:400, :400]
+    data = (
+        ((rows - 150) ** 2 + (columns - 150) ** 2 < 120**2) & ((rows - 150) ** 2 + (columns - 150) ** 2 > 50**2)
+    ).astype("uint8")
+    data[320:370, 320:370] = 1
+    path = write(tmp_path / "a.tif", data, crs=UTM, transform=UTM_GRID, nodata=0)
+
+    found = footprint(path)
+
+    theirs, ours = polygonized(path), in_crs(found, UTM)
+    assert ours.symmetric_difference(theirs).area < theirs.length * 30
+    assert found.geometry["type"] == "MultiPolygon"
+    assert sum(len(part.interiors) for part in ours.geoms) == 1
+    assert is_well_made(found)
+
+
+def test_the_mask_comes_from_an_overview_and_is_within_its_pixel(tmp_path):
+    data = turned_square(1024).astype("uint8")
+    path = write(tmp_path / "a.tif", data, crs=UTM, transform=UTM_GRID, nodata=0, overviews=(2, 4, 8))
+
+    fine, coarse = footprint(path), footprint(path, max_pixels=130 * 130)
+
+    theirs = polygonized(path)
+    assert shapely.hausdorff_distance(in_crs(fine, UTM).exterior, theirs.exterior) < 30
+    assert 30 < shapely.hausdorff_distance(in_crs(coarse, UTM).exterior, theirs.exterior) < 8 * 30 * 1.5
+
+
+@pytest.mark.parametrize("how", ["mask", "alpha", "nan", "second band"])
+def test_every_way_to_hide_pixels_counts(tmp_path, how):
+    seen = turned_square(300)
+    data = np.full((300, 300), 9, "float32")
+    options = {"crs": UTM, "transform": UTM_GRID}
+    match how:
+        case "mask":
+            path = write(tmp_path / "a.tif", data, mask=seen, **options)
+        case "alpha":
+            path = write(tmp_path / "a.tif", np.stack([data, seen.astype("float32")]), alpha=True, **options)
+        case "nan":
+            path = write(tmp_path / "a.tif", np.where(seen, data, np.nan).astype("float32"), **options)
+        case _:
+            path = write(
+                tmp_path / "a.tif", np.stack([np.zeros_like(data), np.where(seen, data, 0)]), nodata=0, **options
+            )
+
+    found = in_crs(footprint(path), UTM)
+
+    assert found.area == pytest.approx(seen.sum() * 900, rel=0.01)
+
+
+def test_no_data_no_footprint(tmp_path):
+    path = write(tmp_path / "a.tif", np.zeros((100, 100), "uint8"), nodata=0)
+
+    assert footprint(path) is None
+    assert outline(path).bbox == (10.0, 49.9, 10.1, 50.0)
+
+
+def test_a_full_raster_is_its_outline_to_the_millimetre(tmp_path):
+    path = write(
+        tmp_path / "a.tif", np.ones((200, 300), "uint8"), crs=UTM, transform=Affine(25, 8, 400_000, 8, -25, 5_400_000)
+    )
+
+    found = footprint(path)
+
+    corners = [(0, 0), (300, 0), (300, 200), (0, 200)]
+    x, y = zip(*[(25 * c + 8 * r + 400_000, 8 * c - 25 * r + 5_400_000) for c, r in corners], strict=True)
+    truth = shapely.Polygon(zip(*transform_points(UTM, "EPSG:4326", x, y)[:2], strict=True))
+    assert all(shape(found.geometry).exterior.distance(Point(corner)) < EDGE for corner in truth.exterior.coords)
+    assert found == outline(path)
+    assert is_well_made(found)
+
+
+def test_salt_and_pepper_is_followed_coarsely(tmp_path):
+    data = np.random.default_rng(1).integers(0, 2, (1000, 1000), dtype="uint8")
+    path = write(tmp_path / "a.tif", data, crs=UTM, transform=UTM_GRID, nodata=0)
+
+    found = footprint(path)
+
+    assert shapely.get_num_coordinates(shape(found.geometry)) <= module.MOST_VERTICES * 2
+    assert in_crs(found, UTM).area == pytest.approx(1000 * 1000 * 900, rel=0.02)
+
+
+# The seams of the globe
+
+
+@pytest.mark.parametrize("crs", ["EPSG:4326", "EPSG:4167"])
+def test_degrees_beyond_180_are_split_at_the_antimeridian(tmp_path, crs):
+    path = write(tmp_path / "a.tif", np.ones((100, 100), "uint8"), crs=crs, transform=Affine(0.1, 0, 175, 0, -0.1, -30))
+
+    found = footprint(path)
+
+    assert found.bbox == pytest.approx((175, -40, -175, -30), abs=1e-5)
+    assert found.geometry["type"] == "MultiPolygon"
+    assert shape(found.geometry).area == pytest.approx(100, abs=1e-4)
+    assert is_well_made(found)
+
+
+def test_a_projected_raster_over_the_antimeridian(tmp_path):
+    path = write(
+        tmp_path / "a.tif",
+        np.ones((300, 300), "uint8"),
+        crs="EPSG:32601",
+        transform=Affine(500, 0, 200_000, 0, -500, 5_400_000),
+    )
+
+    found = footprint(path)
+
+    assert found.bbox[0] == pytest.approx(178.92, abs=0.01)
+    assert found.bbox[2] == pytest.approx(-178.99, abs=0.01)
+    assert shape(found.geometry).area < 8
+    assert is_well_made(found)
+
+
+def points_of(path, number=400):
+    """Random points of the ground, each with whether the raster has data there."""
+    rng = np.random.default_rng(4)
+    with rasterio.open(path) as dataset:
+        data = dataset.read(1)
+        rows, columns = rng.uniform(0, dataset.height, number), rng.uniform(0, dataset.width, number)
+        x, y = dataset.xy(rows, columns, offset="ul")
+        lon, lat = transform_points(dataset.crs, "EPSG:4326", x, y)[:2]
+    return [
+        (Point(place), bool(data[int(r), int(c)]))
+        for place, r, c in zip(zip(lon, lat, strict=True), rows, columns, strict=True)
+    ]
+
+
+POLAR = Affine(20_000, 0, -3_000_000, 0, -20_000, 3_000_000)
+
+
+def polar_scene(kind):
+    rows, columns = np.mgrid[:300, :300] - 149.5
+    match kind:
+        case "around the pole":
+            return np.ones((300, 300), "uint8")
+        case "with a hole at the pole":
+            return (rows**2 + columns**2 > 40**2).astype("uint8")
+        case "three quarters":
+            return ~((rows < 0) & (columns < 0)) * np.uint8(1)
+        case "one half":
+            return (columns > 0).astype("uint8")
+        case "one quarter":
+            return ((rows > 0) & (columns > 0)).astype("uint8")
+        case _:
+            return (np.abs(rows - 80) + np.abs(columns + 60) < 45).astype("uint8")
+
+
+@pytest.mark.parametrize("crs", ["EPSG:3031", "EPSG:3413"])
+@pytest.mark.parametrize(
+    "kind",
+    ["around the pole", "with a hole at the pole", "three quarters", "one half", "one quarter", "beside the pole"],
+)
+def test_polar_rasters_cover_just_the_ground_they_hold(tmp_path, kind, crs):
+    path = write(tmp_path / "a.tif", polar_scene(kind), crs=crs, transform=POLAR, nodata=0)
+
+    found = footprint(path)
+
+    ground = shape(found.geometry)
+    wrong = [place for place, is_data in points_of(path) if ground.contains(place) != is_data]
+    assert len(wrong) <= 6  # those within a pixel of an edge
+    pole = 90 if crs == "EPSG:3413" else -90
+    reaches_the_pole = kind not in ("with a hole at the pole", "beside the pole")
+    assert (pole in (found.bbox[1], found.bbox[3])) == reaches_the_pole
+    assert is_well_made(found)
+
+
+def test_the_whole_globe(tmp_path):
+    degrees = write(tmp_path / "a.tif", np.ones((180, 360), "uint8"), transform=Affine(1, 0, -180, 0, -1, 90))
+    east_first = write(tmp_path / "b.tif", np.ones((180, 360), "uint8"), transform=Affine(1, 0, 0, 0, -1, 90))
+
+    for path in (degrees, east_first):
+        assert footprint(path).bbox == (-180, -90, 180, 90)
+        assert shape(footprint(path).geometry).area == pytest.approx(360 * 180)
+
+
+def test_a_full_disk_is_cut_where_the_earth_ends(tmp_path):
+    path = write(
+        tmp_path / "a.tif",
+        np.ones((200, 200), "uint8"),
+        crs="+proj=geos +h=35785831 +lon_0=0 +ellps=WGS84 +units=m",
+        transform=Affine(55_000, 0, -5_500_000, 0, -55_000, 5_500_000),
+    )
+
+    found = footprint(path)
+
+    assert 70 < found.bbox[2] < 82
+    assert is_well_made(found)
+
+
+# Together
+
+
+def test_the_union_of_tiles_has_no_inner_edges(tmp_path):
+    paths = [
+        write(
+            tmp_path / f"{column}.tif",
+            np.ones((100, 100), "uint8"),
+            transform=Affine(0.01, 0, 10 + 0.9 * column, 0, -0.01, 50),
+        )
+        for column in range(4)
+    ]
+
+    together = union([*(footprint(path) for path in paths), None])
+
+    assert together.geometry == {
+        "type": "Polygon",
+        "coordinates": [[[10.0, 49.0], [13.7, 49.0], [13.7, 50.0], [10.0, 50.0], [10.0, 49.0]]],
+    }
+    assert union([None]) is None
+
+
+@pytest.mark.parametrize(
+    ("boxes", "expected"),
+    [
+        ([(0, 0, 10, 10), (20, -5, 30, 10)], (0, -5, 30, 10)),
+        ([(170, -10, 180, 0), (-180, -5, -170, 3)], (170, -10, -170, 3)),
+        ([(178, 0, 179, 1), (-179, 0, -178, 1)], (178, 0, -178, 1)),
+        ([(170, 0, -170, 1), (165, 0, 168, 1)], (165, 0, -170, 1)),
+        ([(170, 0, -170, 1), (0, 0, 10, 1)], (-180, 0, 180, 1)),
+        ([(-180, 0, 180, 1), (3, 0, 4, 1)], (-180, 0, 180, 1)),
+    ],
+)
+def test_a_box_around_boxes(boxes, expected):
+    assert around(boxes) == expected
+
+
+def test_a_raster_without_crs_is_refused(tmp_path):
+    path = write(tmp_path / "a.tif", np.ones((10, 10), "uint8"), crs=None)
+
+    with pytest.raises(UnfitData, match="no CRS"):
+        footprint(path)
+
+
+def test_the_same_ground_gives_the_same_words(tmp_path):
+    path = write(tmp_path / "a.tif", turned_square(300).astype("uint8"), crs=UTM, transform=UTM_GRID, nodata=0)
+
+    assert json.dumps(footprint(path).geometry) == json.dumps(footprint(path).geometry)
+    assert isinstance(footprint(path), Footprint)
