@@ -1,0 +1,148 @@
+"""Bands, projection and classes of a raster, in the words of STAC 1.1 and its projection, raster and classification extensions."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rasterio.crs import CRS
+
+from dagmaster.stac.values import Band, Cog, Facts, Json, Statistics
+
+_METRES_PER_DEGREE = 2 * math.pi * 6_378_137 / 360
+_CODE = re.compile(r"[A-Za-z_0-9]+:[A-Za-z0-9_.-]+")
+_TYPES = frozenset({
+    "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
+})  # fmt: skip
+_COMPLEX = {"complex_int16": "cint16", "complex64": "cfloat32", "complex128": "cfloat64"}
+
+
+def bands(cog: Cog) -> list[Json]:
+    """One object per band, with statistics where there are any."""
+    resolution = resolution_metres(cog.facts)
+    statistics = [*cog.statistics, *[None] * (len(cog.facts.bands) - len(cog.statistics))]
+    return [
+        _band(cog, number, band, statistics[number - 1], resolution)
+        for number, band in enumerate(cog.facts.bands, start=1)
+    ]
+
+
+def number(value: float) -> float | str:
+    """JSON knows neither NaN nor infinity: STAC writes them as words."""
+    if math.isnan(value):
+        return "nan"
+    if math.isinf(value):
+        return "inf" if value > 0 else "-inf"
+    return int(value) if float(value).is_integer() and abs(value) < 2**53 else float(value)
+
+
+def projection(facts: Facts) -> Json:
+    """`proj:` fields of an asset; a CRS that has no code comes as WKT."""
+    found: Json = crs_fields(facts)
+    found["proj:shape"] = [facts.height, facts.width]
+    if facts.transform:
+        found["proj:transform"] = [*map(float, facts.transform), 0.0, 0.0, 1.0]
+    if facts.bounds:
+        found["proj:bbox"] = [float(edge) for edge in facts.bounds]
+    return found
+
+
+def crs_fields(facts: Facts) -> Json:
+    if facts.crs is None:
+        return {}
+    if _CODE.fullmatch(facts.crs):
+        return {"proj:code": facts.crs}
+    return {"proj:wkt2": CRS.from_user_input(facts.crs).to_wkt(version="WKT2_2019")}
+
+
+def resolution_metres(facts: Facts) -> float | None:
+    """Of a pixel on the ground, on average over both directions, to five digits."""
+    if facts.crs is None or facts.transform is None or facts.bounds is None:
+        return None
+    a, b, _, d, e, _ = facts.transform
+    across, down = math.hypot(a, d), math.hypot(b, e)
+    crs = CRS.from_user_input(facts.crs)
+    if crs.is_geographic:
+        middle = math.radians((facts.bounds[1] + facts.bounds[3]) / 2)
+        factor = math.degrees(crs.units_factor[1]) * _METRES_PER_DEGREE
+        across *= max(math.cos(middle * math.degrees(crs.units_factor[1])), 1e-6)
+    else:
+        factor = float(crs.units_factor[1])
+    size = factor * math.sqrt(across * down)
+    return float(f"{size:.5g}")
+
+
+def classes(cog: Cog) -> list[Json] | None:
+    """Of a palette. Names come from the caller; a value without one is named by itself."""
+    place = next((place for place, band in enumerate(cog.facts.bands, start=1) if band.palette), None)
+    if place is None:
+        return None
+    band = cog.facts.bands[place - 1]
+    return [_class(value, colour, band, cog.class_names) for value, colour in palette_in_use(cog, place).items()]
+
+
+def palette_in_use(cog: Cog, place: int) -> dict[int, tuple[int, int, int, int]]:
+    """TIFF palettes are filled up with black to their full length: what follows the last colour and the last value is no class."""
+    palette = cog.facts.bands[place - 1].palette or {}
+    statistics = cog.statistics[place - 1] if place <= len(cog.statistics) else None
+    coloured = [value for value, colour in palette.items() if any(colour[:3])]
+    last = max([*coloured, *cog.class_names, statistics.maximum if statistics else 0])
+    return {value: colour for value, colour in sorted(palette.items()) if value <= last}
+
+
+def _class(value: int, colour: Sequence[int], band: Band, names: Mapping[int, str]) -> Json:
+    title = names.get(value)
+    name = re.sub(r"[^0-9A-Za-z_-]+", "-", title).strip("-") if title else ""
+    found: Json = {
+        "value": value,
+        "name": name or f"class-{value}",
+        "color_hint": "{:02X}{:02X}{:02X}".format(*colour[:3]),
+    }
+    if title:
+        found["title"] = title
+    if band.nodata == value:
+        found["nodata"] = True
+    return found
+
+
+def _band(cog: Cog, place: int, band: Band, statistics: Statistics | None, resolution: float | None) -> Json:
+    found: dict[str, Any] = {
+        "name": cog.band_names[place - 1] if place <= len(cog.band_names) else f"b{place}",
+        "description": band.description or (band.color if band.color not in ("undefined", "gray", "palette") else None),
+        "data_type": _data_type(band.dtype),
+        "nodata": None if band.nodata is None else number(band.nodata),
+        "unit": band.unit,
+        "statistics": statistics and _statistics(statistics),
+        "raster:sampling": "point" if cog.facts.is_point else "area",
+        "raster:spatial_resolution": resolution,
+        "raster:scale": number(band.scale),
+        "raster:offset": number(band.offset),
+        "raster:bits_per_sample": band.bits,
+        "raster:histogram": statistics and _histogram(statistics),
+    }
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _data_type(dtype: str) -> str:
+    return dtype if dtype in _TYPES else _COMPLEX.get(dtype, "other")
+
+
+def _statistics(statistics: Statistics) -> Json:
+    return {
+        "minimum": number(statistics.minimum),
+        "maximum": number(statistics.maximum),
+        "mean": float(statistics.mean),
+        "stddev": float(statistics.stddev),
+        "valid_percent": round(float(statistics.valid_percent), 4),
+        "count": int(statistics.count),
+    }
+
+
+def _histogram(statistics: Statistics) -> Json:
+    histogram = statistics.histogram
+    return {
+        "count": len(histogram.buckets),
+        "min": number(histogram.minimum),
+        "max": number(histogram.maximum),
+        "buckets": [int(bucket) for bucket in histogram.buckets],
+    }

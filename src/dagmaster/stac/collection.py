@@ -1,0 +1,159 @@
+"""STAC collections: one for each dataset, over all its items.
+
+A tiled raster's collection carries what its tiles share (bands, renders, projection) and the assets that belong to the whole:
+`mosaic` (MosaicJSON) and `tiling_scheme` (GeoJSON).
+"""
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from dagmaster.errors import InvalidRequest
+from dagmaster.stac.addresses import public
+from dagmaster.stac.bands import bands
+from dagmaster.stac.item import (
+    EXTENSIONS,
+    STAC_VERSION,
+    map_links,
+    other_links,
+    platform_fields,
+    providers,
+    thumbnail_asset,
+    version_fields,
+)
+from dagmaster.stac.values import BBox, Cog, Dataset, Json, Links, Version
+from dagmaster.stac.when import When, rfc3339
+
+# What each file has of its own.
+_OF_ONE_FILE = ("href", "file:size", "file:checksum", "file:header_size", "proj:shape", "proj:transform", "proj:bbox")
+_OF_ONE_BAND = ("statistics", "raster:histogram")
+
+
+@dataclass(frozen=True, slots=True)
+class CollectionAssets:
+    """Public addresses of what belongs to the whole. `whole` gives the mosaic's bands the statistics over all tiles."""
+
+    mosaic: str | None = None
+    tiling_scheme: str | None = None
+    thumbnail: str | None = None
+    whole: Cog | None = None
+
+
+def collection(
+    *,
+    dataset: Dataset,
+    version: Version,
+    bbox: BBox,
+    items: Sequence[Mapping[str, Any]],
+    links: Links,
+    assets: CollectionAssets | None = None,
+    when: When | None = None,
+    platform: Mapping[str, str] | None = None,
+    created: datetime | None = None,
+    updated: datetime | None = None,
+) -> Json:
+    """A collection as a plain JSON document.
+
+    `items` are all, or some that stand for all: what they share goes into the collection. `bbox` is around all of them, and so
+    is `when`; without it the items tell.
+    """
+    if not items:
+        raise InvalidRequest("a collection needs at least one item", code="stac.collection-empty")
+    first = items[0]
+    found: Json = {
+        "type": "Collection",
+        "stac_version": STAC_VERSION,
+        "stac_extensions": [],
+        "id": dataset.id,
+        "title": dataset.title or dataset.id,
+        "description": dataset.description or f"Raster dataset {dataset.title or dataset.id}",
+        **({"keywords": list(dataset.keywords)} if dataset.keywords else {}),
+        "license": dataset.license,
+        **({"providers": providers(dataset.providers)} if dataset.providers else {}),
+        **({"created": rfc3339(created)} if created else {}),
+        **({"updated": rfc3339(updated)} if updated else {}),
+        **version_fields(version),
+        **platform_fields(platform or {}),
+        "extent": {
+            "spatial": {"bbox": [[float(edge) for edge in bbox]]},
+            "temporal": {"interval": [_interval(when, items)]},
+        },
+        "summaries": _summaries(items),
+        "item_assets": {key: _shared(asset) for key, asset in first["assets"].items()},
+        "renders": copy.deepcopy(dict(first["properties"]["renders"])),
+        "assets": _assets(assets or CollectionAssets()),
+        "links": _links(links),
+    }
+    found["stac_extensions"] = _extensions(found)
+    return found
+
+
+def _interval(when: When | None, items: Sequence[Mapping[str, Any]]) -> list[str]:
+    if when:
+        return [rfc3339(when.start), rfc3339(when.end or when.start)]
+    every = [item["properties"] for item in items]
+    starts = [times.get("start_datetime") or times["datetime"] for times in every]
+    ends = [times.get("end_datetime") or times["datetime"] for times in every]
+    return [min(starts, key=datetime.fromisoformat), max(ends, key=datetime.fromisoformat)]
+
+
+def _summaries(items: Sequence[Mapping[str, Any]]) -> Json:
+    codes = {item["properties"].get("proj:code") for item in items} - {None}
+    resolutions = {item["properties"].get("gsd") for item in items} - {None}
+    return {
+        **({"proj:code": sorted(codes)} if codes else {}),
+        **({"gsd": sorted(resolutions)} if resolutions else {}),
+    }
+
+
+def _shared(asset: Mapping[str, Any]) -> Json:
+    found = {key: copy.deepcopy(value) for key, value in asset.items() if key not in _OF_ONE_FILE}
+    if "bands" in found:
+        found["bands"] = [
+            {key: value for key, value in band.items() if key not in _OF_ONE_BAND} for band in found["bands"]
+        ]
+    return found
+
+
+def _assets(assets: CollectionAssets) -> Json:
+    found: Json = {}
+    if assets.mosaic:
+        found["mosaic"] = {
+            "href": public(assets.mosaic),
+            "type": "application/json",
+            "title": "MosaicJSON",
+            "roles": ["index"],
+        }
+        if assets.whole:
+            found["mosaic"]["bands"] = bands(assets.whole)
+    if assets.tiling_scheme:
+        found["tiling_scheme"] = {
+            "href": public(assets.tiling_scheme),
+            "type": "application/geo+json",
+            "title": "Tiling scheme",
+            "roles": ["metadata"],
+        }
+    if assets.thumbnail:
+        found["thumbnail"] = thumbnail_asset(assets.thumbnail)
+    return found
+
+
+def _links(links: Links) -> list[Json]:
+    json = "application/json"
+    singles = [
+        ("self", links.self_ or links.collection), ("root", links.root), ("parent", links.parent or links.root),
+        ("version-history", links.history),
+    ]  # fmt: skip
+    found = [{"rel": rel, "type": json, "href": public(href)} for rel, href in singles if href]
+    return [*found, *map_links(links), *other_links(links)]
+
+
+def _extensions(found: Json) -> list[str]:
+    names = ["projection", "raster", "version", "render"]
+    if any("render" in link for link in found["links"]):
+        names.append("web-map-links")
+    if any("classification:classes" in asset for asset in found["item_assets"].values()):
+        names.append("classification")
+    return [EXTENSIONS[name] for name in names]

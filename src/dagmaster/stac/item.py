@@ -1,0 +1,233 @@
+"""STAC items: one for a single COG, one for each tile of a tiled raster.
+
+Everything in an item was measured or told. Addresses come from the caller and must be public. The same input gives the same
+item, and its id does not depend on the revision: a new revision replaces the item, a new version is another one.
+"""
+
+import copy
+import re
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from dagmaster.errors import InvalidRequest
+from dagmaster.stac.addresses import public
+from dagmaster.stac.bands import bands, classes, crs_fields, projection, resolution_metres
+from dagmaster.stac.renders import renders
+from dagmaster.stac.values import Cog, Dataset, Ground, Json, Links, Processing, Provider, Version, multihash
+from dagmaster.stac.when import When, rfc3339
+
+STAC_VERSION = "1.1.0"
+COG_TYPE = "image/tiff; application=geotiff; profile=cloud-optimized"
+EXTENSIONS = {
+    name: f"https://stac-extensions.github.io/{name}/v{version}/schema.json"
+    for name, version in {
+        "projection": "2.0.0",
+        "raster": "2.0.0",
+        "file": "2.1.0",
+        "processing": "1.2.0",
+        "version": "1.2.0",
+        "timestamps": "1.1.0",
+        "render": "2.0.0",
+        "web-map-links": "1.2.0",
+        "classification": "1.1.0",
+    }.items()
+}
+_PART = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,98}[a-z0-9])?")
+_REF = re.compile(r"[a-z][a-z0-9_]*")
+_IMAGE_TYPES = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".webp": "image/webp"}
+
+
+def item_id(dataset: str, ordinal: int, tile: str | None = None) -> str:
+    """`roads-v1`, or `roads-v1-r003c012` for a tile or another part of it."""
+    if tile is not None and not _PART.fullmatch(tile):
+        raise InvalidRequest("a part's id has lower-case letters, digits and . _ - between them", code="stac.tile-id")
+    return f"{dataset}-v{ordinal}" + (f"-{tile}" if tile else "")
+
+
+def item(
+    *,
+    dataset: Dataset,
+    version: Version,
+    when: When,
+    cog: Cog,
+    footprint: Ground,
+    processing: Processing,
+    links: Links,
+    tile: str | None = None,
+    shown_as: Mapping[str, Any] | None = None,
+    platform: Mapping[str, str] | None = None,
+    thumbnail: str | None = None,
+    created: datetime | None = None,
+    published: datetime | None = None,
+) -> Json:
+    """An item as a plain JSON document.
+
+    `tile` (r<row>c<column>) makes it an item of a tiled raster; `shown_as` are the renders of the whole then, so that tiles look
+    alike. `created` is of the first revision. `platform` holds the platform's refs, each published as `platform:<ref>`.
+    """
+    found: Json = {
+        "type": "Feature",
+        "stac_version": STAC_VERSION,
+        "stac_extensions": [],
+        "id": item_id(dataset.id, version.ordinal, tile),
+        "collection": dataset.id,
+        "geometry": copy.deepcopy(dict(footprint.geometry)),
+        "bbox": [float(edge) for edge in footprint.bbox],
+        "properties": {
+            **_description(dataset, tile),
+            **_times(when),
+            "created": rfc3339(created or processing.at),
+            "updated": rfc3339(processing.at),
+            **({"published": rfc3339(published)} if published else {}),
+            **({"gsd": gsd} if (gsd := resolution_metres(cog.facts)) else {}),
+            **crs_fields(cog.facts),
+            **version_fields(version),
+            **_processing(processing),
+            **platform_fields(platform or {}),
+            "renders": copy.deepcopy(dict(shown_as)) if shown_as else renders(cog),
+        },
+        "assets": _assets(cog, thumbnail),
+        "links": item_links(links),
+    }
+    found["stac_extensions"] = _extensions(found)
+    return found
+
+
+def _description(dataset: Dataset, tile: str | None) -> Json:
+    title = dataset.title or dataset.id
+    found: Json = {"title": f"{title} ({tile})" if tile else title}
+    if dataset.description:
+        found["description"] = dataset.description
+    if dataset.keywords:
+        found["keywords"] = list(dataset.keywords)
+    found["license"] = dataset.license
+    if dataset.providers:
+        found["providers"] = providers(dataset.providers)
+    return found
+
+
+def providers(named: tuple[Provider, ...]) -> list[Json]:
+    return [
+        {
+            "name": provider.name,
+            "roles": list(provider.roles),
+            **({"url": public(provider.url)} if provider.url else {}),
+        }
+        for provider in named
+    ]
+
+
+def _times(when: When) -> Json:
+    if when.end is None:
+        return {"datetime": rfc3339(when.start), "dagmaster:datetime_basis": when.basis}
+    return {
+        "datetime": None,
+        "start_datetime": rfc3339(when.start),
+        "end_datetime": rfc3339(when.end),
+        "dagmaster:datetime_basis": when.basis,
+    }
+
+
+def version_fields(version: Version) -> Json:
+    return {
+        "version": version.label or str(version.ordinal),
+        "deprecated": version.is_deprecated,
+        "dagmaster:version_ordinal": version.ordinal,
+        "dagmaster:revision": version.revision,
+    }
+
+
+def _processing(processing: Processing) -> Json:
+    found: Json = {
+        "processing:facility": processing.facility,
+        "processing:datetime": rfc3339(processing.at),
+        "processing:lineage": processing.lineage,
+        "processing:software": dict(sorted(processing.software.items())),
+    }
+    if processing.workflow:
+        found["processing:version"] = processing.workflow
+    if processing.source_sha256:
+        found["dagmaster:source_checksum"] = multihash(processing.source_sha256)
+    return found
+
+
+def platform_fields(refs: Mapping[str, str]) -> Json:
+    if wrong := [name for name in refs if not _REF.fullmatch(name)]:
+        raise InvalidRequest(
+            f"'{wrong[0]}' cannot be a ref's name", code="stac.platform-ref", hint="lower case, digits and underscores"
+        )
+    return {f"platform:{name}": str(value) for name, value in sorted(refs.items())}
+
+
+def _assets(cog: Cog, thumbnail: str | None) -> Json:
+    data: Json = {
+        "href": public(cog.href),
+        "title": cog.title or "Cloud-optimised GeoTIFF",
+        "type": COG_TYPE,
+        "roles": ["data"],
+        "file:size": cog.size_bytes,
+        "file:checksum": multihash(cog.sha256),
+    }
+    if cog.header_bytes is not None:
+        data["file:header_size"] = cog.header_bytes
+    data |= projection(cog.facts)
+    if found := classes(cog):
+        data["classification:classes"] = found
+    data["bands"] = bands(cog)
+    return {"data": data, **({"thumbnail": thumbnail_asset(thumbnail)} if thumbnail else {})}
+
+
+def thumbnail_asset(href: str) -> Json:
+    ending = re.search(r"\.\w+$", href.partition("?")[0].lower())
+    media_type = _IMAGE_TYPES.get(ending[0] if ending else "", "image/png")
+    return {"href": public(href), "type": media_type, "title": "Thumbnail", "roles": ["thumbnail"]}
+
+
+def item_links(links: Links) -> list[Json]:
+    if links.collection is None:
+        raise InvalidRequest("an item needs the address of its collection", code="stac.no-collection-link")
+    geojson, json = "application/geo+json", "application/json"
+    singles = [
+        ("self", geojson, links.self_), ("root", json, links.root), ("parent", json, links.parent or links.collection),
+        ("collection", json, links.collection), ("predecessor-version", geojson, links.predecessor),
+        ("successor-version", geojson, links.successor), ("latest-version", geojson, links.latest),
+        ("version-history", json, links.history),
+    ]  # fmt: skip
+    found = [_link(rel, media_type, href) for rel, media_type, href in singles if href]
+    return [*found, *map_links(links), *other_links(links)]
+
+
+def map_links(links: Links) -> list[Json]:
+    """Each names the render that it shows, as the render extension asks."""
+    found = []
+    if links.tilejson:
+        found.append({**_link("tilejson", "application/json", links.tilejson), "render": "default"})
+    if links.xyz:
+        found.append({**_link("xyz", "image/png", links.xyz), "render": "default"})
+    return found
+
+
+def other_links(links: Links) -> list[Json]:
+    found = [{"rel": "license", "href": public(links.license)}] if links.license else []
+    found += [
+        {"rel": "derived_from", "type": "application/geo+json", "href": public(href)} for href in links.derived_from
+    ]
+    return [*found, *({"rel": "via", "href": public(href)} for href in links.via)]
+
+
+def _link(rel: str, media_type: str, href: str) -> Json:
+    return {"rel": rel, "type": media_type, "href": public(href)}
+
+
+def _extensions(found: Json) -> list[str]:
+    """Those that are used, and only those."""
+    names = ["projection", "raster", "file", "processing", "version"]
+    if "published" in found["properties"]:
+        names.append("timestamps")
+    names.append("render")
+    if any("render" in link for link in found["links"]):
+        names.append("web-map-links")
+    if "classification:classes" in found["assets"]["data"]:
+        names.append("classification")
+    return [EXTENSIONS[name] for name in names]

@@ -1,0 +1,81 @@
+"""How a raster is shown by default, in the words of the render extension.
+
+Always there: the servers of today take no range from an item's statistics, and an elevation in metres shown without one is white.
+"""
+
+from collections.abc import Sequence
+
+from dagmaster.stac.bands import number, palette_in_use
+from dagmaster.stac.values import Band, Cog, Json, Statistics
+
+_COLORMAPS = {"dem": "terrain", "vegetation_index": "rdylgn", "categorical": "tab20"}
+_TITLES = {
+    "rgb": "Natural colours", "rgba": "Natural colours", "dem": "Terrain", "categorical": "Classes", "nir": "Colours",
+    "vegetation_index": "Vegetation index", "multispectral": "Colours",
+}  # fmt: skip
+_LIMITS: dict[str, tuple[float, float]] = {
+    "uint8": (0, 255),
+    "int8": (-128, 127),
+    "uint16": (0, 65535),
+    "int16": (-32768, 32767),
+}
+_SEVERAL = ("rgb", "rgba", "multispectral", "nir")
+
+
+def renders(cog: Cog) -> Json:
+    """The render `default` of the asset `data`."""
+    shown = _shown(cog)
+    band = cog.facts.bands[shown[0] - 1]
+    default: Json = {"title": _TITLES.get(cog.raster_type, "Values"), "assets": ["data"]}
+    if len(cog.facts.bands) > 1:
+        default["bidx"] = shown
+    if band.palette and cog.raster_type not in _SEVERAL:
+        default["colormap"] = {str(value): _hex(colour) for value, colour in palette_in_use(cog, shown[0]).items()}
+    else:
+        default["rescale"] = [_range(cog, place) for place in shown]
+        if len(shown) == 1 and cog.raster_type in _COLORMAPS:
+            default["colormap_name"] = _COLORMAPS[cog.raster_type]
+    default["resampling"] = "nearest" if cog.raster_type == "categorical" or band.palette else "bilinear"
+    if band.nodata is not None:
+        default["nodata"] = number(band.nodata)
+    return {"default": default}
+
+
+def _shown(cog: Cog) -> list[int]:
+    """Red, green and blue where they are known, else the first three of several, else the first."""
+    places = {band.color: place for place, band in reversed(list(enumerate(cog.facts.bands, start=1)))}
+    if {"red", "green", "blue"} <= places.keys():
+        return [places["red"], places["green"], places["blue"]]
+    data = [place for place, band in enumerate(cog.facts.bands, start=1) if band.color != "alpha"] or [1]
+    return data[:3] if cog.raster_type in _SEVERAL and len(data) >= 3 else data[:1]
+
+
+def _range(cog: Cog, place: int) -> list[float]:
+    band = cog.facts.bands[place - 1]
+    statistics = cog.statistics[place - 1] if place <= len(cog.statistics) else None
+    # A photograph has its own black and white: stretching each colour by itself would change the hues.
+    if cog.raster_type in ("rgb", "rgba") and band.dtype == "uint8":
+        return [0, 255]
+    return _stretch(statistics) if statistics else _whole(band)
+
+
+def _stretch(statistics: Statistics) -> list[float]:
+    """Two percent at each end may saturate: a few outliers must not take the contrast from all the rest."""
+    low, high = (_short(statistics.percentiles[rank]) for rank in (2, 98))
+    if low >= high:
+        low, high = _short(statistics.minimum), _short(statistics.maximum)
+    return [low, high] if low < high else [low, low + 1]
+
+
+def _whole(band: Band) -> list[float]:
+    """Where nothing was measured: all that a small integer can hold."""
+    low, high = _LIMITS.get(band.dtype, (0, 1))
+    return [low, high]
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.6g}")
+
+
+def _hex(colour: Sequence[int]) -> str:
+    return "#" + "".join(f"{part:02x}" for part in (colour[:3] if colour[3:] == (255,) else colour))

@@ -1,0 +1,370 @@
+"""Is a STAC item or collection right?
+
+Three layers: the core schemas that come with pystac (no network), the rules of the extensions (`extensions.py`), and here what no
+schema sees: addresses that are not public, paths of ours in texts, times that were made up, a box that is not around its
+geometry, numbers that JSON does not have.
+
+    for problem in problems(document):
+        print(problem)
+
+What cannot be seen in a document alone stays with the caller: that addresses answer, and that statistics are those of the pixels.
+"""
+
+import functools
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+from dagmaster.errors import InvalidRequest
+from dagmaster.stac.addresses import leak_in, why_not_public
+from dagmaster.stac.extensions import EXTENSION_RULES
+from dagmaster.stac.when import is_sentinel
+
+Json: TypeAlias = Mapping[str, Any]
+Found: TypeAlias = Iterator[tuple[str, str]]  # where, what
+
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
+_ITEM_ID = re.compile(r"-v(\d+)(-[a-z0-9]([a-z0-9._-]*[a-z0-9])?)?")
+_COLLECTION_ID = re.compile(r"[a-z0-9]([a-z0-9._-]*[a-z0-9])?")
+_LICENSE = re.compile(r"[\w.+-]+")
+_MULTIHASH = re.compile(r"1220[0-9a-f]{64}")
+_TIMES = (
+    "datetime",
+    "start_datetime",
+    "end_datetime",
+    "created",
+    "updated",
+    "published",
+    "unpublished",
+    "expires",
+    "processing:datetime",
+)
+_ROLES = {"producer", "licensor", "processor", "host"}
+_TYPES = {
+    "thumbnail": {"image/png", "image/jpeg", "image/webp"},
+    "data": {"image/tiff; application=geotiff; profile=cloud-optimized"},
+    "index": {"application/json"},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """`where` is the way to the field, such as `assets.data.file:checksum`."""
+
+    where: str
+    code: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.where or 'document'}: {self.message} [{self.code}]"
+
+
+def problems(document: Json) -> list[Problem]:
+    """Everything that is wrong; empty where nothing is."""
+    found = [Problem(where, "schema", message) for where, message in _schema(document)]
+    of_its_type = _ITEM_RULES if document.get("type") == "Feature" else _COLLECTION_RULES
+    for rule in (*_RULES, *of_its_type, *EXTENSION_RULES):
+        code = rule.__name__.strip("_").replace("_", "-")
+        found += [Problem(where, code, message) for where, message in _applied(rule, document)]
+    return sorted(found, key=lambda problem: (problem.where, problem.code, problem.message))
+
+
+def _applied(rule: "Rule", document: Json) -> list[tuple[str, str]]:
+    """Rules read fields as they should be; one that stumbles has found a list where a text should be, or the like."""
+    try:
+        return list(rule(document))
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+        return [("", "a field is missing or has another shape than it must")]
+
+
+def refuse_invalid(document: Json) -> None:
+    """Raise if anything is wrong."""
+    if found := problems(document):
+        shown = "; ".join(map(str, found[:5])) + ("; …" if len(found) > 5 else "")
+        raise InvalidRequest(f"a STAC document is not right: {shown}", code="stac.invalid", id=str(document.get("id")))
+
+
+# The schemas
+
+
+def _schema(document: Json) -> Found:
+    for error in _validator("item" if document.get("type") == "Feature" else "collection").iter_errors(document):
+        yield ".".join(map(str, error.absolute_path)), error.message[:300]
+
+
+@functools.cache
+def _validator(kind: str) -> Any:
+    from jsonschema import Draft7Validator
+    from pystac.validation.local_validator import get_local_schema_cache
+    from referencing import Registry, Resource
+
+    schemas = get_local_schema_cache()
+    registry: Any = Registry().with_resources(
+        (name, Resource.from_contents(schema)) for name, schema in schemas.items()
+    )
+    schema = next(schema for name, schema in schemas.items() if name.endswith(f"/{kind}.json"))
+    return Draft7Validator(schema, registry=registry)
+
+
+# Anywhere in a document
+
+
+def _walk(value: Any, where: str = "") -> Iterator[tuple[str, Any]]:
+    yield where, value
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _walk(inner, f"{where}.{key}" if where else str(key))
+    elif isinstance(value, list | tuple):
+        for place, inner in enumerate(value):
+            yield from _walk(inner, f"{where}.{place}")
+
+
+def _plain_json(document: Json) -> Found:
+    for where, value in _walk(document):
+        if isinstance(value, float) and not math.isfinite(value):
+            yield where, "JSON has no NaN or infinity: write it as a word"
+        elif not isinstance(value, str | int | float | bool | None | dict | list):
+            yield where, f"{type(value).__name__} is not a JSON type"
+
+
+def _public_addresses(document: Json) -> Found:
+    for where, value in _walk(document):
+        is_address = where.rpartition(".")[2] in ("href", "url")
+        if is_address and isinstance(value, str) and (reason := why_not_public(value)):
+            yield where, reason
+        if isinstance(value, str) and not is_address and (leak := leak_in(value)):
+            yield where, f"it tells {leak}"
+
+
+def _times(document: Json) -> Found:
+    for where, value in _walk(document):
+        is_time = where.rpartition(".")[2] in _TIMES or ".interval." in where
+        if is_time and isinstance(value, str) and _moment(value) is None:
+            yield where, "it is not a time in UTC such as 2024-05-01T10:00:00Z"
+
+
+def _moment(text: Any) -> datetime | None:
+    if not isinstance(text, str) or not _TIME.fullmatch(text):
+        return None
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        return None
+
+
+def _version_of_stac(document: Json) -> Found:
+    if document.get("stac_version") != "1.1.0":
+        yield "stac_version", "it is not 1.1.0"
+
+
+def _license(document: Json) -> Found:
+    """SPDX identifiers, or `other`; the words that STAC 1.1 gave up are refused."""
+    owner, where = (document["properties"], "properties.") if document.get("type") == "Feature" else (document, "")
+    name = owner.get("license")
+    if name in ("proprietary", "various"):
+        yield f"{where}license", "this word is deprecated: use an SPDX identifier or `other`"
+    elif not isinstance(name, str) or not _LICENSE.fullmatch(name):
+        yield f"{where}license", "it is no SPDX identifier"
+
+
+def _providers(document: Json) -> Found:
+    owner, where = (document["properties"], "properties.") if document.get("type") == "Feature" else (document, "")
+    for place, provider in enumerate(owner.get("providers", [])):
+        if not provider.get("name") or not set(provider.get("roles", [])) <= _ROLES:
+            yield f"{where}providers.{place}", "it needs a name, and roles among " + ", ".join(sorted(_ROLES))
+
+
+def _media_types(document: Json) -> Found:
+    for key, asset in document.get("assets", {}).items():
+        for role in asset.get("roles", []):
+            if role in _TYPES and asset.get("type") not in _TYPES[role]:
+                yield f"assets.{key}.type", f"an asset with the role {role} is {' or '.join(sorted(_TYPES[role]))}"
+        if not asset.get("roles"):
+            yield f"assets.{key}.roles", "it has none"
+
+
+def _our_fields(document: Json) -> Found:
+    owner = document["properties"] if document.get("type") == "Feature" else document
+    for name, value in owner.items():
+        if name.startswith("platform:") and not isinstance(value, str):
+            yield name, "a platform's ref is text"
+    ordinal, revision = owner.get("dagmaster:version_ordinal"), owner.get("dagmaster:revision")
+    if not _is_count(ordinal, 0):
+        yield "dagmaster:version_ordinal", "it is a whole number from 0"
+    if not _is_count(revision, 1):
+        yield "dagmaster:revision", "it is a whole number from 1"
+    checksum = owner.get("dagmaster:source_checksum")
+    if checksum is not None and not (isinstance(checksum, str) and _MULTIHASH.fullmatch(checksum)):
+        yield "dagmaster:source_checksum", "it is no multihash of a SHA-256 (1220 and 64 hexadecimal digits)"
+
+
+def _is_count(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+# Items
+
+
+def _id(document: Json) -> Found:
+    collection, id_ = str(document.get("collection")), str(document.get("id"))
+    parts = _ITEM_ID.fullmatch(id_.removeprefix(collection)) if id_.startswith(collection) else None
+    if not parts:
+        yield "id", "it is not <collection>-v<ordinal>, with -r<row>c<column> or the like for a part"
+    elif int(parts[1]) != document["properties"].get("dagmaster:version_ordinal"):
+        yield "id", "its ordinal is not that of `dagmaster:version_ordinal`"
+
+
+def _item_links(document: Json) -> Found:
+    rels = [link.get("rel") for link in document["links"]]
+    for rel in ("self", "root", "parent", "collection", "latest-version", "predecessor-version", "successor-version"):
+        if rels.count(rel) > 1:
+            yield "links", f"there are several with rel {rel}"
+    if "collection" not in rels:
+        yield "links", "there is none to the collection"
+    if document["properties"].get("deprecated") and not {"latest-version", "successor-version"} & set(rels):
+        yield "links", "a deprecated item names what came after it"
+
+
+def _honest_datetime(document: Json) -> Found:
+    properties = document["properties"]
+    moment, start, end = (_moment(properties.get(name)) for name in ("datetime", "start_datetime", "end_datetime"))
+    if moment and is_sentinel(moment):
+        yield "properties.datetime", "it is what programs write when they know none"
+    if moment and any(
+        _moment(properties.get(name)) == moment for name in ("created", "updated", "published", "processing:datetime")
+    ):
+        yield "properties.datetime", "it is the time of processing, not of the data"
+    for name, edge in (("start_datetime", start), ("end_datetime", end)):
+        if edge and is_sentinel(edge, is_moment=False):
+            yield f"properties.{name}", "it is what programs write when they know none"
+    if start and end and start > end:
+        yield "properties.end_datetime", "it is before `start_datetime`"
+    if properties.get("datetime") is None and not (start and end):
+        yield "properties.datetime", "without it both `start_datetime` and `end_datetime` are needed"
+
+
+def _order_of_times(document: Json) -> Found:
+    created, updated = (_moment(document["properties"].get(name)) for name in ("created", "updated"))
+    if created and updated and updated < created:
+        yield "properties.updated", "it is before `created`"
+
+
+def _geometry(document: Json) -> Found:
+    geometry = document.get("geometry")
+    if not isinstance(geometry, Mapping) or geometry.get("type") not in ("Polygon", "MultiPolygon"):
+        yield "geometry", "it is no Polygon or MultiPolygon"
+        return
+    for polygon in _polygons(geometry):
+        for place, ring in enumerate(polygon):
+            yield from (("geometry", what) for what in _ring_problems(ring, is_hole=place > 0))
+
+
+def _ring_problems(ring: Sequence[Sequence[float]], *, is_hole: bool) -> Iterator[str]:
+    if len(ring) < 4 or list(ring[0]) != list(ring[-1]):
+        yield "a ring is not closed"
+        return
+    numbers = [number for point in ring for number in point[:2]]
+    if any(abs(longitude) > 180 for longitude in numbers[::2]) or any(abs(latitude) > 90 for latitude in numbers[1::2]):
+        yield "a point is not on the globe: longitude before latitude, split at the antimeridian"
+    if any(round(number, 7) != number for number in numbers):
+        yield "a coordinate has more than seven decimals"
+    if any(
+        abs(one[0] - other[0]) > 180 and abs(one[1]) < 89.9 and abs(other[1]) < 89.9 for one, other in pairwise(ring)
+    ):
+        yield from _unless_along_a_parallel(ring)
+    if (_signed_area(ring) < 0) != is_hole:
+        yield "a ring goes the wrong way around: exteriors anticlockwise, holes clockwise"
+
+
+def _unless_along_a_parallel(ring: Sequence[Sequence[float]]) -> Iterator[str]:
+    """An edge may run along half the globe only as the straight side of a very wide box."""
+    wide = [(one, other) for one, other in pairwise(ring) if abs(one[0] - other[0]) > 180]
+    if any(abs(one[1] - other[1]) > 1e-6 for one, other in wide):
+        yield "an edge jumps over the antimeridian: split there"
+
+
+def _signed_area(ring: Sequence[Sequence[float]]) -> float:
+    return sum(one[0] * other[1] - other[0] * one[1] for one, other in pairwise(ring)) / 2
+
+
+def _bbox(document: Json) -> Found:
+    """The box is around the geometry and touches it on every side."""
+    bbox, geometry = document.get("bbox"), document["geometry"]
+    if (
+        not isinstance(bbox, Sequence)
+        or len(bbox) != 4
+        or not isinstance(geometry, Mapping)
+        or "coordinates" not in geometry
+    ):
+        yield "bbox", "it has four numbers: west, south, east, north"
+        return
+    west, south, east, north = bbox
+    boxes = [_extent(polygon[0]) for polygon in _polygons(geometry)]
+    if west > east:
+        boxes = [
+            (left + 360, low, right + 360, high) if right <= east + 1e-6 else (left, low, right, high)
+            for left, low, right, high in boxes
+        ]
+        east += 360
+    true = [
+        min(box[0] for box in boxes),
+        min(box[1] for box in boxes),
+        max(box[2] for box in boxes),
+        max(box[3] for box in boxes),
+    ]
+    if any(abs(one - other) > 1e-6 for one, other in zip((west, south, east, north), true, strict=True)):
+        yield "bbox", "it is not the box around the geometry (west, south, east, north)"
+
+
+def _extent(ring: Sequence[Sequence[float]]) -> tuple[float, float, float, float]:
+    longitudes, latitudes = [point[0] for point in ring], [point[1] for point in ring]
+    return (min(longitudes), min(latitudes), max(longitudes), max(latitudes))
+
+
+def _polygons(geometry: Json) -> list[Any]:
+    return [geometry["coordinates"]] if geometry["type"] == "Polygon" else list(geometry["coordinates"])
+
+
+# Collections
+
+
+def _collection_id(document: Json) -> Found:
+    if not _COLLECTION_ID.fullmatch(str(document.get("id"))):
+        yield "id", "it has lower-case letters, digits, dots, dashes and underscores"
+    if "properties" in document:
+        yield "properties", "a collection has none"
+
+
+def _extents(document: Json) -> Found:
+    boxes = document["extent"].get("spatial", {}).get("bbox", [])
+    for place, bbox in enumerate(boxes):
+        where = f"extent.spatial.bbox.{place}"
+        if len(bbox) != 4:
+            yield where, "it has four numbers: west, south, east, north"
+        elif not (-180 <= bbox[0] <= 180 and -180 <= bbox[2] <= 180 and -90 <= bbox[1] <= bbox[3] <= 90):
+            yield where, "it is not on the globe"
+    intervals = document["extent"].get("temporal", {}).get("interval", [])
+    for place, interval in enumerate(intervals):
+        start, end = (_moment(edge) for edge in interval)
+        if start and end and start > end:
+            yield f"extent.temporal.interval.{place}", "it ends before it starts"
+        if any(edge and is_sentinel(edge, is_moment=False) for edge in (start, end)):
+            yield f"extent.temporal.interval.{place}", "it holds what programs write when they know no time"
+
+
+def _item_assets(document: Json) -> Found:
+    for key, asset in document.get("item_assets", {}).items():
+        if "href" in asset:
+            yield f"item_assets.{key}", "it describes assets and has no address of its own"
+
+
+Rule: TypeAlias = Callable[[Json], Found]
+_RULES: tuple[Rule, ...] = (
+    _plain_json, _public_addresses, _times, _version_of_stac, _license, _providers, _media_types, _our_fields,
+)  # fmt: skip
+_ITEM_RULES: tuple[Rule, ...] = (_id, _item_links, _honest_datetime, _order_of_times, _geometry, _bbox)
+_COLLECTION_RULES: tuple[Rule, ...] = (_collection_id, _extents, _item_assets)

@@ -1,0 +1,192 @@
+"""What an item and a collection are made from.
+
+Rasters are described by protocols: `RasterFacts`, `BandStatistics` and `Footprint` of `dagmaster.raster` fit them as they are.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Protocol, TypeAlias
+
+from dagmaster.errors import InvalidRequest
+
+Json: TypeAlias = dict[str, Any]
+BBox: TypeAlias = tuple[float, float, float, float]  # west, south, east, north; west > east: over the antimeridian
+
+_DATASET = re.compile(r"[a-z0-9]([a-z0-9._-]*[a-z0-9])?")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+class Band(Protocol):
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def color(self) -> str: ...
+    @property
+    def nodata(self) -> float | None: ...
+    @property
+    def description(self) -> str | None: ...
+    @property
+    def unit(self) -> str | None: ...
+    @property
+    def scale(self) -> float: ...
+    @property
+    def offset(self) -> float: ...
+    @property
+    def bits(self) -> int | None: ...
+    @property
+    def palette(self) -> Mapping[int, tuple[int, int, int, int]] | None: ...
+
+
+class Facts(Protocol):
+    @property
+    def width(self) -> int: ...
+    @property
+    def height(self) -> int: ...
+    @property
+    def bands(self) -> Sequence[Band]: ...
+    @property
+    def crs(self) -> str | None: ...
+    @property
+    def transform(self) -> tuple[float, float, float, float, float, float] | None: ...
+    @property
+    def bounds(self) -> BBox | None: ...
+    @property
+    def is_point(self) -> bool: ...
+
+
+class Histogram(Protocol):
+    @property
+    def minimum(self) -> float: ...
+    @property
+    def maximum(self) -> float: ...
+    @property
+    def buckets(self) -> Sequence[int]: ...
+
+
+class Statistics(Protocol):
+    @property
+    def minimum(self) -> float: ...
+    @property
+    def maximum(self) -> float: ...
+    @property
+    def mean(self) -> float: ...
+    @property
+    def stddev(self) -> float: ...
+    @property
+    def valid_percent(self) -> float: ...
+    @property
+    def count(self) -> int: ...
+    @property
+    def percentiles(self) -> Mapping[int, float]: ...
+    @property
+    def histogram(self) -> Histogram: ...
+
+
+class Ground(Protocol):
+    @property
+    def geometry(self) -> Mapping[str, Any]: ...
+    @property
+    def bbox(self) -> BBox: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Provider:
+    name: str
+    roles: tuple[str, ...]
+    url: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """`id` is also the collection's: lower case, without spaces or a version."""
+
+    id: str
+    title: str | None = None
+    description: str | None = None
+    keywords: tuple[str, ...] = ()
+    license: str = "other"  # an SPDX identifier, or `other`
+    providers: tuple[Provider, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not _DATASET.fullmatch(self.id) or len(self.id) > 200:
+            raise InvalidRequest(
+                "a dataset's id has lower-case letters, digits, dots, dashes and underscores",
+                code="stac.dataset-id",
+                hint=f"for instance '{slug(self.id)}'",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """`label` is what people call it; the ordinal where nobody calls it anything."""
+
+    ordinal: int = 0
+    revision: int = 1
+    label: str | None = None
+    is_deprecated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Cog:
+    """One cloud-optimised GeoTIFF at its public address."""
+
+    href: str
+    facts: Facts
+    size_bytes: int
+    sha256: str  # hex
+    statistics: Sequence[Statistics | None] = ()
+    raster_type: str = "unknown"
+    band_names: Sequence[str] = ()
+    class_names: Mapping[int, str] = field(default_factory=dict)
+    header_bytes: int | None = None
+    title: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Processing:
+    """How it came to be. `lineage` is a sentence for people; `workflow` is name@version."""
+
+    at: datetime
+    lineage: str
+    software: Mapping[str, str]
+    workflow: str | None = None
+    source_sha256: str | None = None
+    facility: str = "dagmaster"
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """Public addresses. `collection` is this item's, `tilejson` and `xyz` show the render `default`."""
+
+    collection: str | None = None
+    self_: str | None = None
+    root: str | None = None
+    parent: str | None = None
+    predecessor: str | None = None
+    successor: str | None = None
+    latest: str | None = None
+    history: str | None = None
+    tilejson: str | None = None
+    xyz: str | None = None
+    license: str | None = None
+    via: tuple[str, ...] = ()
+    derived_from: tuple[str, ...] = ()
+
+
+def slug(text: str) -> str:
+    """A dataset's id from any name, such as that of a file.
+
+    >>> slug("Wellington DEM (2024).tif")
+    'wellington-dem-2024'
+    """
+    stem = re.sub(r"\.(tiff?|img|jp2|vrt)$", "", text.strip().lower())
+    return re.sub(r"[^a-z0-9]+", "-", stem).strip("-")[:200].strip("-") or "dataset"
+
+
+def multihash(sha256: str) -> str:
+    """A SHA-256 as the file extension wants it: 0x12 for the function, 0x20 for the length, then the digest."""
+    if not _SHA256.fullmatch(sha256):
+        raise InvalidRequest("a SHA-256 has 64 lower-case hexadecimal digits", code="stac.checksum")
+    return f"1220{sha256}"

@@ -1,0 +1,148 @@
+"""When the data are from. Never when they were processed: a time that nobody told or wrote down is not invented.
+
+Told by the submitter, else written into the file by whoever made it, else the data carry the moment of their publication as an
+interval, and `basis` says so in the item (`dagmaster:datetime_basis`).
+
+    given        told at submission
+    acquisition  a tag of the file that says when the picture was taken
+    file         the file's own DateTime tag: when it was made, as far as its maker knew
+    publication  nothing of the above: the file was supplied at that time, and the data are from then or earlier
+"""
+
+import calendar
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Literal, TypeAlias
+
+from dagmaster.errors import InvalidRequest
+
+Basis: TypeAlias = Literal["given", "acquisition", "file", "publication"]
+
+# What programs write where they know nothing.
+_SENTINELS = frozenset(
+    {datetime(1970, 1, 1, tzinfo=UTC), datetime(1900, 1, 1, tzinfo=UTC), datetime(1980, 1, 1, tzinfo=UTC)}
+)
+_ACQUISITION = (
+    "acquisitiondatetime", "acquisition_datetime", "acquisition_date", "acquisitiondate", "acquisition_time", "date_acquired",
+    "sensing_time", "sensing_start", "datetimeoriginal", "exif_datetimeoriginal", "nitf_idatim", "firstlinetime",
+)  # fmt: skip
+_PARTS = re.compile(r"(\d{4})(?:-(\d\d)(?:-(\d\d))?)?")
+_COLONS = re.compile(r"(\d{4}):(\d\d):(\d\d)[ T](\d\d:\d\d:\d\d(?:\.\d+)?)")
+_DIGITS = re.compile(r"(\d{4})(\d\d)(\d\d)T?(\d\d)(\d\d)(\d\d)Z?")
+
+
+@dataclass(frozen=True, slots=True)
+class When:
+    """A moment (`end` is None) or an interval that includes both ends; in UTC."""
+
+    start: datetime
+    end: datetime | None = None
+    basis: Basis = "given"
+
+    def __post_init__(self) -> None:
+        for moment in (self.start, self.end):
+            if moment is not None and moment.tzinfo is None:
+                raise _refused("a time needs its zone", hint="add Z for UTC")
+            if moment is not None and is_sentinel(moment, is_moment=self.end is None):
+                raise _refused(
+                    "the time is what programs write when they know none", hint="give the true time, or an interval"
+                )
+        if self.end is not None and self.end < self.start:
+            raise _refused("an interval ends before it starts")
+
+
+def is_sentinel(moment: datetime, *, is_moment: bool = True) -> bool:
+    """A century may begin an interval; as a moment, its first second is made up."""
+    return not 1000 <= moment.year < 9999 or (is_moment and moment in _SENTINELS)
+
+
+def choose_when(*, given: str | None, tags: Mapping[str, str] | None, supplied_at: datetime) -> When:
+    """The best that is known, in the order given, acquisition, file, publication.
+
+    `supplied_at` is when the source was last written to where it lies, not when it is being processed: the same file gives
+    the same answer tomorrow.
+    """
+    if given:
+        return parse_when(given)
+    return written_in(tags or {}, supplied_at) or When(supplied_at, supplied_at, "publication")
+
+
+def parse_when(text: str) -> When:
+    """`2024-05-01T10:00:00Z`, a day, a month, a year, or two of these with a slash between.
+
+    >>> parse_when("2024-02").end.isoformat()
+    '2024-02-29T23:59:59+00:00'
+    """
+    first, slash, last = text.strip().partition("/")
+    start, end = _span(first), _span(last or first)
+    if not slash and start == end and start[0] == start[1]:
+        return When(start[0])
+    return When(start[0], end[1])
+
+
+def written_in(tags: Mapping[str, str], supplied_at: datetime) -> When | None:
+    """What a file's own tags say, if it can be: not after the file was supplied, and no sentinel. Without a zone it is UTC."""
+    by_name = {name.lower(): text for name, text in tags.items()}
+    candidates = [(by_name[name], "acquisition") for name in _ACQUISITION if name in by_name]
+    candidates += [(by_name[name], "file") for name in ("tifftag_datetime",) if name in by_name]
+    for text, basis in candidates:
+        try:
+            start, end = _span(_normalised(text))
+            found = When(start, None if start == end else end, "acquisition" if basis == "acquisition" else "file")
+        except InvalidRequest:
+            continue
+        if found.start <= supplied_at + timedelta(days=1):  # a clock without a zone may be up to a day ahead
+            return found
+    return None
+
+
+def rfc3339(moment: datetime) -> str:
+    return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+def _span(text: str) -> tuple[datetime, datetime]:
+    """First and last second of what a text names."""
+    if parts := _PARTS.fullmatch(text):
+        year, month, day = (int(part) if part else None for part in parts.groups())
+        return _day(year or 0, month or 1, day or 1)[0], _day(
+            year or 0, month or 12, day or _last_day(year or 0, month or 12)
+        )[1]
+    try:
+        moment = datetime.fromisoformat(text.replace("z", "Z"))
+    except ValueError:
+        raise _refused(
+            f"'{text[:40]}' is no time", hint="write 2024-05-01T10:00:00Z, 2024-05-01, or start/end"
+        ) from None
+    if moment.tzinfo is None:
+        raise _refused("a time needs its zone", hint="add Z for UTC")
+    return moment.astimezone(UTC), moment.astimezone(UTC)
+
+
+def _day(year: int, month: int, day: int) -> tuple[datetime, datetime]:
+    try:
+        start = datetime(year, month, day, tzinfo=UTC)
+        return start, start + timedelta(hours=23, minutes=59, seconds=59)
+    except (ValueError, OverflowError):
+        raise _refused(f"there is no day {year:04}-{month:02}-{day:02}") from None
+
+
+def _last_day(year: int, month: int) -> int:
+    return calendar.monthrange(year, month)[1] if 1 <= month <= 12 and year else 31
+
+
+def _normalised(text: str) -> str:
+    """Tags come in the styles of TIFF, NITF and ISO 8601, mostly without a zone."""
+    text = text.strip().strip("\"'")
+    if colons := _COLONS.fullmatch(text):
+        text = "{}-{}-{}T{}".format(*colons.groups())
+    elif digits := _DIGITS.fullmatch(text):
+        text = "{}-{}-{}T{}:{}:{}".format(*digits.groups())
+    has_time = "T" in text or " " in text
+    has_zone = bool(re.search(r"([zZ]|[+-]\d\d:?\d\d)$", text)) if has_time else True
+    return text if has_zone else f"{text}Z"
+
+
+def _refused(message: str, *, hint: str | None = None) -> InvalidRequest:
+    return InvalidRequest(message, code="stac.datetime", hint=hint)
