@@ -1,0 +1,37 @@
+"""Probes: is the process alive, and can it serve."""
+
+import asyncio
+
+from fastapi import APIRouter
+from starlette.responses import JSONResponse
+
+from dagmaster.errors import DagmasterError
+from dagmaster.serving.parts import Here, Parts
+
+PATIENCE_SECONDS = 3.0
+router = APIRouter(tags=["health"])
+
+
+@router.get("/livez", operation_id="health.getLivez")
+async def get_livez() -> dict[str, str]:
+    """Does not ask the database: no restart would bring that back."""
+    return {"status": "alive"}
+
+
+@router.get("/readyz", operation_id="health.getReadyz")
+async def get_readyz(here: Here) -> JSONResponse:
+    """Whether the catalogue answers."""
+    is_ok, detail, hint = await _catalogue(here)
+    checks = [{"name": "catalogue", "is_ok": is_ok, "detail": detail, "hint": hint}]
+    return JSONResponse({"is_ready": is_ok, "checks": checks}, status_code=200 if is_ok else 503)
+
+
+async def _catalogue(here: Parts) -> tuple[bool, str, str | None]:
+    try:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            version = await here.served.catalogue_version()
+    except TimeoutError:
+        return False, f"no answer within {PATIENCE_SECONDS:g} s", None
+    except DagmasterError as error:
+        return False, error.message, error.hint
+    return True, f"pgSTAC {version}", None

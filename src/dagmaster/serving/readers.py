@@ -1,0 +1,260 @@
+"""Pixels of a source: rio-tiler's reader for a COG, and one for a mosaic of COGs that answers the same questions.
+
+Only GeoTIFF is opened, whatever a file says that it is: other drivers would follow what it names to other files and hosts.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import attr
+import rasterio
+from morecantile import Tile, TileMatrixSet
+from rasterio.crs import CRS
+from rasterio.enums import ColorInterp
+from rio_tiler.constants import WEB_MERCATOR_TMS, WGS84_CRS
+from rio_tiler.errors import NoAssetFoundError, PointOutsideBounds, TileOutsideBounds
+from rio_tiler.io import BaseReader, Reader
+from rio_tiler.models import BandStatistics, ImageData, Info, PointData
+from rio_tiler.mosaic import mosaic_reader
+from rio_tiler.utils import CRS_to_uri, inherit_rasterio_env
+
+from dagmaster.errors import InvalidRequest, NotFound
+from dagmaster.serving.mosaics import MOST_ASSETS, Mosaic, Mosaics
+from dagmaster.serving.sources import BBox, Kind, Source
+from dagmaster.storage.location import Location
+from dagmaster.storage.zones import Storage
+
+# One request shall not take all cores from the others.
+_THREADS = 2
+_DEEPEST_ZOOM = 24
+_LARGEST_PICTURE = 1024
+
+GDAL_ENVIRONMENT: Mapping[str, Any] = {
+    # No look around in the folder, no side-car files: a COG is whole in itself.
+    "GDAL_DISABLE_READDIR_ON_OPEN": "EMPTY_DIR",
+    "GDAL_PAM_ENABLED": "NO",
+    "CPL_VSIL_CURL_ALLOWED_EXTENSIONS": ".tif",
+    # Header and first directory in one go.
+    "GDAL_INGESTED_BYTES_AT_OPEN": "32768",
+    "GDAL_CACHEMAX": 256,
+    "GDAL_NUM_THREADS": "1",
+    "VSI_CACHE": "TRUE",
+    "VSI_CACHE_SIZE": 16_777_216,
+    "GDAL_HTTP_MERGE_CONSECUTIVE_RANGES": "YES",
+    "GDAL_HTTP_MULTIPLEX": "YES",
+    "GDAL_HTTP_TIMEOUT": 20,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Readable:
+    """A source and where its files are."""
+
+    source: Source
+    storage: Storage
+    mosaics: Mosaics
+
+
+def open_source(readable: Readable, tms: TileMatrixSet = WEB_MERCATOR_TMS) -> "CogReader | MosaicReader":
+    source = readable.source
+    if source.kind is Kind.COG:
+        return CogReader(readable.storage.gdal_path(source.location), tms=tms)
+    return MosaicReader(readable, tms=tms)
+
+
+@attr.s
+class CogReader(Reader):
+    """Shows the first three bands, or the first, where nobody chooses; an alpha band is a mask."""
+
+    def __attrs_post_init__(self) -> None:
+        self.dataset = self._ctx_stack.enter_context(rasterio.open(self.input, driver="GTiff"))
+        super().__attrs_post_init__()  # type: ignore[no-untyped-call]
+
+    def tile(self, tile_x: int, tile_y: int, tile_z: int, **options: Any) -> ImageData:  # type: ignore[override]
+        require_tile(tile_x, tile_y, tile_z)
+        return super().tile(tile_x, tile_y, tile_z, **options)
+
+    def part(self, bbox: BBox, indexes: Sequence[int] | None = None, **options: Any) -> ImageData:  # type: ignore[override]
+        return super().part(bbox, indexes=self._shown(indexes), **options)
+
+    def preview(self, indexes: Sequence[int] | None = None, **options: Any) -> ImageData:  # type: ignore[override]
+        return super().preview(indexes=self._shown(indexes), **options)
+
+    def point(self, lon: float, lat: float, indexes: Sequence[int] | None = None, **options: Any) -> PointData:  # type: ignore[override]
+        self._require(indexes)
+        return super().point(lon, lat, indexes=indexes, **options)
+
+    def statistics(self, indexes: Sequence[int] | None = None, **options: Any) -> dict[str, BandStatistics]:  # type: ignore[override]
+        self._require(indexes)
+        statistics: dict[str, BandStatistics] = super().statistics(indexes=indexes, **options)
+        return statistics
+
+    def bands(self) -> list[int]:
+        return list(self._dataset.indexes)
+
+    def extent(self) -> BBox:
+        west, south, east, north = self.get_geographic_bounds(WGS84_CRS)
+        return west, south, east, north
+
+    def _shown(self, chosen: Sequence[int] | None) -> Sequence[int]:
+        if chosen:
+            self._require(chosen)
+            return chosen
+        pairs = zip(self._dataset.indexes, self._dataset.colorinterp, strict=True)
+        bands = [band for band, color in pairs if color is not ColorInterp.alpha]
+        return bands[:3] if len(bands) >= 3 else bands[:1]
+
+    def _require(self, chosen: Sequence[int] | None) -> None:
+        count = self._dataset.count
+        if any(not 1 <= band <= count for band in chosen or ()):
+            raise InvalidRequest(f"there is no such band: the dataset has {count}", code="tiles.no-band")
+
+    @property
+    def _dataset(self) -> Any:
+        return self.dataset
+
+
+class MosaicReader(BaseReader):
+    """The COGs of a mosaic as one picture: where they overlap, the first that has data is seen."""
+
+    def __init__(self, readable: Readable, tms: TileMatrixSet = WEB_MERCATOR_TMS) -> None:
+        self.input = readable
+        self.tms = tms
+        self.mosaic: Mosaic = readable.mosaics.load(readable.source.location, readable.source.tag)
+        self.bounds = self.mosaic.bounds
+        self.crs = WGS84_CRS
+        self.colormap: dict[int, Any] | None = None  # of the COG that was opened last: all have the same
+
+    @property
+    def minzoom(self) -> int:
+        return self.mosaic.minzoom
+
+    @property
+    def maxzoom(self) -> int:
+        return self.mosaic.maxzoom
+
+    def tile(self, tile_x: int, tile_y: int, tile_z: int, **options: Any) -> ImageData:
+        require_tile(tile_x, tile_y, tile_z)
+        if not self.minzoom <= tile_z <= self.maxzoom:
+            raise NotFound(
+                f"tiles are made from zoom {self.minzoom} to {self.maxzoom}", code="tiles.outside-zooms",
+                hint="bounds and zooms are in the TileJSON",
+            )  # fmt: skip
+        area = self.tms.bounds(Tile(tile_x, tile_y, tile_z))
+        found = self._near(self.mosaic.below(tile_x, tile_y, tile_z), area)
+        return self._merged(found, lambda cog: cog.tile(tile_x, tile_y, tile_z, **options))
+
+    def preview(self, max_size: int | None = None, width: int | None = None, height: int | None = None,
+                dst_crs: CRS | None = None, **options: Any) -> ImageData:  # fmt: skip
+        west, south, east, north = self.bounds
+        box = (west, south, east + 360 if west > east else east, north)
+        width, height = _size(box, max_size, width, height)
+        return self._merged(
+            self.mosaic.all(),
+            lambda cog: cog.part(
+                box, bounds_crs=WGS84_CRS, dst_crs=dst_crs or WGS84_CRS, width=width, height=height, **options
+            ),
+        )
+
+    def point(self, lon: float, lat: float, **options: Any) -> PointData:
+        """Of the first COG that has data there, else of the first."""
+        zoom = self.mosaic.quadkey_zoom
+        x, y, _ = self.tms.tile(lon, lat, zoom)
+        require_tile(x, y, zoom)
+        seen: PointData | None = None
+        for location in self._near(self.mosaic.below(x, y, zoom), (lon, lat, lon, lat)):
+            try:
+                with self._opened(location) as cog:
+                    found: PointData = cog.point(lon, lat, **options)
+            except PointOutsideBounds:
+                continue
+            if not found.array.mask.all():
+                return found
+            seen = seen or found
+        if seen is None:
+            raise NoAssetFoundError("no asset here")
+        return seen
+
+    def statistics(self, max_size: int = _LARGEST_PICTURE, percentiles: list[int] | None = None,
+                   hist_options: dict[str, Any] | None = None, indexes: Sequence[int] | None = None,
+                   **options: Any) -> dict[str, BandStatistics]:  # fmt: skip
+        with self._opened(self._first()) as cog:
+            bands = indexes or cog.bands()
+        picture = self.preview(max_size=max_size, indexes=bands, **options)
+        statistics: dict[str, BandStatistics] = picture.statistics(percentiles=percentiles, hist_options=hist_options)
+        return statistics
+
+    def info(self) -> Info:
+        """As of its first COG, but for what only the whole has."""
+        with self._opened(self._first()) as cog:
+            told = cog.info().model_dump()
+        for name in ("width", "height", "overviews", "minmax"):
+            told.pop(name, None)
+        told |= {"bounds": self.bounds, "crs": CRS_to_uri(WGS84_CRS), "assets": len(self.mosaic.all())}
+        return Info.model_validate(told)
+
+    def feature(self, *_: Any, **__: Any) -> ImageData:
+        raise NotImplementedError
+
+    def part(self, *_: Any, **__: Any) -> ImageData:
+        raise NotImplementedError
+
+    def _first(self) -> Location:
+        if not self.mosaic.quadkeys:
+            raise NoAssetFoundError("the mosaic is empty")
+        return self.mosaic.assets[self.mosaic.quadkeys[0]][0]
+
+    def _near(self, locations: list[Location], area: BBox) -> list[Location]:
+        """Those that are not known to be elsewhere."""
+        extents = self.mosaic.extents
+        return [place for place in locations if place not in extents or _touch(extents[place], area)]
+
+    def _merged(self, locations: list[Location], read: Callable[[CogReader], ImageData]) -> ImageData:
+        if not locations:
+            raise NoAssetFoundError("no asset here")
+        if len(locations) > MOST_ASSETS:
+            what = f"this would be made of {len(locations)} files, and {MOST_ASSETS} is the most"
+            raise InvalidRequest(what, code="tiles.too-many-assets", hint="zoom in")
+
+        @inherit_rasterio_env
+        def read_one(location: Location) -> ImageData:
+            with self._opened(location) as cog:
+                return read(cog)
+
+        if len(locations) == 1:
+            return read_one(locations[0])
+        # In threads only what is left to be read: most tiles lie in one COG.
+        image, _ = mosaic_reader(locations, read_one, threads=_THREADS)
+        return image
+
+    def _opened(self, location: Location) -> CogReader:
+        cog = CogReader(self.input.storage.gdal_path(location), tms=self.tms)
+        self.mosaic.extents.setdefault(location, cog.extent())
+        self.colormap = cog.colormap
+        return cog
+
+
+def require_tile(x: int, y: int, z: int) -> None:
+    if not (0 <= z <= _DEEPEST_ZOOM and 0 <= x < 2**z and 0 <= y < 2**z):
+        raise TileOutsideBounds("there is no such tile")
+
+
+def _touch(one: BBox, other: BBox) -> bool:
+    if one[0] > one[2]:  # across the antimeridian
+        return _touch((one[0], one[1], 180, one[3]), other) or _touch((-180, one[1], one[2], one[3]), other)
+    return one[0] <= other[2] and other[0] <= one[2] and one[1] <= other[3] and other[1] <= one[3]
+
+
+def _size(box: BBox, longest: int | None, width: int | None, height: int | None) -> tuple[int, int]:
+    """As wide and high as asked for; what is not said follows from the shape of the box."""
+    ratio = (box[2] - box[0]) / max(box[3] - box[1], 1e-9)
+    if width is None and height is None:
+        longest = longest or _LARGEST_PICTURE
+        width = longest if ratio >= 1 else max(1, round(longest * ratio))
+    if width is None:
+        width = max(1, min(_LARGEST_PICTURE * 2, round((height or 1) * ratio)))
+    if height is None:
+        height = max(1, min(_LARGEST_PICTURE * 2, math.floor(width / max(ratio, 1e-9) + 0.5)))
+    return width, height

@@ -1,0 +1,220 @@
+"""Which files a dataset's version is made of, how it shall look, and where the catalogue says so.
+
+    /tiles/{asset_id}?version=… ──▶ collection ──▶ its mosaic of that version, or the item `<asset_id>-v<ordinal>`
+                                                        └──▶ href ──▶ a location in storage ──▶ a path for GDAL
+
+Nothing of a request ever becomes a path: an asset's href is our own address of a file (`…/files/silver/…`), and what it names
+must be in a zone that is served.
+"""
+
+import asyncio
+import hashlib
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol
+from urllib.parse import unquote, urlsplit
+
+from dagmaster.database.served import Dataset, Served
+from dagmaster.errors import InvalidRequest, NotFound, UnfitData
+from dagmaster.serving.rendering import Rendering, rendering_of
+from dagmaster.storage.location import Location, Zone
+
+SERVED_ZONES = (Zone.SILVER, Zone.EXTERNAL)
+LATEST = "latest"
+BBox = tuple[float, float, float, float]
+
+# How long an answer of the catalogue is used again: a map asks for some forty tiles at once.
+_LATEST_SECONDS, _PINNED_SECONDS = 1.5, 30.0
+_MOST_REMEMBERED = 1024
+_EDITION = re.compile(r"/v(\d{1,9})/r(\d{1,9})/")
+_MOSAIC = re.compile(r"mosaic(?:[-_].*)?")
+_WORLD: BBox = (-180.0, -90.0, 180.0, 90.0)
+
+
+class Kind(StrEnum):
+    COG = "cog"
+    MOSAIC = "mosaic"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One revision of one version of a dataset, as it is served."""
+
+    asset_id: str
+    kind: Kind
+    ordinal: int
+    revision: int
+    location: Location
+    bounds: BBox  # in EPSG:4326; west > east: it crosses the antimeridian
+    digest: str  # another one as soon as the catalogue says anything else
+    rendering: Rendering = field(default_factory=Rendering)
+    title: str | None = None
+    attribution: str | None = None
+
+    @property
+    def revision_tag(self) -> str:
+        """Names a revision and what it was made of: someone may have begun anew under the same numbers."""
+        return f"{self.revision}-{self.digest}"
+
+    @property
+    def tag(self) -> str:
+        return f"{self.ordinal}-{self.revision_tag}"
+
+
+class Sources(Protocol):
+    """Find what a dataset's version is made of; `NotFound` where there is none."""
+
+    async def resolve(self, asset_id: str, version: str) -> Source: ...
+
+
+class PgstacSources:
+    """As the catalogue in pgSTAC has it."""
+
+    def __init__(self, served: Served) -> None:
+        self._served = served
+
+    async def resolve(self, asset_id: str, version: str) -> Source:
+        dataset = await self._served.dataset(asset_id)
+        if dataset is None:
+            raise NotFound("there is no such dataset", code="asset.not-found", hint="/stac/collections lists them")
+        mosaics, item_ids = _mosaics_of(dataset.collection), _items_of(asset_id, dataset)
+        ordinal = _chosen({*mosaics, *item_ids}, version)
+        if ordinal in mosaics:
+            return _of_mosaic(asset_id, dataset.collection, mosaics[ordinal])
+        item = await self._served.item(asset_id, item_ids[ordinal])
+        if item is None:  # deleted between the two questions
+            raise _no_version()
+        return _of_item(asset_id, dataset.collection, item, ordinal)
+
+
+class Remembered:
+    """Asks the same thing once in a while, and once for all who ask at the same time."""
+
+    def __init__(self, sources: Sources, clock: Callable[[], float] = time.monotonic) -> None:
+        self._sources = sources
+        self._clock = clock
+        self._asked: dict[tuple[str, str, str | None], tuple[float, asyncio.Task[Source]]] = {}
+
+    async def resolve(self, asset_id: str, version: str, pin: str | None = None) -> Source:
+        """`pin` is what someone holds for the version's revision. Who holds none must hear of a new one soon."""
+        key, now = (asset_id, version, pin), self._clock()
+        until, task = self._asked.get(key, (0.0, None))
+        if task is None or until < now or _is_of_no_use(task):
+            lasts = _PINNED_SECONDS if pin else _LATEST_SECONDS
+            task = asyncio.create_task(self._sources.resolve(asset_id, version))
+            # Whoever asked first may have left when it fails, and nobody else has to fetch the error.
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+            self._forget_the_oldest()
+            self._asked[key] = (now + lasts, task)
+        # Shielded: one who leaves does not take the answer from the others.
+        return await asyncio.shield(task)
+
+    def forget(self) -> None:
+        self._asked.clear()
+
+    def _forget_the_oldest(self) -> None:
+        while len(self._asked) >= _MOST_REMEMBERED:
+            del self._asked[next(iter(self._asked))]
+
+
+def _is_of_no_use(task: "asyncio.Task[Source]") -> bool:
+    """What failed is asked again at once, but for what is not there: anybody can ask for that, and often."""
+    if not task.done():
+        return False
+    return task.cancelled() or not isinstance(task.exception(), NotFound | None)
+
+
+def location_of(href: str) -> Location:
+    """The location that an asset's href stands for. Where the server was reached when it was written does not matter."""
+    parts = urlsplit(href)
+    _, _, path = parts.path.partition("/files/")
+    zone, _, rest = unquote(path).partition("/")
+    if parts.scheme not in {"http", "https"} or zone not in SERVED_ZONES:
+        raise _not_ours()
+    try:
+        return Location.parse(rest, Zone(zone))
+    except InvalidRequest:
+        raise _not_ours() from None
+
+
+def _mosaics_of(collection: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:
+    """The mosaics of a collection by the ordinal of their version."""
+    assets = collection.get("assets") or {}
+    found = (asset for key, asset in sorted(assets.items()) if _MOSAIC.fullmatch(key))
+    return {_edition_of(asset, collection)[0]: asset for asset in found}
+
+
+def _items_of(asset_id: str, dataset: Dataset) -> dict[int, str]:
+    return {int(item_id.removeprefix(f"{asset_id}-v")): item_id for item_id in dataset.item_ids}
+
+
+def _chosen(ordinals: Iterable[int], version: str) -> int:
+    known = set(ordinals)
+    ordinal = max(known, default=None) if version == LATEST else int(version)
+    if ordinal is None or ordinal not in known:
+        raise _no_version()
+    return ordinal
+
+
+def _edition_of(asset: Mapping[str, Any], holder: Mapping[str, Any]) -> tuple[int, int]:
+    """Ordinal and revision: as they are said, else as the file is named."""
+    named = _EDITION.search(str(asset.get("href", "")))
+    for said in (asset, holder):
+        if "dagmaster:version_ordinal" in said:
+            return int(said["dagmaster:version_ordinal"]), int(said.get("dagmaster:revision", 1))
+    return (int(named[1]), int(named[2])) if named else (0, 1)
+
+
+def _of_mosaic(asset_id: str, collection: Mapping[str, Any], asset: Mapping[str, Any]) -> Source:
+    ordinal, revision = _edition_of(asset, collection)
+    boxes = collection.get("extent", {}).get("spatial", {}).get("bbox") or []
+    return Source(
+        asset_id, Kind.MOSAIC, ordinal, revision, location_of(asset["href"]), _flat(boxes[0] if boxes else None),
+        _digest(asset, collection.get("updated")), rendering_of(collection, asset), collection.get("title"),
+        _attribution(collection),
+    )  # fmt: skip
+
+
+def _of_item(asset_id: str, collection: Mapping[str, Any], item: Mapping[str, Any], ordinal: int) -> Source:
+    properties = item.get("properties") or {}
+    asset = (item.get("assets") or {}).get("data")
+    if asset is None:
+        raise UnfitData("the version has no data to make tiles of", code="tiles.no-data")
+    return Source(
+        asset_id, Kind.COG, ordinal, int(properties.get("dagmaster:revision", 1)), location_of(asset["href"]),
+        _flat(item.get("bbox")), _digest(asset, properties.get("updated")), rendering_of(properties, asset),
+        properties.get("title") or collection.get("title"), _attribution(properties) or _attribution(collection),
+    )  # fmt: skip
+
+
+def _attribution(said: Mapping[str, Any]) -> str | None:
+    """Who is to be named: producers and licensors, and the licence."""
+    providers = said.get("providers") or []
+    names = [str(p.get("name")) for p in providers if {"producer", "licensor"} & set(p.get("roles") or ())]
+    licence = said.get("license")
+    shown = [", ".join(dict.fromkeys(names))] if names else []
+    return " · ".join([*shown, *([str(licence)] if licence and licence != "other" else [])]) or None
+
+
+def _digest(asset: Mapping[str, Any], updated: object) -> str:
+    said = f"{asset.get('href')}\n{asset.get('file:checksum')}\n{updated}"
+    return hashlib.sha256(said.encode()).hexdigest()[:10]
+
+
+def _flat(bbox: Any) -> BBox:
+    """Four numbers, also of a box with heights."""
+    if not bbox or len(bbox) not in (4, 6):
+        return _WORLD
+    west, south, east, north = (bbox[i] for i in ((0, 1, 3, 4) if len(bbox) == 6 else (0, 1, 2, 3)))
+    return float(west), float(south), float(east), float(north)
+
+
+def _no_version() -> NotFound:
+    return NotFound("the dataset has no such version", code="version.not-found", hint="version=latest is the newest")
+
+
+def _not_ours() -> UnfitData:
+    return UnfitData("the version's data is not in a zone that is served", code="tiles.elsewhere")

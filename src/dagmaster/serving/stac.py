@@ -1,0 +1,158 @@
+"""The STAC API: stac-fastapi-pgstac on the platform's own database, for reading only.
+
+It is an app of its own, and knows that its routes begin with `/stac`: mounted there as others are, its links would lack that.
+Its connections are opened by us, since nobody runs the lifespan of an app inside another.
+"""
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import asyncpg
+import orjson
+from fastapi import FastAPI, Request
+from psycopg.conninfo import conninfo_to_dict
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
+from starlette.responses import Response
+
+from dagmaster import __version__
+from dagmaster.database.catalog import not_deployed
+from dagmaster.errors import DagmasterError, InvalidRequest, Unavailable
+from dagmaster.serving.pages import page
+from dagmaster.serving.problems import problem_of, request_id_of
+
+# At import it makes settings that nobody uses, and warns that they are not set.
+logging.getLogger("stac_fastapi.types.config").setLevel(logging.ERROR)
+
+from stac_fastapi.pgstac.app import instantiate_api  # noqa: E402
+from stac_fastapi.pgstac.config import Settings as StacSettings  # noqa: E402
+from stac_fastapi.pgstac.core import CoreCrudClient  # noqa: E402
+from stac_fastapi.pgstac.db import con_init, get_connection  # noqa: E402
+from stac_fastapi.pgstac.models.extensions import Extensions  # noqa: E402
+
+PREFIX = "/stac"
+TITLE = "dagmaster"
+ABOUT = "Datasets of this platform: validated, cloud-optimised, and served as maps"
+_MOST_CONNECTIONS = 4
+_STATEMENT_SECONDS = 10
+# What asyncpg understands of a PostgreSQL address; the rest it would send to the server as settings.
+_OF_ADDRESS = ("host", "port", "user", "password", "dbname", "passfile", "service", "target_session_attrs",
+               "sslmode", "sslcert", "sslkey", "sslrootcert", "sslcrl", "sslpassword")  # fmt: skip
+_NO_CATALOGUE = (
+    asyncpg.UndefinedFunctionError,
+    asyncpg.UndefinedTableError,
+    asyncpg.InvalidSchemaNameError,
+)
+_AWAY = (OSError, asyncpg.PostgresConnectionError, asyncpg.InterfaceError, asyncpg.InvalidAuthorizationSpecificationError,
+         asyncpg.OperatorInterventionError, asyncpg.InsufficientResourcesError, asyncpg.InvalidCatalogNameError)  # fmt: skip
+
+# Values that PostgreSQL, pgSTAC or the parsers of queries can't read. Their words may quote anything, so they are not repeated.
+_UNREADABLE = (asyncpg.DataError, asyncpg.RaiseError, orjson.JSONDecodeError)
+
+
+class _Settings(StacSettings):  # type: ignore[misc]
+    """Only what is said here: the environment and files beside us have no say."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls, _: type[BaseSettings], init_settings: PydanticBaseSettingsSource, **__: Any
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return (init_settings,)
+
+
+class _Client(CoreCrudClient):  # type: ignore[misc]
+    """Adds where a person can look at what is catalogued. That depends on where this server is, so it is not stored."""
+
+    async def all_collections(self, request: Request, **asked: Any) -> Any:
+        found = await super().all_collections(request=request, **asked)
+        # As JSON already where only some fields are asked for.
+        for collection in found.get("collections", []) if isinstance(found, dict) else []:
+            _add_map(collection, collection.get("id"), request)
+        return found
+
+    async def get_collection(self, collection_id: str, request: Request, **asked: Any) -> Any:
+        return _add_map(await super().get_collection(collection_id, request=request, **asked), collection_id, request)
+
+    async def get_item(self, item_id: str, collection_id: str, request: Request, **asked: Any) -> Any:
+        found = await super().get_item(item_id, collection_id, request=request, **asked)
+        version = (found.get("properties") or {}).get("dagmaster:version_ordinal")
+        return _add_map(found, collection_id, request, "" if version is None else f"?version={int(version)}")
+
+
+def _add_map(found: Any, dataset: str | None, request: Request, query: str = "") -> Any:
+    if dataset and "links" in found:
+        address = f"{request.base_url}tiles/{quote(dataset, safe='')}/map{query}"
+        found["links"].append({"rel": "alternate", "type": "text/html", "title": "Map", "href": address})
+    return found
+
+
+def create_stac() -> FastAPI:
+    """The app; it answers once `connected`."""
+    settings = _Settings(
+        prefix_path=PREFIX,
+        openapi_url=f"{PREFIX}/api",
+        docs_url="",  # its page would load scripts from elsewhere
+        stac_fastapi_title=TITLE,
+        stac_fastapi_description=ABOUT,
+        stac_fastapi_landing_id=TITLE,
+        stac_fastapi_version=__version__,
+        enable_transactions_extensions=False,
+        cors_origins=(),  # who may read across origins is decided for all of it at once
+    )
+    client = partial(_Client, landing_page_id=TITLE, title=TITLE, description=ABOUT)
+    api = instantiate_api(client, Extensions(settings=settings), settings=settings)
+    app: FastAPI = api.app
+    # Its front page links to a page of this name.
+    app.add_api_route(f"{PREFIX}/api.html", _get_help, name="swagger_ui_html", include_in_schema=False)
+    for kind in _NO_CATALOGUE:
+        app.add_exception_handler(kind, _on_no_catalogue)
+    for kind in _AWAY:
+        app.add_exception_handler(kind, _on_away)
+    for kind in _UNREADABLE:
+        app.add_exception_handler(kind, _on_unreadable)
+    return app
+
+
+@asynccontextmanager
+async def connected(app: FastAPI, dsn: str) -> AsyncIterator[None]:
+    """No connection is opened before it is needed: a database that is away now may be there later."""
+    pool = asyncpg.create_pool(
+        _address(dsn), min_size=0, max_size=_MOST_CONNECTIONS, init=con_init, timeout=5,
+        server_settings={
+            "search_path": "pgstac,public", "application_name": "dagmaster-stac",
+            "statement_timeout": str(_STATEMENT_SECONDS * 1000),
+        },
+    )  # fmt: skip
+    async with pool:
+        app.state.readpool = pool
+        app.state.get_connection = get_connection
+        yield
+
+
+def _address(dsn: str) -> str:
+    given = conninfo_to_dict(dsn)
+    return f"postgresql://?{urlencode({name: given[name] for name in _OF_ADDRESS if given.get(name)})}"
+
+
+async def _get_help() -> Response:
+    return page("stac.html")
+
+
+async def _on_no_catalogue(request: Request, _error: Exception) -> Response:
+    return _problem(request, not_deployed())
+
+
+async def _on_away(request: Request, _error: Exception) -> Response:
+    return _problem(request, Unavailable("the database is not available", code="database.unavailable"))
+
+
+async def _on_unreadable(request: Request, _error: Exception) -> Response:
+    hint = "see /stac/api for what there is"
+    return _problem(request, InvalidRequest("a value can't be read", code="request.invalid", hint=hint))
+
+
+def _problem(request: Request, error: DagmasterError) -> Response:
+    return problem_of(error, request.url.path, request_id_of(request))

@@ -1,0 +1,1 @@
+for (const place of document.querySelectorAll(".root")) place.textContent = new URL(".", location.href).href;

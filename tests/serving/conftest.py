@@ -1,0 +1,167 @@
+"""A catalogue and a storage with a few datasets, and the map server on them; made once, since nothing here changes them.
+
+plain   one band of bytes, everywhere 100                    v0
+dem     heights from 0 to 2000, a corner without data        v0, v1
+scene   16 bits, four bands of which the last is infrared    v0
+tiled   four COGs of 10, 20, 30, 40 and their mosaic         v0
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import psycopg
+import pytest
+import structlog
+from pypgstac.db import PgstacDB
+from pypgstac.load import Loader, Methods
+from starlette.testclient import TestClient
+
+from dagmaster import log
+from dagmaster.database.catalog import deploy_catalog
+from dagmaster.database.embedded import Cluster
+from dagmaster.serving.app import create_app
+from dagmaster.settings import load
+from dagmaster.storage.location import Edition, Zone
+from dagmaster.storage.zones import Storage, open_storage
+from tests.conftest import administrator
+from tests.serving.data import PUBLIC, collection, href, item, stored
+
+NODATA = -9999.0
+BOX = (10.0, 50.0, 11.0, 51.0)
+
+
+@pytest.fixture(scope="session")
+def catalogue(cluster: Cluster) -> str:
+    """The address of a database with pgSTAC."""
+    with administrator(cluster) as connection:
+        connection.execute("CREATE DATABASE test_serving")
+    dsn = cluster.dsn_of("test_serving")
+    deploy_catalog(dsn)
+    return dsn
+
+
+@pytest.fixture(scope="session")
+def storage(tmp_path_factory: pytest.TempPathFactory) -> Storage:
+    return open_storage(load(storage_folder=tmp_path_factory.mktemp("storage")))
+
+
+@pytest.fixture(scope="session")
+def served(catalogue: str, storage: Storage, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The address of the database, once everything is in it."""
+    folder = tmp_path_factory.mktemp("made")
+    pairs = [_plain(storage, folder), _dem(storage, folder), _scene(storage, folder), _tiled(storage, folder)]
+    with PgstacDB(dsn=catalogue) as database:
+        loader = Loader(db=database)
+        loader.load_collections(iter([made for made, _ in pairs]), insert_mode=Methods.upsert)
+        loader.load_items(iter([one for _, items in pairs for one in items]), insert_mode=Methods.upsert)
+    storage.put(storage.location("secret.tif", zone=Zone.BRONZE), b"raw data")
+    storage.put(storage.location("note.html", zone=Zone.SILVER), b"<script>alert(1)</script>")
+    storage.put(storage.location("3f1b9a52-0000-4000-8000-000000000000/part.tif", zone=Zone.SILVER), b"on its way")
+    return catalogue
+
+
+@pytest.fixture(scope="session")
+def app(served: str, storage: Storage):
+    return create_app(load(), served, storage=storage)
+
+
+@pytest.fixture(autouse=True)
+def plain_logs() -> Iterator[None]:
+    """As a process has them. Unconfigured ones draw every variable of a traceback, which takes seconds."""
+    before = structlog.get_config()
+    log.configure("warning")
+    yield
+    structlog.configure(**before)
+
+
+@pytest.fixture(scope="session")
+def running(app) -> Iterator[TestClient]:
+    with TestClient(app, base_url="http://localhost:8003") as client:
+        yield client
+
+
+@pytest.fixture
+def client(running: TestClient) -> TestClient:
+    """The map server, which remembers nothing of the test before."""
+    running.app.state.parts.sources.forget()
+    return running
+
+
+def load_again(dsn: str, *items: dict) -> None:
+    with PgstacDB(dsn=dsn) as database:
+        Loader(db=database).load_items(iter(items), insert_mode=Methods.upsert)
+
+
+def remove_item(dsn: str, item_id: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("SET search_path = pgstac, public")
+        connection.execute("SELECT pgstac.delete_item(%s)", [item_id])
+
+
+def _plain(storage: Storage, folder: Path):
+    edition = Edition("plain")
+    cog = stored(storage, folder, edition.cog("plain.tif"), np.full((1, 512, 512), 100, np.uint8), BOX)
+    return collection("plain", BOX), [item(edition, cog, BOX)]
+
+
+def _dem(storage: Storage, folder: Path):
+    heights = np.linspace(0, 2000, 600, dtype=np.float32)[None, None, :].repeat(600, axis=1)
+    heights[:, :50, :50] = NODATA
+    renders = {
+        "default": {"assets": ["data"], "rescale": [[0, 2000]], "colormap_name": "terrain", "resampling": "bilinear"}
+    }
+    band = {"name": "b1", "data_type": "float32", "statistics": {"minimum": 0, "maximum": 2000}}
+    items = []
+    for ordinal in (0, 1):
+        edition = Edition("dem", ordinal)
+        pixels = np.where(heights == NODATA, NODATA, heights + ordinal).astype(np.float32)
+        cog = stored(storage, folder, edition.cog("dem.tif"), pixels, BOX, nodata=NODATA)
+        items.append(item(edition, cog, BOX, bands=[band], renders=renders))
+    return collection("dem", BOX), items
+
+
+def _scene(storage: Storage, folder: Path):
+    pixels = np.stack([np.full((512, 512), value, np.uint16) for value in (1000, 2000, 3000, 4000)])
+    edition = Edition("scene")
+    cog = stored(storage, folder, edition.cog("scene.tif"), pixels, BOX, photometric="rgb", alpha="unspecified")
+    bands = [
+        {"name": f"b{n}", "data_type": "uint16", "statistics": {"minimum": 0, "maximum": 4000}} for n in (1, 2, 3, 4)
+    ]
+    renders = {"default": {"assets": ["data"], "bidx": [1, 2, 3], "rescale": [[0, 4000]] * 3}}
+    return collection("scene", BOX), [item(edition, cog, BOX, bands=bands, renders=renders)]
+
+
+def _tiled(storage: Storage, folder: Path):
+    """Two rows of two, of half a degree each."""
+    edition, items, tiles = Edition("tiled"), [], {}
+    for number, (row, column) in enumerate([(0, 0), (0, 1), (1, 0), (1, 1)], 1):
+        west, south = 10 + column / 2, 50.5 - row / 2
+        box = (west, south, west + 0.5, south + 0.5)
+        name = f"r{row}c{column}"
+        cog = stored(storage, folder, edition.cog(f"{name}.tif"), np.full((1, 256, 256), 10 * number, np.uint8), box)
+        items.append(item(edition, cog, box, f"-{name}"))
+        for tile in _grid().tiles(*_inside(box), 8):
+            tiles.setdefault(_grid().quadkey(tile), []).append(f"{name}.tif")
+    mosaic = {
+        "mosaicjson": "0.0.3", "minzoom": 6, "maxzoom": 10, "quadkey_zoom": 8, "bounds": BOX, "tiles": tiles,
+        "asset_type": "COG",
+    }  # fmt: skip
+    location = storage.location(edition.mosaic(), zone=Zone.SILVER)
+    storage.put(location, json.dumps(mosaic).encode())
+    assets = {"mosaic": {"href": href(location), "type": "application/json", "roles": ["index"]}}
+    return collection("tiled", BOX, assets=assets), items
+
+
+def _inside(box):
+    return box[0] + 1e-9, box[1] + 1e-9, box[2] - 1e-9, box[3] - 1e-9
+
+
+def _grid():
+    from morecantile import tms
+
+    return tms.get("WebMercatorQuad")
+
+
+__all__ = ["PUBLIC"]

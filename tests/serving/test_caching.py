@@ -1,0 +1,164 @@
+"""How long answers may be kept: seconds for what is the latest, for ever for what names its revision."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from dagmaster.errors import NotFound, Unavailable
+from dagmaster.serving.sources import Kind, Remembered, Source
+from dagmaster.storage.location import Edition, Location, Zone
+from tests.serving.conftest import BOX, load_again, remove_item
+from tests.serving.data import item, stored
+
+PINNED = "public, max-age=31536000, immutable"
+SHORT = "public, max-age=10, must-revalidate"
+
+
+def pinned(client, dataset):
+    (address,) = client.get(f"/tiles/{dataset}/WebMercatorQuad/tilejson.json").json()["tiles"]
+    return address.format(z=9, x=270, y=172)
+
+
+def test_the_latest_is_kept_for_seconds_and_asked_for_by_its_tag(client):
+    first = client.get("/tiles/plain/preview.png")
+    again = client.get("/tiles/plain/preview.png", headers={"If-None-Match": first.headers["etag"]})
+
+    assert first.headers["cache-control"] == SHORT
+    assert (again.status_code, again.content) == (304, b"")
+    assert again.headers["etag"] == first.headers["etag"]
+    assert again.headers["cache-control"] == SHORT
+
+
+@pytest.mark.parametrize("given", ["W/{}", '"other", {}', "*"])
+def test_tags_are_compared_as_the_standard_wants(client, given):
+    etag = client.get("/tiles/plain/info").headers["etag"]
+
+    assert client.get("/tiles/plain/info", headers={"If-None-Match": given.format(etag)}).status_code == 304
+    assert client.get("/tiles/plain/info", headers={"If-None-Match": '"other"'}).status_code == 200
+
+
+@pytest.mark.parametrize("dataset", ["plain", "tiled"])
+def test_tiles_of_a_tilejson_are_kept_for_ever(client, dataset):
+    answer = client.get(pinned(client, dataset))
+
+    assert answer.status_code == 200
+    assert answer.headers["cache-control"] == PINNED
+
+
+@pytest.mark.parametrize("query", ["version=0", "version=0&rev=1", "version=0&rev=1-abc"])
+def test_what_names_less_than_a_revision_is_kept_for_seconds(client, query):
+    assert client.get(f"/tiles/plain/preview.png?{query}").headers["cache-control"] == SHORT
+
+
+def test_errors_are_not_kept(client):
+    assert client.get("/tiles/plain/info?version=9").headers["cache-control"] == "no-store"
+
+
+def test_the_newest_version_is_the_latest_and_others_stay(client):
+    def value(version):
+        return round(client.get(f"/tiles/dem/point/10.5,50.5?version={version}").json()["values"][0])
+
+    assert value("latest") == value(1) == value(0) + 1
+
+
+def test_a_new_revision_is_seen_at_once_and_the_old_ones_tiles_are_refused(client, served, storage, tmp_path):
+    import numpy as np
+
+    edition = Edition("plain", 5, 1)
+    paths = [
+        stored(storage, tmp_path, replace(edition, revision=n).cog("p.tif"), np.full((1, 256, 256), n, np.uint8), BOX)
+        for n in (1, 2)
+    ]
+    load_again(served, item(edition, paths[0], BOX))
+    client.app.state.parts.sources.forget()
+    try:
+        before = client.get("/tiles/plain/preview.png")
+        old = pinned(client, "plain")
+        assert client.get(old).status_code == 200
+
+        load_again(served, item(replace(edition, revision=2), paths[1], BOX))
+        client.app.state.parts.sources.forget()
+        after = client.get("/tiles/plain/preview.png", headers={"If-None-Match": before.headers["etag"]})
+
+        assert after.status_code == 200
+        assert after.headers["etag"].startswith('"5-2-')
+        assert client.get(old).json()["code"] == "version.replaced"
+        assert client.get(pinned(client, "plain")).headers["cache-control"] == PINNED
+    finally:
+        remove_item(served, "plain-v5")
+
+
+SOURCE = Source("x", Kind.COG, 0, 1, Location(Zone.SILVER, "silver", "cogs/x/v0/r1/x.tif"), BOX, "abc")
+
+
+class Counting:
+    def __init__(self, error=None):
+        self.asked = []
+        self.error = error
+
+    async def resolve(self, asset_id, version):
+        self.asked.append((asset_id, version))
+        await asyncio.sleep(0)
+        if self.error:
+            raise self.error
+        return SOURCE
+
+
+async def test_many_who_ask_at_once_are_one_question():
+    counting = Counting()
+    remembered = Remembered(counting, clock=lambda: 0.0)
+
+    found = await asyncio.gather(*(remembered.resolve("x", "latest") for _ in range(30)))
+
+    assert len(counting.asked) == 1
+    assert found == [SOURCE] * 30
+
+
+@pytest.mark.parametrize(("pin", "seconds"), [(None, 1.5), ("1-abc", 30.0)])
+async def test_an_answer_is_used_for_a_while(pin, seconds):
+    now = 0.0
+    counting = Counting()
+    remembered = Remembered(counting, clock=lambda: now)
+    await remembered.resolve("x", "0", pin)
+
+    now = seconds - 0.1
+    await remembered.resolve("x", "0", pin)
+    assert len(counting.asked) == 1
+
+    now = seconds + 0.1
+    await remembered.resolve("x", "0", pin)
+    assert len(counting.asked) == 2
+
+
+@pytest.mark.parametrize(("error", "questions"), [(NotFound("no"), 1), (Unavailable("away"), 3)])
+async def test_what_is_not_there_is_remembered_and_what_failed_is_asked_again(error, questions):
+    counting = Counting(error)
+    remembered = Remembered(counting, clock=lambda: 0.0)
+
+    for _ in range(3):
+        with pytest.raises(type(error)):
+            await remembered.resolve("x", "latest")
+
+    assert len(counting.asked) == questions
+
+
+async def test_who_leaves_does_not_take_the_answer_from_others():
+    counting = Counting()
+    remembered = Remembered(counting, clock=lambda: 0.0)
+    leaving = asyncio.create_task(remembered.resolve("x", "latest"))
+    staying = asyncio.create_task(remembered.resolve("x", "latest"))
+    await asyncio.sleep(0)
+
+    leaving.cancel()
+
+    assert await staying == SOURCE
+
+
+async def test_memory_of_what_was_asked_is_bounded():
+    remembered = Remembered(Counting(), clock=lambda: 0.0)
+
+    for number in range(1100):
+        await remembered.resolve(f"x{number}", "latest")
+
+    assert len(remembered._asked) == 1024

@@ -1,0 +1,142 @@
+"""Who may ask, under which address, and what an answer says when something is not well."""
+
+import pytest
+from starlette.testclient import TestClient
+
+from dagmaster.serving.app import create_app
+from dagmaster.settings import load
+from tests.serving.data import PUBLIC
+
+
+@pytest.fixture
+def public(served, storage):
+    with TestClient(
+        create_app(load(public_url=f"{PUBLIC}/geo"), served, storage=storage), base_url=PUBLIC
+    ) as client:  # fmt: skip
+        yield client
+
+
+@pytest.fixture
+def open_to_all(served, storage):
+    with TestClient(create_app(load(serving_insecure=True), served, storage=storage), base_url="http://any") as client:
+        yield client
+
+
+@pytest.fixture
+def nowhere(storage, cluster):
+    """On a database that has no catalogue."""
+    with TestClient(
+        create_app(load(), cluster.dsn_of("postgres"), storage=storage), base_url="http://localhost"
+    ) as client:  # fmt: skip
+        yield client
+
+
+@pytest.fixture
+def away(storage):
+    with TestClient(
+        create_app(load(), "postgresql://nobody@127.0.0.1:1/none", storage=storage), base_url="http://localhost"
+    ) as client:  # fmt: skip
+        yield client
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "", "[::"])
+def test_a_foreign_host_is_refused(client, host):
+    answer = client.get("/livez", headers={"Host": host})
+
+    assert (answer.status_code, answer.json()["code"]) == (403, "request.foreign-host")
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1:8003", "[::1]:8003"])
+def test_loopback_by_all_its_names(client, host):
+    assert client.get("/livez", headers={"Host": host}).json() == {"status": "alive"}
+
+
+def test_links_begin_with_the_public_address(public):
+    tilejson = public.get("/tiles/plain/WebMercatorQuad/tilejson.json").json()
+    collection = public.get("/stac/collections/plain").json()
+    forged = public.get("/stac/collections/plain", headers={"X-Forwarded-Host": "evil.example"}).json()
+
+    assert tilejson["tiles"][0].startswith(f"{PUBLIC}/geo/tiles/plain/")
+    hrefs = [link["href"] for link in collection["links"]]
+    assert f"{PUBLIC}/geo/stac/collections/plain" in hrefs
+    assert all(href.startswith(f"{PUBLIC}/geo/") for href in hrefs)
+    assert forged == collection
+
+
+def test_a_proxys_words_do_not_count(client):
+    headers = {"X-Forwarded-Host": "evil.example", "X-Forwarded-Proto": "https", "Forwarded": "host=evil.example"}
+
+    for path in ("/stac/", "/tiles/plain/WebMercatorQuad/tilejson.json"):
+        assert "evil" not in client.get(path, headers=headers).text
+
+
+def test_other_sites_may_read_only_what_is_served_to_everybody(client, open_to_all):
+    there = {"Origin": "http://other.example"}
+
+    assert "access-control-allow-origin" not in client.get("/stac/", headers=there).headers
+    assert "access-control-allow-origin" not in client.get("/tiles/plain/info", headers=there).headers
+    for path in ("/stac/", "/tiles/plain/info", "/files/silver/silver/cogs/plain/v0/r1/plain.tif"):
+        assert open_to_all.get(path, headers=there).headers["access-control-allow-origin"] == "*"
+
+
+def test_without_a_catalogue_it_says_what_to_do(nowhere):
+    assert nowhere.get("/livez").status_code == 200
+    for path in ("/stac/collections", "/stac/search", "/stac/collections/x", "/tiles/x/info"):
+        answer = nowhere.get(path)
+        assert (answer.status_code, answer.json()["code"]) == (503, "catalog.not-deployed"), path
+        assert "deploy" in answer.json()["hint"]
+        assert answer.headers["retry-after"]
+    ready = nowhere.get("/readyz")
+    assert ready.status_code == 503
+    assert ready.json()["checks"][0]["hint"]
+
+
+def test_without_a_database_it_says_so(away):
+    for path in ("/stac/collections", "/stac/search"):
+        answer = away.get(path)
+        assert (answer.status_code, answer.json()["code"]) == (503, "database.unavailable"), path
+        assert "nobody" not in answer.text
+    assert away.get("/livez").status_code == 200
+
+
+def test_ready_with_a_catalogue(client):
+    answer = client.get("/readyz")
+
+    assert answer.status_code == 200
+    assert answer.json()["checks"][0]["detail"].startswith("pgSTAC ")
+
+
+def test_a_request_that_is_too_large(client):
+    answer = client.post("/stac/search", content=b"[" * 2_000_000, headers={"Content-Type": "application/json"})
+
+    assert answer.status_code == 413
+
+
+def test_what_is_not_there_is_a_problem(client):
+    answer = client.get("/nothing")
+
+    assert answer.status_code == 404
+    assert answer.json()["code"] == "route.not-found"
+
+
+@pytest.mark.parametrize("name", ["common.css", "index.css", "index.js", "map.css", "map.js", "stac.js"])
+def test_pages_have_their_parts(client, name):
+    assert client.get(f"/pages/{name}").status_code == 200
+    assert client.get(f"/pages/..%2f{name}").status_code == 404
+
+
+@pytest.mark.parametrize("path", ["/", "/tiles/plain/map", "/tiles/plain/WebMercatorQuad/map.html", "/stac/api.html"])
+def test_pages_load_nothing_from_elsewhere(client, path):
+    answer = client.get(path)
+
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    assert "//" not in answer.text.replace("http://localhost", "")
+    parts = [part.split('"')[0] for part in answer.text.split('src="')[1:]]
+    parts += [part.split('"')[0] for part in answer.text.split('rel="stylesheet" href="')[1:]]
+    for part in parts:
+        assert client.get(str(answer.url.join(part))).status_code == 200, part
+
+
+def test_a_map_of_nothing(client):
+    assert client.get("/tiles/unknown/map").status_code == 404

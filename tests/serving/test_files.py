@@ -1,0 +1,137 @@
+"""Files in parts and whole, and what is never served."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from dagmaster.storage.location import Location, Zone
+
+COG = "/files/silver/silver/cogs/plain/v0/r1/plain.tif"
+
+
+@pytest.fixture
+def whole(client):
+    return client.get(COG).content
+
+
+def test_a_file_as_it_is(client, whole, storage):
+    answer = client.get(COG)
+    stored = storage.get(Location(Zone.SILVER, "silver", "cogs/plain/v0/r1/plain.tif"))
+
+    assert hashlib.sha256(whole).digest() == hashlib.sha256(stored).digest()
+    assert answer.headers["content-type"] == "image/tiff; application=geotiff; profile=cloud-optimized"
+    assert answer.headers["accept-ranges"] == "bytes"
+    assert int(answer.headers["content-length"]) == len(stored)
+
+
+def test_head_tells_the_same_without_the_file(client, whole):
+    answer = client.head(COG)
+
+    assert (answer.status_code, answer.content) == (200, b"")
+    assert int(answer.headers["content-length"]) == len(whole)
+    assert answer.headers["etag"] == client.get(COG).headers["etag"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "part"),
+    [("bytes=0-9", slice(0, 10)), ("bytes=100-", slice(100, None)), ("bytes=-7", slice(-7, None)),
+     ("bytes=5-5", slice(5, 6)), ("bytes=1000-99999999", slice(1000, None)), ("bytes=-99999999", slice(None))],
+)  # fmt: skip
+def test_a_part(client, whole, asked, part):
+    answer = client.get(COG, headers={"Range": asked})
+
+    assert answer.content == whole[part]
+    if len(answer.content) < len(whole):
+        first = len(whole[: part.start]) if (part.start or 0) >= 0 else len(whole) + part.start
+        assert answer.status_code == 206
+        assert answer.headers["content-range"] == f"bytes {first}-{first + len(answer.content) - 1}/{len(whole)}"
+
+
+@pytest.mark.parametrize("asked", ["bytes=5-2", "bytes=-", "lines=1-2", "bytes=0-1,4-5", "bytes=x-y", "bytes=1"])
+def test_what_is_no_range_of_ours_gives_the_whole(client, whole, asked):
+    answer = client.get(COG, headers={"Range": asked})
+
+    assert (answer.status_code, answer.content) == (200, whole)
+
+
+@pytest.mark.parametrize("asked", ["bytes=99999999-", "bytes=99999999-999999999", "bytes=-0"])
+def test_a_part_that_it_has_not(client, whole, asked):
+    answer = client.get(COG, headers={"Range": asked})
+
+    assert answer.status_code == 416
+    assert answer.headers["content-range"] == f"bytes */{len(whole)}"
+
+
+def test_a_part_of_another_file_by_the_same_name_gives_the_whole(client, whole):
+    etag = client.get(COG).headers["etag"]
+
+    same = client.get(COG, headers={"Range": "bytes=0-9", "If-Range": etag})
+    other = client.get(COG, headers={"Range": "bytes=0-9", "If-Range": '"old"'})
+
+    assert (same.status_code, other.status_code) == (206, 200)
+    assert other.content == whole
+
+
+def test_who_has_it_already_is_told_so(client):
+    etag = client.get(COG).headers["etag"]
+
+    answer = client.get(COG, headers={"If-None-Match": etag})
+
+    assert (answer.status_code, answer.content) == (304, b"")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/files/bronze/bronze/secret.tif",  # raw data
+        "/files/silver/silver/3f1b9a52-0000-4000-8000-000000000000/part.tif",  # on its way
+        "/files/silver/silver/cogs/plain/v0/r1/",  # a folder
+        "/files/silver/silver/cogs",
+        "/files/silver/silver/",
+        "/files/silver/",
+        "/files/silver/silver/none.tif",
+        "/files/gold/silver/x.tif",
+        "/files/silver/silver/%2e%2e/%2e%2e/bronze/bronze/secret.tif",
+        "/files/silver/silver/..%2f..%2fbronze%2fbronze%2fsecret.tif",
+        "/files/silver/..%2fbronze/bronze/secret.tif",
+        "/files/silver/silver//etc/passwd",
+        "/files/silver/silver/%2Fetc%2Fpasswd",
+        "/files/silver/silver/..%5c..%5csecret.tif",
+        "/files/silver/silver/a%00.tif",
+        "/files/silver/silver/a%0d%0aX-Bad:1",
+        "/files/silver/silver/.incoming/x",
+        "/files/silver/.scratch/x",
+        "/files/silver/silver/cogs/.hidden.tif",
+        "/files/silver/silver/" + "x" * 3000,
+        "/files/silver/silver/http://127.0.0.1/x.tif",
+        "/files/SILVER/silver/cogs/plain/v0/r1/plain.tif",
+    ],
+)
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_nothing_else_is_served(client, path, method):
+    answer = client.request(method, path)
+
+    assert answer.status_code == 404, answer.text
+    assert b"raw data" not in answer.content
+
+
+def test_a_link_out_of_storage_is_not_followed(client, storage, tmp_path):
+    outside = tmp_path / "outside.tif"
+    outside.write_bytes(b"private")
+    place = storage.gdal_path(Location(Zone.SILVER, "silver", "cogs/plain/v0/r1/plain.tif")).replace(
+        "plain.tif", "l.tif"
+    )
+    Path(place).symlink_to(outside)
+
+    answer = client.get(COG.replace("plain.tif", "l.tif"))
+
+    assert answer.status_code in (403, 404)
+    assert b"private" not in answer.content
+
+
+def test_what_someone_put_there_does_not_run_as_our_page(client):
+    answer = client.get("/files/silver/silver/note.html")
+
+    assert answer.headers["content-type"] == "application/octet-stream"
+    assert answer.headers["x-content-type-options"] == "nosniff"

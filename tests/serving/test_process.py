@@ -1,0 +1,121 @@
+"""The map server as a process, as others' programs see it."""
+
+import json
+import signal
+import socket
+import subprocess
+import urllib.request
+
+import pytest
+import rasterio
+
+from tests.cli.processes import call, start
+from tests.serving.data import PUBLIC
+
+
+@pytest.fixture(scope="module")
+def server(served, storage, tmp_path_factory):
+    """Its address and the process."""
+    process = start(
+        "serving", "--port", "0", DATABASE_URL=served, STORAGE_FOLDER=str(folder_of(storage)), LOG_FORMAT="json",
+        LOG_LEVEL="info", DAGMASTER_DATA=str(tmp_path_factory.mktemp("data")),
+    )  # fmt: skip
+    try:
+        yield said(process, "maps are served")["url"], process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def folder_of(storage):
+    from pathlib import Path
+
+    from dagmaster.storage.location import Location, Zone
+
+    return Path(storage.gdal_path(Location(Zone.SILVER, "silver", "x"))).parents[2]
+
+
+def said(process: subprocess.Popen, event: str) -> dict:
+    assert process.stderr is not None
+    for line in process.stderr:
+        fact = json.loads(line)
+        if fact["event"] == event:
+            return fact
+    raise AssertionError(f"it ended with {process.wait()}")
+
+
+def test_gdal_reads_a_cog_by_its_address(server):
+    url, _ = server
+    options = {"GDAL_DISABLE_READDIR_ON_OPEN": "EMPTY_DIR", "GDAL_HTTP_TIMEOUT": "10"}
+    with rasterio.Env(**options), rasterio.open(f"/vsicurl/{url}/files/silver/silver/cogs/dem/v0/r1/dem.tif") as cog:
+        heights = cog.read(1)
+
+    assert heights.shape == (600, 600)
+    assert heights[300, 300] == pytest.approx(1000, abs=5)
+
+
+def test_pystac_client_finds_and_follows(server):
+    from pystac_client import Client
+
+    url, _ = server
+    catalog = Client.open(f"{url}/stac")
+    found = {
+        item.id: item for item in catalog.search(bbox=[10.1, 50.1, 10.2, 50.2], collections=["tiled", "plain"]).items()
+    }
+
+    assert {collection.id for collection in catalog.get_collections()} == {"plain", "dem", "scene", "tiled"}
+    assert set(found) == {"plain-v0", "tiled-v0-r1c0"}
+    assert found["plain-v0"].get_collection().title == "The plain"
+    assert found["plain-v0"].assets["data"].href.startswith(f"{PUBLIC}/files/silver/")
+    ordered = catalog.search(
+        collections=["dem"], sortby="-id", filter={"op": ">=", "args": [{"property": "dagmaster:version_ordinal"}, 0]}
+    )
+    assert [item.id for item in ordered.items()] == ["dem-v1", "dem-v0"]
+
+
+def test_gdal_shows_the_tiles(server):
+    """As QGIS does, by a TMS of XYZ tiles."""
+    url, _ = server
+    tiles = f"{url}/tiles/plain/tiles/WebMercatorQuad/${{z}}/${{x}}/${{y}}.png".replace("&", "&amp;")
+    service = (
+        f'<GDAL_WMS><Service name="TMS"><ServerUrl>{tiles}</ServerUrl></Service><DataWindow>'
+        "<UpperLeftX>-20037508.34</UpperLeftX><UpperLeftY>20037508.34</UpperLeftY>"
+        "<LowerRightX>20037508.34</LowerRightX><LowerRightY>-20037508.34</LowerRightY>"
+        "<TileLevel>9</TileLevel><TileCountX>1</TileCountX><TileCountY>1</TileCountY><YOrigin>top</YOrigin></DataWindow>"
+        "<Projection>EPSG:3857</Projection><BlockSizeX>256</BlockSizeX><BlockSizeY>256</BlockSizeY>"
+        "<BandsCount>2</BandsCount><ZeroBlockHttpCodes>404</ZeroBlockHttpCodes></GDAL_WMS>"
+    )
+    with rasterio.open(service) as shown:
+        row, column = shown.index(1168860, 6541000)  # in the middle of it
+        window = rasterio.windows.Window(column, row, 4, 4)
+        assert (shown.read(1, window=window) == 100).all()
+
+
+def test_it_stops_when_told_to(served, storage, tmp_path):
+    process = start(
+        "serving", "--port", "0", DATABASE_URL=served, STORAGE_FOLDER=str(folder_of(storage)), LOG_FORMAT="json",
+        LOG_LEVEL="info", DAGMASTER_DATA=str(tmp_path),
+    )  # fmt: skip
+    url = said(process, "maps are served")["url"]
+    assert urllib.request.urlopen(f"{url}/readyz", timeout=20).status == 200
+
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=20)
+
+    assert process.returncode == 0
+    assert "Traceback" not in errors
+
+
+def test_a_port_that_is_taken_is_told_at_once(served):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        refused = call("serving", "--port", str(taken.getsockname()[1]), "--json", DATABASE_URL=served)
+
+    assert refused.returncode == 4
+    assert json.loads(refused.stderr)["error"]["code"] == "serving.port-taken"
+
+
+def test_it_listens_on_loopback_only(served):
+    refused = call("serving", "--host", "0.0.0.0", "--port", "0", "--json", DATABASE_URL=served)
+
+    assert refused.returncode == 2
+    assert json.loads(refused.stderr)["error"]["code"] == "serving.not-loopback"

@@ -1,0 +1,238 @@
+"""What the catalogue says becomes files of ours and nothing else; mosaics find what a tile touches."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+from morecantile import tms
+
+from dagmaster.errors import UnfitData
+from dagmaster.serving.mosaics import MOST_ASSETS, Mosaics, parse, quadkey
+from dagmaster.serving.readers import Readable, open_source
+from dagmaster.serving.rendering import rendering_of
+from dagmaster.serving.sources import Kind, Source, _of_item, _of_mosaic, location_of
+from dagmaster.storage.location import Edition, Location, Zone
+from tests.serving.conftest import BOX
+from tests.serving.data import href, stored, write_cog
+
+GRID = tms.get("WebMercatorQuad")
+MOSAIC = Location(Zone.SILVER, "silver", "mosaics/x/v0/r1/mosaic.json")
+
+
+@pytest.mark.parametrize(
+    ("address", "path"),
+    [
+        ("http://127.0.0.1:8003/files/silver/silver/cogs/x/v0/r1/a.tif", "silver/cogs/x/v0/r1/a.tif"),
+        ("https://maps.example/geo/files/external/maps/a%20b.tif", "maps/a b.tif"),
+    ],
+)
+def test_an_address_of_ours_is_a_location(address, path):
+    assert location_of(address).path == path
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "/vsicurl/http://127.0.0.1/x.tif",
+        "file:///files/silver/silver/x.tif",
+        "/files/silver/silver/x.tif",
+        "http://h/files/bronze/bronze/secret.tif",
+        "http://h/files/silver/silver/../../bronze/bronze/secret.tif",
+        "http://h/files/silver/silver/%2e%2e/%2e%2e/bronze/secret.tif",
+        "http://h/other/silver/silver/x.tif",
+        "http://h/files/silver/silver//etc/passwd",
+        "http://h/files/silver/",
+        "s3://bucket/files/silver/silver/x.tif",
+        "",
+    ],
+)
+def test_any_other_is_refused(address):
+    with pytest.raises(UnfitData):
+        location_of(address)
+
+
+def mosaic(tiles, **more):
+    made = {"mosaicjson": "0.0.3", "minzoom": 6, "maxzoom": 10, "quadkey_zoom": 8, "bounds": BOX, "tiles": tiles}
+    return parse(json.dumps({**made, **more}).encode(), MOSAIC)
+
+
+def test_a_mosaics_assets_are_those_of_its_edition():
+    read = mosaic({"12020312": ["r0/a.tif", "b.tif"], "12020313": ["b.tif"]}, asset_prefix="t-")
+
+    assert [place.blob for place in read.all()] == ["cogs/x/v0/r1/t-r0/a.tif", "cogs/x/v0/r1/t-b.tif"]
+
+
+def test_a_mosaics_assets_may_be_addresses_of_ours():
+    read = mosaic({"12020312": ["r0.tif"]}, asset_prefix="http://h/files/silver/silver/cogs/x/v0/r1/")
+
+    assert read.all() == [Location(Zone.SILVER, "silver", "cogs/x/v0/r1/r0.tif")]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../../../../secret.tif", "/etc/passwd", "/vsicurl/http://h/x.tif", "http://h/x.tif", "s3://b/x.tif", "", "."],
+)
+def test_a_mosaic_of_foreign_files_is_refused(name):
+    with pytest.raises(UnfitData):
+        mosaic({"12020312": [name]})
+
+
+@pytest.mark.parametrize("document", [b"", b"[]", b"{}", b'{"mosaicjson": "0.0.3", "tiles": 7}', b"\xff"])
+def test_what_is_no_mosaic_is_refused(document):
+    with pytest.raises(UnfitData):
+        parse(document, MOSAIC)
+
+
+def test_quadkeys_are_those_of_the_grid():
+    seeded = random.Random(7)
+    for _ in range(200):
+        zoom = seeded.randrange(1, 20)
+        x, y = seeded.randrange(2**zoom), seeded.randrange(2**zoom)
+        assert quadkey(x, y, zoom) == GRID.quadkey(x, y, zoom)
+    assert quadkey(0, 0, 0) == ""
+
+
+def test_a_tile_finds_the_assets_of_every_quadkey_it_touches():
+    """Beside plain counting through all of them, at zooms above, at and below the index's own."""
+    seeded = random.Random(11)
+    index = {
+        quadkey(seeded.randrange(530, 550), seeded.randrange(340, 350), 10): [f"a{n}.tif", f"b{n % 7}.tif"]
+        for n in range(120)
+    }
+    read = mosaic(index, quadkey_zoom=10)
+
+    for _ in range(300):
+        zoom = seeded.randrange(0, 14)
+        lon, lat = seeded.uniform(4, 14), seeded.uniform(49, 52)
+        x, y, z = GRID.tile(lon, lat, zoom)
+        key = quadkey(x, y, z)
+        touched = {
+            name for other, names in index.items() if other.startswith(key) or key.startswith(other) for name in names
+        }
+        assert {place.name for place in read.below(x, y, z)} == touched
+
+
+def test_a_mosaic_of_too_many_is_refused_rather_than_read(storage):
+    tiles = {"12020312": [f"{n}.tif" for n in range(MOST_ASSETS + 1)]}
+    document = json.dumps(
+        {"mosaicjson": "0.0.3", "minzoom": 0, "maxzoom": 10, "quadkey_zoom": 8, "tiles": tiles}
+    ).encode()
+    source = Source("x", Kind.MOSAIC, 0, 1, MOSAIC, BOX, "d")
+    x, y, z = GRID.quadkey_to_tile("12020312")
+
+    with (
+        open_source(Readable(source, storage, Mosaics(lambda _: document))) as opened,
+        pytest.raises(Exception, match="501 files"),
+    ):
+        opened.tile(x, y, z)
+
+
+def test_a_file_that_is_no_tiff_is_not_opened_by_another_driver(storage, tmp_path):
+    """A VRT would lead to any file or host that it names."""
+    inner = write_cog(tmp_path / "inner.tif", np.full((1, 64, 64), 1, np.uint8), BOX)
+    location = storage.location("cogs/vrt/v0/r1/x.tif", zone=Zone.SILVER)
+    vrt = f"""<VRTDataset rasterXSize="64" rasterYSize="64"><SRS>EPSG:4326</SRS>
+    <GeoTransform>10,0.0156,0,51,0,-0.0156</GeoTransform>
+    <VRTRasterBand dataType="Byte" band="1"><SimpleSource><SourceFilename>{inner}</SourceFilename></SimpleSource></VRTRasterBand>
+    </VRTDataset>"""
+    storage.put(location, vrt.encode())
+    source = Source("vrt", Kind.COG, 0, 1, location, BOX, "d")
+
+    with pytest.raises(Exception, match=r"not recognized|not a supported|GTiff"):
+        open_source(Readable(source, storage, Mosaics(storage.get)))
+
+
+@pytest.mark.parametrize(
+    ("count", "more", "shown"),
+    [(8, {}, 3), (4, {"photometric": "rgb", "alpha": "unassociated"}, 3), (2, {}, 1), (1, {}, 1)],
+)
+def test_where_nobody_chooses_three_bands_are_shown_or_one(storage, tmp_path, count, more, shown):
+    bands = np.stack([np.full((64, 64), 10 * n + 5, np.uint8) for n in range(count)])
+    location = stored(storage, tmp_path, f"cogs/b{count}{len(more)}/v0/r1/x.tif", bands, BOX, **more)
+    readable = Readable(Source("b", Kind.COG, 0, 1, location, BOX, "d"), storage, Mosaics(storage.get))
+
+    with open_source(readable) as opened:
+        assert opened.preview().count == shown
+        assert opened.tile(*GRID.tile(10.5, 50.5, 9)).array[:, 128, 128].tolist() == [5, 15, 25][:shown]
+        assert opened.point(10.5, 50.5).count >= shown
+
+
+def test_where_cogs_overlap_the_first_that_has_data_is_seen(storage, tmp_path):
+    edition, half = Edition("overlap"), np.full((1, 64, 64), 7, np.uint8)
+    half[:, :, 32:] = 0
+    stored(storage, tmp_path, edition.cog("a.tif"), half, BOX, nodata=0)
+    stored(storage, tmp_path, edition.cog("b.tif"), np.full((1, 64, 64), 9, np.uint8), BOX, nodata=0)
+    x, y, z = GRID.tile(10.5, 50.5, 6)
+    document = {"mosaicjson": "0.0.3", "minzoom": 6, "maxzoom": 9, "quadkey_zoom": 6, "bounds": BOX,
+                "tiles": {GRID.quadkey(x, y, z): ["a.tif", "b.tif"]}}  # fmt: skip
+    location = storage.location(edition.mosaic(), zone=Zone.SILVER)
+    storage.put(location, json.dumps(document).encode())
+    readable = Readable(Source("overlap", Kind.MOSAIC, 0, 1, location, BOX, "d"), storage, Mosaics(storage.get))
+
+    with open_source(readable) as opened:
+        assert opened.point(10.2, 50.5).array.tolist() == [7]
+        assert opened.point(10.8, 50.5).array.tolist() == [9]
+        assert set(np.unique(opened.tile(x, y, z).array.compressed())) == {7, 9}
+        assert opened.preview(width=4, height=4).array[0].tolist() == [[7, 7, 9, 9]] * 4
+
+
+def test_a_source_says_which_revision_it_is():
+    edition = Edition("x", 3, 2)
+    place = Location(Zone.SILVER, "silver", edition.cog("x.tif"))
+    said = {"properties": {"dagmaster:revision": 2, "updated": "2024"}, "bbox": [170, -10, 0, -170, 10, 9],
+            "assets": {"data": {"href": href(place), "file:checksum": "1220ab"}}}  # fmt: skip
+
+    source = _of_item("x", {}, said, 3)
+    again = _of_item("x", {}, {**said, "properties": {"dagmaster:revision": 2, "updated": "2025"}}, 3)
+
+    assert (source.ordinal, source.revision, source.location) == (3, 2, place)
+    assert source.bounds == (170, -10, -170, 10)
+    assert source.tag != again.tag
+    assert source.tag.startswith("3-2-")
+
+
+@pytest.mark.parametrize(
+    ("more", "edition"),
+    [({}, (4, 2)), ({"dagmaster:version_ordinal": 7, "dagmaster:revision": 3}, (7, 3))],
+)
+def test_a_mosaics_edition_is_said_or_named(more, edition):
+    place = Location(Zone.SILVER, "silver", Edition("x", 4, 2).mosaic())
+
+    source = _of_mosaic("x", {"extent": {"spatial": {"bbox": [list(BOX)]}}, **more}, {"href": href(place)})
+
+    assert (source.ordinal, source.revision) == edition
+    assert source.bounds == BOX
+
+
+def test_without_renders_the_bands_statistics_say_how_it_looks():
+    band = {"data_type": "uint16", "statistics": {"minimum": 5, "maximum": 4000}}
+    rendering = rendering_of({}, {"bands": [band, {"data_type": "uint8", "statistics": {"minimum": 5, "maximum": 9}}]})
+
+    assert rendering.rescale_for([1]) == [(5, 4000)]
+    assert rendering.rescale_for([2]) is None
+    assert rendering.rescale_for([1, 2]) is None
+    assert rendering.rescale_for([9]) is None
+    assert rendering.rescale_for(None) is None
+
+
+def test_renders_are_read_as_the_extension_has_them():
+    rendering = rendering_of(
+        {
+            "renders": {
+                "default": {"assets": ["data"], "rescale": [[0, 10]], "nodata": "nan", "colormap": {"1": "#ff0000"}}
+            }
+        },
+        {},
+    )
+
+    assert rendering.rescale == ((0, 10),)
+    assert np.isnan(rendering.nodata)
+    assert rendering.colormap == {"1": "#ff0000"}
+
+
+@pytest.mark.parametrize(("kind", "stretch"), [("uint8", None), ("uint16", [(0, 255)])])
+def test_bytes_that_fill_their_range_are_not_stretched(kind, stretch):
+    renders = {"default": {"rescale": [[0, 255]]}}
+
+    assert rendering_of({"renders": renders}, {"bands": [{"data_type": kind}]}).rescale_for(None) == stretch

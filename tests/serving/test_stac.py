@@ -1,0 +1,117 @@
+"""The STAC API under its prefix, for reading."""
+
+import psycopg
+import pytest
+
+from dagmaster.database.queries import all_queries
+from tests.database.test_queries import prepared
+
+
+def test_every_link_of_the_front_page_answers(client):
+    front = client.get("/stac/").json()
+
+    assert front["id"] == "dagmaster"
+    rels = {link["rel"] for link in front["links"]}
+    assert {"self", "root", "data", "search", "conformance", "service-desc", "service-doc"} <= rels
+    for link in front["links"]:
+        assert link["href"].startswith("http://localhost:8003/stac"), link
+        answer = client.request(link.get("method", "GET"), link["href"], **({"json": {}} if "method" in link else {}))
+        assert answer.status_code == 200, link
+
+
+def test_collections_and_items_link_to_each_other(client):
+    collection = client.get("/stac/collections/plain").json()
+    items = client.get("/stac/collections/plain/items").json()
+
+    assert collection["title"] == "The plain"
+    assert [item["id"] for item in items["features"]] == ["plain-v0"]
+    for link in [*collection["links"], *items["features"][0]["links"]]:
+        assert client.get(link["href"]).status_code == 200, link
+
+
+def test_search_by_place_and_filter(client):
+    inside = client.get("/stac/search?bbox=10.1,50.1,10.2,50.2&collections=tiled").json()
+    later = client.post(
+        "/stac/search",
+        json={
+            "collections": ["dem"], "filter-lang": "cql2-json",
+            "filter": {"op": "=", "args": [{"property": "dagmaster:version_ordinal"}, 1]},
+        },
+    ).json()  # fmt: skip
+
+    assert [item["id"] for item in inside["features"]] == ["tiled-v0-r1c0"]
+    assert [item["id"] for item in later["features"]] == ["dem-v1"]
+
+
+def test_what_is_catalogued_links_to_its_map(client):
+    def maps(found):
+        return [link["href"] for link in found["links"] if link["rel"] == "alternate"]
+
+    item = client.get("/stac/collections/dem/items/dem-v0").json()
+    listed = {one["id"]: one for one in client.get("/stac/collections").json()["collections"]}
+
+    assert maps(client.get("/stac/collections/dem").json()) == ["http://localhost:8003/tiles/dem/map"]
+    assert maps(listed["tiled"]) == ["http://localhost:8003/tiles/tiled/map"]
+    assert maps(item) == ["http://localhost:8003/tiles/dem/map?version=0"]
+    assert client.get(maps(item)[0]).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("POST", "/stac/collections"), ("PUT", "/stac/collections/plain"), ("DELETE", "/stac/collections/plain"),
+     ("POST", "/stac/collections/plain/items"), ("DELETE", "/stac/collections/plain/items/plain-v0")],
+)  # fmt: skip
+def test_nothing_is_written(client, method, path):
+    assert client.request(method, path, json={}).status_code in (404, 405)
+    assert client.get("/stac/collections/plain/items/plain-v0").status_code == 200
+
+
+def test_the_environment_has_no_say(monkeypatch, served, storage):
+    from starlette.testclient import TestClient
+
+    from dagmaster.serving.app import create_app
+    from dagmaster.settings import load
+
+    monkeypatch.setenv("ENABLE_TRANSACTIONS_EXTENSIONS", "true")
+    monkeypatch.setenv("ROOT_PATH", "/elsewhere")
+    monkeypatch.setenv("PREFIX_PATH", "/elsewhere")
+
+    with TestClient(create_app(load(), served, storage=storage), base_url="http://localhost") as client:
+        assert client.get("/stac/collections/plain").status_code == 200
+        assert client.post("/stac/collections", json={}).status_code in (404, 405)
+        assert "elsewhere" not in client.get("/stac/").text
+
+
+@pytest.mark.parametrize("name", sorted(name for name in all_queries() if name.startswith("served_")))
+def test_every_statement_fits_the_catalogue(served, name):
+    text, _ = prepared(name)
+
+    with psycopg.connect(served, autocommit=True) as connection:
+        connection.execute(f"PREPARE it AS {text}")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/stac/collections/a%00b",
+        "/stac/collections/plain/items/a%00b",
+        "/stac/collections/plain/items?limit=-1",
+        "/stac/collections?limit=x",
+        "/stac/search?bbox=1,2",
+        "/stac/search?bbox=a,b,c,d",
+        "/stac/search?bbox=10,50,9,40",
+        "/stac/search?datetime=yesterday",
+        "/stac/search?ids=%00",
+        "/stac/search?token=next:nonsense",
+        "/stac/search?filter=%3B%20DROP%20TABLE%20x",
+        "/stac/search?filter=id%20=%20%27%00%27",
+        "/stac/search?filter-lang=cql2-json&filter=%7B",
+        "/stac/search?sortby=nothing",
+        "/stac/search?fields=-id,-links",
+        "/stac/search?query=%7B",
+        "/stac/collections/%2e%2e/items",
+        "/stac/nothing",
+    ],
+)
+def test_a_strange_question_is_no_bug_of_ours(client, path):
+    assert client.get(path).status_code < 500, client.get(path).text

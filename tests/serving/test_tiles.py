@@ -1,0 +1,258 @@
+"""Tiles, TileJSON, values, previews and statistics of a dataset."""
+
+import json
+
+import numpy as np
+import pytest
+from morecantile import tms
+
+from dagmaster.serving.tiles import _unwrapped
+from tests.serving.conftest import BOX
+from tests.serving.data import decoded, rounded
+
+GRID = tms.get("WebMercatorQuad")
+
+
+def tile_at(lon, lat, zoom):
+    tile = GRID.tile(lon, lat, zoom)
+    return f"tiles/WebMercatorQuad/{zoom}/{tile.x}/{tile.y}"
+
+
+INSIDE = tile_at(10.5, 50.5, 11)
+
+
+def test_a_constant_cog_gives_tiles_of_its_value(client):
+    picture = decoded(client.get(f"/tiles/plain/{INSIDE}.png").content)
+
+    assert picture.shape == (2, 256, 256)
+    assert (picture[0] == 100).all()
+    assert (picture[1] == 255).all()
+
+
+def test_what_lies_outside_the_data_is_seen_through(client):
+    picture = decoded(client.get(f"/tiles/plain/{tile_at(10.01, 50.01, 8)}.png").content)
+
+    assert set(np.unique(picture[1])) == {0, 255}
+    assert (picture[0][picture[1] == 255] == 100).all()
+
+
+@pytest.mark.parametrize(("ending", "kind"), [(".png", "png"), (".jpg", "jpg"), (".webp", "webp"), ("", "jpeg")])
+def test_each_format(client, ending, kind):
+    answer = client.get(f"/tiles/plain/{INSIDE}{ending}")
+
+    assert answer.headers["content-type"] == f"image/{kind}"
+    assert abs(int(decoded(answer.content)[0].mean()) - 100) <= 1
+
+
+def test_a_tile_has_the_size_that_is_asked_for(client):
+    assert decoded(client.get(f"/tiles/plain/{INSIDE}.png?tilesize=512").content).shape[1:] == (512, 512)
+
+
+def test_heights_are_shown_with_the_catalogues_stretch_and_colours(client):
+    """Without any parameter: a float32 raster would be black otherwise."""
+    bare = decoded(client.get(f"/tiles/dem/{tile_at(10.5, 50.5, 8)}.png").content)
+    said = decoded(client.get(f"/tiles/dem/{tile_at(10.5, 50.5, 8)}.png?rescale=0,2000&colormap_name=terrain").content)
+    grey = decoded(client.get(f"/tiles/dem/{tile_at(10.5, 50.5, 8)}.png?colormap_name=gray").content)
+
+    assert (bare == said).all()
+    assert len(np.unique(bare[0])) > 50
+    assert not (grey == bare).all()
+
+
+def test_nodata_is_seen_through(client):
+    picture = decoded(client.get(f"/tiles/dem/{tile_at(10.03, 50.97, 14)}.png").content)
+
+    assert (picture[-1] == 0).all()
+
+
+def test_sixteen_bits_and_many_bands_are_shown_by_what_the_catalogue_says(client):
+    picture = decoded(client.get(f"/tiles/scene/{INSIDE}.png").content)
+
+    assert picture.dtype == np.uint8
+    assert [int(band[0, 0]) for band in picture] == [63, 127, 191, 255]
+
+
+def test_another_choice_of_bands_is_stretched_by_their_own_statistics(client):
+    picture = decoded(client.get(f"/tiles/scene/{INSIDE}.png?bidx=4&bidx=2&bidx=1").content)
+
+    assert [int(band[0, 0]) for band in picture[:3]] == [255, 127, 63]
+
+
+@pytest.mark.parametrize(
+    ("lon", "lat", "value"), [(10.2, 50.8, 10), (10.8, 50.8, 20), (10.2, 50.2, 30), (10.8, 50.2, 40)]
+)
+def test_a_mosaic_shows_each_of_its_cogs(client, lon, lat, value):
+    picture = decoded(client.get(f"/tiles/tiled/{tile_at(lon, lat, 10)}.png").content)
+    point = client.get(f"/tiles/tiled/point/{lon},{lat}").json()
+
+    assert value in np.unique(picture[0])
+    assert point["values"] == [value]
+    assert "tif" not in json.dumps(point)
+
+
+def test_a_tile_over_several_cogs_is_made_of_all(client):
+    picture = decoded(client.get(f"/tiles/tiled/{tile_at(10.5, 50.5, 6)}.png").content)
+
+    assert set(np.unique(picture[0][picture[1] == 255])) == {10, 20, 30, 40}
+
+
+def test_a_mosaic_remembers_where_its_cogs_are(client, app):
+    """The second tile opens only those that it touches."""
+    for _ in range(2):
+        decoded(client.get(f"/tiles/tiled/{tile_at(10.2, 50.8, 10)}.png").content)
+
+    source = client.portal.call(app.state.parts.sources.resolve, "tiled", "latest")
+    mosaic = app.state.parts.mosaics.load(source.location, source.tag)
+    assert all(10 <= box[0] < box[2] <= 11 for box in mosaic.extents.values())
+    assert len(mosaic.all()) == 4
+
+
+@pytest.mark.parametrize(("dataset", "zooms"), [("plain", (8, 9)), ("tiled", (6, 10))])
+def test_tilejson_tells_bounds_zooms_and_pinned_tiles(client, dataset, zooms):
+    told = client.get(f"/tiles/{dataset}/WebMercatorQuad/tilejson.json").json()
+
+    assert told["tilejson"] == "3.0.0"
+    assert told["scheme"] == "xyz"
+    assert rounded(told["bounds"]) == list(BOX)
+    assert (told["minzoom"], told["maxzoom"]) == zooms
+    assert rounded(told["center"]) == [10.5, 50.5, zooms[0]]
+    (address,) = told["tiles"]
+    assert address.startswith(f"http://localhost:8003/tiles/{dataset}/tiles/WebMercatorQuad/{{z}}/{{x}}/{{y}}?")
+    assert "version=0&rev=1-" in address
+    assert client.get(address.format(**GRID.tile(10.5, 50.5, 9)._asdict())).status_code == 200
+
+
+def test_tilejson_hands_on_how_it_shall_look(client):
+    asked = "rescale=0,10&colormap_name=viridis&tilesize=256&tile_format=png"
+    (address,) = client.get(f"/tiles/dem/WebMercatorQuad/tilejson.json?{asked}").json()["tiles"]
+
+    assert "{y}.png?rescale=0,10&colormap_name=viridis&tilesize=256&version=1&rev=1-" in address
+
+
+def test_who_made_it_is_named_without_becoming_a_part_of_the_page(client):
+    told = client.get("/tiles/plain/WebMercatorQuad/tilejson.json").json()
+
+    assert told["attribution"] == "Surveyors &lt;i&gt;&amp;&lt;/i&gt; Co · CC-BY-4.0"
+
+
+def test_values_at_a_place(client):
+    dem = client.get("/tiles/dem/point/10.5,50.5?version=0").json()
+    nothing = client.get("/tiles/dem/point/10.01,50.99?version=0").json()
+    scene = client.get("/tiles/scene/point/10.5,50.5").json()
+
+    assert dem["values"][0] == pytest.approx(1000, abs=5)
+    assert nothing["values"] == [None]
+    assert scene["values"] == [1000, 2000, 3000, 4000]
+
+
+def test_statistics_of_all_bands(client):
+    scene = client.get("/tiles/scene/statistics").json()
+    tiled = client.get("/tiles/tiled/statistics?p=50&histogram_bins=4").json()
+
+    assert [band["mean"] for band in scene.values()] == [1000, 2000, 3000, 4000]
+    assert (tiled["b1"]["min"], tiled["b1"]["max"], tiled["b1"]["mean"]) == (10, 40, 25)
+    assert tiled["b1"]["percentile_50"] in (20, 25, 30)
+    assert len(tiled["b1"]["histogram"][0]) == 4
+
+
+@pytest.mark.parametrize("dataset", ["plain", "dem", "scene", "tiled"])
+def test_preview_and_info(client, dataset):
+    picture = decoded(client.get(f"/tiles/{dataset}/preview.png?max_size=128").content)
+    info = client.get(f"/tiles/{dataset}/info").json()
+
+    assert max(picture.shape[1:]) == 128
+    assert rounded(info["bounds"]) == list(BOX)
+    assert "/" not in json.dumps({**info, "crs": None})
+
+
+def test_a_preview_of_a_mosaic_shows_all_of_it(client):
+    picture = decoded(client.get("/tiles/tiled/preview.png?max_size=100").content)
+
+    assert [picture[0][y, x] for y, x in ((20, 20), (20, 80), (80, 20), (80, 80))] == [10, 20, 30, 40]
+
+
+@pytest.mark.parametrize("dataset", ["plain", "tiled"])
+def test_where_nothing_is_there_is_no_tile(client, dataset):
+    beside = client.get(f"/tiles/{dataset}/{tile_at(40, 0, 9)}.png")
+    point = client.get(f"/tiles/{dataset}/point/40,0")
+
+    assert (beside.status_code, beside.json()["code"]) == (404, "tiles.outside")
+    assert (point.status_code, point.json()["code"]) == (404, "tiles.outside")
+
+
+@pytest.mark.parametrize("zoom", [5, 11])
+def test_a_mosaic_refuses_other_zooms_than_its_own(client, zoom):
+    answer = client.get(f"/tiles/tiled/{tile_at(10.5, 50.5, zoom)}.png")
+
+    assert (answer.status_code, answer.json()["code"]) == (404, "tiles.outside-zooms")
+
+
+@pytest.mark.parametrize("tile", ["30/1/1", "3/8/0", "3/0/8", "3/-1/0"])
+def test_a_tile_that_can_not_be(client, tile):
+    assert client.get(f"/tiles/plain/tiles/WebMercatorQuad/{tile}.png").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "code"),
+    [
+        ("/tiles/unknown/info", 404, "asset.not-found"),
+        ("/tiles/plain/info?version=7", 404, "version.not-found"),
+        ("/tiles/dem/info?version=1&rev=2", 404, "version.replaced"),
+        ("/tiles/plain/info?version=next", 400, "tiles.bad-parameter"),
+        (f"/tiles/plain/{INSIDE}.png?bidx=0", 400, "tiles.no-band"),
+        ("/tiles/plain/statistics?bidx=3", 400, "tiles.no-band"),
+        ("/tiles/tiled/point/10.2,50.2?bidx=3", 400, "tiles.no-band"),
+        (f"/tiles/plain/{INSIDE}.png?bidx=2", 400, "tiles.no-band"),
+        (f"/tiles/plain/{INSIDE}.png?colormap_name=nonsense", 400, "tiles.no-colormap"),
+        (f"/tiles/plain/{INSIDE}.png?rescale=1,1", 400, "tiles.bad-parameter"),
+        (f"/tiles/plain/{INSIDE}.tif", 400, "tiles.no-format"),
+        (f"/tiles/plain/{INSIDE}.npy", 400, "tiles.no-format"),
+        ("/tiles/plain/tiles/WGS1984Quad/3/4/1", 422, "request.invalid"),
+        ("/tiles/plain/point/200,0", 422, "request.invalid"),
+        ("/tiles/plain/point/nan,0", 422, "request.invalid"),
+    ],
+)
+def test_refusals_are_problems(client, path, status, code):
+    answer = client.get(path)
+
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.json()["code"] == code
+    assert answer.json()["request_id"] == answer.headers["x-request-id"]
+
+
+@pytest.mark.parametrize(
+    "parameter",
+    ["expression=b1*2", "algorithm=hillshade", 'colormap={"0":"red"}', "color_formula=gamma+r+2", "coord_crs=EPSG:3857",
+     "dst_crs=%2Bproj%3Dlongc", "tilesize=100000", "tilesize=1", "buffer=1000", "padding=9999", "max_size=99999",
+     "width=100000", "url=http://127.0.0.1/x.tif", "assets=data", "histogram_bins=99999", "bidx=1,2", "rescale=0,inf"],
+)  # fmt: skip
+@pytest.mark.parametrize("route", [f"{INSIDE}.png", "preview.png", "statistics"])
+def test_what_is_code_or_has_no_bound_is_refused(client, route, parameter):
+    answer = client.get(f"/tiles/plain/{route}?{parameter}")
+
+    assert answer.status_code == 400
+    assert answer.json()["code"] in {"tiles.no-parameter", "tiles.bad-parameter"}
+
+
+@pytest.mark.parametrize(
+    "path", ["preview/9000x9000.png", "preview/0x10.png", "preview.png?width=9000", "statistics?max_size=4000"]
+)
+def test_pictures_have_a_largest_size(client, path):
+    assert client.get(f"/tiles/plain/{path}").status_code in (400, 422)
+
+
+def test_a_colormap_as_a_picture(client):
+    picture = decoded(client.get("/colormaps/viridis.png").content)
+
+    assert picture.shape == (4, 1, 256)
+    assert picture[:3, 0, 0].tolist() == [68, 1, 84]
+    assert client.get("/colormaps/nonsense.png").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("bounds", "told"),
+    [((170.0, -10.0, -170.0, 10.0), (-180, -10, 180, 10)), ((-180.0, -9.0, 180.0, 9.0), (-180, -9, 180, 9))],
+)
+def test_tilejsons_bounds_do_not_cross_the_antimeridian(bounds, told):
+    assert _unwrapped(bounds) == told

@@ -1,0 +1,40 @@
+"""`dagmaster up` serves maps too, on the storage and the catalogue of its own platform."""
+
+import json
+import os
+import signal
+import time
+import urllib.error
+import urllib.request
+
+from tests.cli.processes import call, up
+
+PATIENCE_SECONDS = 60
+
+
+def asked(url: str) -> dict:
+    """The answer, once there is one."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        try:
+            return json.load(urllib.request.urlopen(url, timeout=PATIENCE_SECONDS))
+        except (urllib.error.URLError, OSError):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
+
+def test_a_platform_serves_maps_and_starts_them_again(tmp_path):
+    with up(tmp_path / "data", SERVING_ENABLED="true", SERVING_PORT="0", API_PORT="0") as platform:
+        url = platform.facts["maps_url"]
+        (child,) = [child for child in platform.facts["children"] if child["role"] == "serving"]
+        assert asked(f"{url}/readyz")["is_ready"]
+        assert asked(f"{url}/stac/collections")["collections"] == []
+
+        os.kill(child["pid"], signal.SIGKILL)
+        assert asked(f"{url}/readyz")["is_ready"]
+        done = call("submit", "hello_world", "-p", "name=You", "--wait", "--json", "--data", str(tmp_path / "data"))
+
+        code, _, said = platform.end()
+        assert (code, done.returncode) == (0, 0)
+        assert "serving 1" in said
+        assert "Traceback" not in said
