@@ -1,5 +1,51 @@
 """Rasters: what a file is, whether it is good, the grid it goes to, COGs, mosaics and statistics.
 
 A library. It knows nothing of jobs, databases or storage: functions take paths and values and return values, so that they are
-as pleasant in a notebook as in a handler.
+as pleasant in a notebook as in a handler. What is used most is here by name, and imported when it is first asked for:
+
+    from dagmaster import raster
+
+    raster.inspect("scene.tif").verdict
+    facts = raster.read_facts("scene.tif")
+    grid = raster.output_grid(facts, "EPSG:4326")
+    raster.make_cog("scene.tif", Path("cog.tif"), grid, raster_type=raster.RasterType.RGB)
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dagmaster.raster.cog import CogFacts, make_cog
+    from dagmaster.raster.coverage import tiles_with_data
+    from dagmaster.raster.facts import RasterFacts, RasterType, read_facts
+    from dagmaster.raster.findings import Checked, Verdict
+    from dagmaster.raster.grid import OutputGrid, Tile, Window, auto_tile_size, output_grid, tiles_of
+    from dagmaster.raster.limits import inspect
+    from dagmaster.raster.mosaic import mosaic_asset
+    from dagmaster.raster.profiles import CogProfile, Tier, profile_of
+    from dagmaster.raster.statistics import BandStatistics, band_statistics
+
+_HOMES = {
+    "cog": ("CogFacts", "make_cog"),
+    "coverage": ("tiles_with_data",),
+    "facts": ("RasterFacts", "RasterType", "read_facts"),
+    "findings": ("Checked", "Verdict"),
+    "grid": ("OutputGrid", "Tile", "Window", "auto_tile_size", "output_grid", "tiles_of"),
+    "limits": ("inspect",),
+    "mosaic": ("mosaic_asset",),
+    "profiles": ("CogProfile", "Tier", "profile_of"),
+    "statistics": ("BandStatistics", "band_statistics"),
+}
+
+__all__ = [
+    "BandStatistics", "Checked", "CogFacts", "CogProfile", "OutputGrid", "RasterFacts", "RasterType", "Tier", "Tile",
+    "Verdict", "Window", "auto_tile_size", "band_statistics", "inspect", "make_cog", "mosaic_asset", "output_grid",
+    "profile_of", "read_facts", "tiles_of", "tiles_with_data",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{home}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

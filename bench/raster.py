@@ -1,0 +1,300 @@
+"""How fast tiles become COGs, beside gdalwarp on the same source in the same run.
+
+Job: reproject an RGB scene to EPSG:4326 (bilinear), DEFLATE 6 with predictor 2, blocks of 512, average overviews.
+  a      gdalwarp -of COG                                  one file, all cores
+  b      gdalwarp to GTiff, then gdal_translate -of COG    the best command line; one file, all cores
+  tiles  make_cog for every tile, largest first, in processes of one thread each
+  bound  the warp kernel and the compression alone, on as many cores: nothing can be faster without another kernel or codec
+Once with every pixel valid, once with collars of nodata. Prints seconds, ratios and whether each target holds. Absolute times
+depend on the machine and on what else runs on it: only the ratios are judged. CPU seconds tell more where others are at work.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import rasterio
+from affine import Affine
+from rasterio.enums import Resampling
+from rasterio.warp import reproject
+from rasterio.windows import Window as RasterioWindow
+from rio_cogeo.cogeo import cog_validate
+
+from dagmaster.raster.cog import CogFacts, make_cog
+from dagmaster.raster.facts import RasterType, read_facts
+from dagmaster.raster.grid import OutputGrid, Tile, output_grid, tiles_of
+
+UTM = "EPSG:32633"
+PLACE = Affine(0.5, 0, 400_000, 0, -0.5, 5_200_000)
+COG = [
+    "-co",
+    "COMPRESS=DEFLATE",
+    "-co",
+    "LEVEL=6",
+    "-co",
+    "PREDICTOR=YES",
+    "-co",
+    "BLOCKSIZE=512",
+    "-co",
+    "NUM_THREADS=ALL_CPUS",
+]
+TARGETS = {"plain": {"a": 0.45, "b": 0.90, "bound": 1.7}, "collars": {"b": 0.95}}
+MEMORY_TARGET_MB = 350
+
+Cost = tuple[float, float]  # seconds on the clock, seconds of CPU
+
+
+@dataclass
+class Scene:
+    """One source and the seconds of every way to do it."""
+
+    name: str
+    source: Path
+    grid: OutputGrid
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+    cpu_seconds: dict[str, list[float]] = field(default_factory=dict)
+    steps: dict[str, float] = field(default_factory=dict)
+    tiles: int = 0
+    peak_mb: float = 0.0
+
+    def wall(self, way: str) -> float:
+        return statistics.median(self.seconds[way])
+
+    def cpu(self, way: str) -> float:
+        return statistics.median(self.cpu_seconds[way])
+
+
+def main() -> int:
+    options = read_options()
+    with tempfile.TemporaryDirectory(prefix="raster-bench-", dir=options.folder) as folder:
+        scenes = [make_scene(Path(folder), name, options.size) for name in ("plain", "collars")]
+        for scene in scenes:
+            for _ in range(options.repeat):
+                measure(scene, options)
+    report(scenes, options)
+    return 0
+
+
+def read_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--small", action="store_true", help="a scene of 4096 × 4096, tiles of 2048, for a quick look")
+    parser.add_argument("--size", type=int, default=12288, help="pixels of the scene's side")
+    parser.add_argument("--tile-size", type=int, default=4096)
+    parser.add_argument("--overlap", type=int, default=512)
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--repeat", type=int, default=2)
+    parser.add_argument("--folder", type=Path, default=None, help="where the scenes go (about 3 GB)")
+    parser.add_argument("--json", type=Path, help="write the figures there too")
+    options = parser.parse_args()
+    if options.small:
+        options.size, options.tile_size = 4096, 2048
+    return options
+
+
+def make_scene(folder: Path, name: str, size: int) -> Scene:
+    """Waves with grain: it compresses to about half, as aerial pictures do. Collars: data in a turned rectangle."""
+    path = folder / f"{name}.tif"
+    rng = np.random.default_rng(1)
+    x = np.arange(size)
+    layout = {"driver": "GTiff", "tiled": True, "blockxsize": 512, "blockysize": 512, "crs": UTM, "transform": PLACE}
+    nodata = 0 if name == "collars" else None
+    with rasterio.open(path, "w", width=size, height=size, count=3, dtype="uint8", nodata=nodata, **layout) as scene:
+        for top in range(0, size, 512):
+            y = np.arange(top, min(top + 512, size))[:, np.newaxis]
+            waves = [120 + 60 * np.sin(x / (90 + 40 * band)) * np.cos(y / (70 + 30 * band)) for band in range(3)]
+            grain = rng.standard_normal((3, len(y), size), dtype=np.float32) * 5
+            values = np.clip(np.stack(waves) + grain, 1, 255).astype("uint8")
+            if nodata is not None:
+                along, across = (x - size / 2) + 0.15 * (y - size / 2), (y - size / 2) - 0.15 * (x - size / 2)
+                values[:, np.maximum(np.abs(along), np.abs(across)) > 0.44 * size] = nodata
+            scene.write(values, window=RasterioWindow(0, top, size, len(y)))
+    return Scene(name, path, output_grid(read_facts(path)))
+
+
+def measure(scene: Scene, options: argparse.Namespace) -> None:
+    """The ways in turn, so that what else the machine does falls on all of them."""
+    warm(scene.source)
+    for way, run in {
+        "a": gdalwarp_to_cog,
+        "b": gdalwarp_then_translate,
+        "tiles": make_tiles,
+        "bound": lower_bound,
+    }.items():
+        with tempfile.TemporaryDirectory(dir=scene.source.parent) as folder:
+            seconds, cpu = run(scene, Path(folder), options)
+        scene.seconds.setdefault(way, []).append(seconds)
+        scene.cpu_seconds.setdefault(way, []).append(cpu)
+        print(f"{scene.name:8} {way:6} {seconds:7.1f} s   {cpu:7.1f} s of CPU", flush=True)
+
+
+def cpu_of_children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def warm(path: Path) -> None:
+    """Into the page cache, so that the first way does not pay for the disk."""
+    with path.open("rb") as file:
+        while file.read(2**24):
+            pass
+
+
+def gdalwarp_to_cog(scene: Scene, folder: Path, _options: argparse.Namespace) -> Cost:
+    return timed(
+        [*gdalwarp(scene), "-of", "COG", *COG, "-co", "OVERVIEW_RESAMPLING=AVERAGE", scene.source, folder / "a.tif"]
+    )
+
+
+def gdalwarp_then_translate(scene: Scene, folder: Path, _options: argparse.Namespace) -> Cost:
+    # Without nodata in the way the kernel is twice as fast; a scene that has some needs it.
+    nodata = ["-srcnodata", "None"] if scene.name == "plain" else []
+    tiled = ["-co", "TILED=YES", "-co", "BLOCKXSIZE=512", "-co", "BLOCKYSIZE=512"]
+    warped = timed([*gdalwarp(scene), *nodata, *tiled, scene.source, folder / "warped.tif"])
+    translate = ["gdal_translate", "-q", "-of", "COG", *COG, "-co", "OVERVIEW_RESAMPLING=AVERAGE"]
+    stored = timed([*translate, folder / "warped.tif", folder / "b.tif"])
+    return warped[0] + stored[0], warped[1] + stored[1]
+
+
+def gdalwarp(scene: Scene) -> list[str]:
+    grid = scene.grid
+    west, south, east, north = grid.bounds_of(grid.window)
+    place = ["-te", *(repr(edge) for edge in (west, south, east, north)), "-ts", str(grid.width), str(grid.height)]
+    return [
+        "gdalwarp",
+        "-q",
+        "-t_srs",
+        grid.crs,
+        *place,
+        "-r",
+        "bilinear",
+        "-multi",
+        "-wo",
+        "NUM_THREADS=ALL_CPUS",
+        "-wm",
+        "2048",
+    ]
+
+
+def timed(command: list[Any]) -> Cost:
+    start, before = time.perf_counter(), cpu_of_children()
+    subprocess.run([str(part) for part in command], check=True, stderr=subprocess.DEVNULL)
+    return time.perf_counter() - start, cpu_of_children() - before
+
+
+def make_tiles(scene: Scene, folder: Path, options: argparse.Namespace) -> Cost:
+    tiles = tiles_of(scene.grid, options.tile_size, options.overlap)
+    largest_first = sorted(tiles, key=lambda tile: -tile.window.width * tile.window.height)
+    with ProcessPoolExecutor(options.processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+        list(pool.map(ready, range(options.processes)))  # starting Python is the worker's, once for many tasks
+        start = time.perf_counter()
+        made = list(pool.map(make_tile, [(scene, tile, folder) for tile in largest_first]))
+        seconds = time.perf_counter() - start
+    scene.tiles = len(made)
+    for facts, _, peak_mb in made:
+        assert cog_validate(facts.path, strict=True, quiet=True)[0]
+        for step, spent in facts.seconds.items():
+            scene.steps[step] = scene.steps.get(step, 0) + spent
+        scene.peak_mb = max(scene.peak_mb, peak_mb)
+    return seconds, sum(cpu for _, cpu, _ in made)
+
+
+def ready(number: int) -> int:
+    time.sleep(0.5)
+    return number
+
+
+def make_tile(what: tuple[Scene, Tile, Path]) -> tuple[CogFacts, float, float]:
+    """What was made, the CPU seconds it took, and the most memory that the process has had."""
+    scene, tile, folder = what
+    start = time.process_time()
+    facts = make_cog(scene.source, folder / f"{tile.tile_id}.tif", scene.grid, tile.window, raster_type=RasterType.RGB)
+    return facts, time.process_time() - start, peak_memory_mb()
+
+
+def peak_memory_mb() -> float:
+    # Not getrusage: its peak is inherited from the process that started this one.
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) / 1024
+
+
+def lower_bound(scene: Scene, folder: Path, options: argparse.Namespace) -> Cost:
+    """Kernel and codec on a part of the scene in every process at once, scaled to the whole and divided among the processes."""
+    with ProcessPoolExecutor(options.processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+        list(pool.map(ready, range(options.processes)))
+        spent = list(pool.map(kernel_and_codec, [(scene, folder / f"{n}.tif") for n in range(options.processes)]))
+    cpu = statistics.mean(spent) * scene.grid.width * scene.grid.height
+    return cpu / options.processes, cpu
+
+
+def kernel_and_codec(what: tuple[Scene, Path]) -> float:
+    """Seconds of CPU for a pixel of output: warped in runs of 512, compressed with its overviews (a third more pixels)."""
+    scene, target = what
+    side = 1024
+    with rasterio.open(scene.source) as source:
+        middle = source.width // 2 - side
+        values = source.read(window=RasterioWindow(middle, middle, 2 * side, 2 * side))
+        where = source.transform @ Affine.translation(middle, middle)
+        (lon,), (lat,) = rasterio.warp.transform(
+            source.crs, scene.grid.crs, *([value] for value in where @ (side / 2, side / 2))
+        )
+        crs = source.crs
+    made = np.zeros((3, side, side), "uint8")
+    corner = Affine(scene.grid.resolution[0], 0, lon, 0, -scene.grid.resolution[1], lat)
+    start = time.process_time()
+    for col in range(0, side, 512):
+        run = np.zeros((3, side, 512), "uint8")
+        place = corner @ Affine.translation(col, 0)
+        reproject(values, run, src_transform=where, src_crs=crs, dst_transform=place, dst_crs=scene.grid.crs,
+                  resampling=Resampling.bilinear, num_threads=1, XSCALE=1, YSCALE=1)  # fmt: skip
+        made[:, :, col : col + 512] = run
+    kernel = time.process_time() - start
+    assert made.any()
+    start = time.process_time()
+    layout = {"driver": "GTiff", "tiled": True, "blockxsize": 512, "blockysize": 512, "interleave": "pixel"}
+    codec_options = {"compress": "deflate", "zlevel": 6, "predictor": 2, "crs": crs, "transform": where}
+    with rasterio.open(target, "w", width=side, height=side, count=3, dtype="uint8", **layout, **codec_options) as out:
+        out.write(made)
+    codec = time.process_time() - start
+    return (kernel + codec * 4 / 3) / side**2
+
+
+def report(scenes: list[Scene], options: argparse.Namespace) -> None:
+    for scene in scenes:
+        pixels = f"{options.size}² RGB to {scene.grid.width} × {scene.grid.height}"
+        print(f"\n{scene.name}: {pixels}, {scene.tiles} tiles of {options.tile_size}, {options.processes} processes")
+        for way in ("a", "b", "tiles", "bound"):
+            runs = ", ".join(f"{seconds:.1f}" for seconds in scene.seconds[way])
+            print(f"  {way:6} {scene.wall(way):7.1f} s   ({runs})   CPU {scene.cpu(way):.1f} s")
+        spent = sum(scene.steps.values())
+        print("  steps  " + ", ".join(f"{step} {100 * share / spent:.0f} %" for step, share in scene.steps.items()))
+        for way in ("a", "b", "bound"):
+            ratio, cpu_ratio = scene.wall("tiles") / scene.wall(way), scene.cpu("tiles") / scene.cpu(way)
+            target = TARGETS[scene.name].get(way)
+            verdict = f"target ≤ {target:.2f} {'met' if ratio <= target else 'MISSED'}" if target else ""
+            print(f"  tiles / {way:5} {ratio:6.2f}   by CPU {cpu_ratio:.2f}   {verdict}")
+        print(f"  peak memory of a process {scene.peak_mb:.0f} MB   target ≤ {MEMORY_TARGET_MB} MB")
+    load = os.getloadavg()[0]
+    print(
+        f"\nload average {load:.1f} on {os.cpu_count()} cores"
+        + (": others were at work, trust the ratios little" if load > 4 else "")
+    )
+    if options.json:
+        options.json.write_text(
+            json.dumps([{**asdict(scene), "source": scene.name} for scene in scenes], default=str, indent=1)
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,20 @@
+"""The library as a notebook sees it: what is used most is there by its name, and only when it is asked for."""
+
+import subprocess
+import sys
+
+from dagmaster import raster
+
+
+def test_every_name_that_is_offered_is_there() -> None:
+    assert [
+        name for name in raster.__all__ if not getattr(raster, name).__module__.startswith("dagmaster.raster.")
+    ] == []
+    assert sorted(raster.__all__) == sorted(name for names in raster._HOMES.values() for name in names)
+    assert not hasattr(raster, "no_such_thing")
+
+
+def test_the_package_alone_imports_no_pixels() -> None:
+    program = "import sys, dagmaster.raster; print('rasterio' in sys.modules, 'numpy' in sys.modules)"
+    said = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert said.stdout.split() == ["False", "False"]

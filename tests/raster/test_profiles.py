@@ -1,0 +1,90 @@
+import pytest
+from rasterio.enums import Resampling
+
+from dagmaster.errors import InvalidRequest, UnfitData
+from dagmaster.raster.facts import RasterType
+from dagmaster.raster.profiles import (
+    ANALYSIS,
+    CogProfile,
+    Tier,
+    overview_resampling_for,
+    profile_of,
+    require_fit,
+    resampling_for,
+)
+
+RGB = ["red", "green", "blue"]
+
+
+def test_analysis_is_the_default_and_lossless() -> None:
+    assert CogProfile() == ANALYSIS == profile_of("analysis")
+    assert ANALYSIS.options("uint8") == {"compress": "DEFLATE", "zlevel": 6, "predictor": 2}
+    assert ANALYSIS.options("float32")["predictor"] == 3
+
+
+def test_archive_is_kept_cool_and_suits_the_type() -> None:
+    archive = profile_of("archive")
+
+    assert archive.storage_tier == "cool"
+    assert not archive.is_lossy
+    assert (archive.compression("uint8"), archive.compression("float32")) == ("DEFLATE", "ZSTD")
+    assert archive.options("uint16")["predictor"] == 2
+
+
+@pytest.mark.parametrize(
+    ("dtype", "colors", "said"),
+    [
+        ("uint16", RGB, "uint16"),
+        ("uint8", ["gray"], "1 band"),
+        ("uint8", ["palette"], "palette"),
+        ("uint8", [*RGB, "undefined"], "not alpha"),
+        ("uint8", [*RGB, "undefined", "undefined"], "5 bands"),
+        ("float32", ["gray"], "float32"),
+    ],
+)
+def test_jpeg_is_refused_with_the_reason(dtype: str, colors: list[str], said: str) -> None:
+    with pytest.raises(UnfitData, match=said) as refused:
+        require_fit(profile_of(Tier.VISUALIZATION), dtype, colors)
+
+    assert refused.value.code == "raster.not-for-jpeg"
+    assert "analysis" in str(refused.value.hint)
+
+
+@pytest.mark.parametrize("colors", [RGB, [*RGB, "alpha"]])
+def test_pictures_fit_jpeg(colors: list[str]) -> None:
+    require_fit(profile_of("visualization", jpeg_quality=70), "uint8", colors)
+
+
+def test_complex_numbers_fit_nowhere() -> None:
+    with pytest.raises(UnfitData, match="complex"):
+        require_fit(ANALYSIS, "complex64", ["gray"])
+
+
+@pytest.mark.parametrize("wrong", ["best", "", "ANALYSIS"])
+def test_an_unknown_tier_names_the_known(wrong: str) -> None:
+    with pytest.raises(InvalidRequest, match="visualization, analysis, archive"):
+        profile_of(wrong)
+
+
+@pytest.mark.parametrize("quality", [0, 101])
+def test_quality_has_limits(quality: int) -> None:
+    with pytest.raises(InvalidRequest, match="quality"):
+        profile_of("visualization", jpeg_quality=quality)
+
+
+@pytest.mark.parametrize(
+    ("raster_type", "dtype", "has_palette", "warp", "overview"),
+    [
+        (RasterType.RGB, "uint8", False, Resampling.bilinear, Resampling.average),
+        (RasterType.DEM, "float32", False, Resampling.bilinear, Resampling.average),
+        (RasterType.CATEGORICAL, "uint8", False, Resampling.nearest, Resampling.mode),
+        (RasterType.RGB, "uint8", True, Resampling.nearest, Resampling.mode),
+        (RasterType.UNKNOWN, "int16", False, Resampling.nearest, Resampling.mode),
+        (RasterType.UNKNOWN, "float32", False, Resampling.bilinear, Resampling.average),
+    ],
+)
+def test_classes_are_chosen_and_measurements_interpolated(
+    raster_type: RasterType, dtype: str, has_palette: bool, warp: Resampling, overview: Resampling
+) -> None:
+    assert resampling_for(raster_type, dtype, has_palette) is warp
+    assert overview_resampling_for(raster_type, dtype, has_palette) is overview
