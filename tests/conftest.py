@@ -14,12 +14,14 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from dagmaster.database.catalog import deploy_catalog
 from dagmaster.database.deploy import deploy
 from dagmaster.database.embedded import Cluster
 
 # A package of its own, whose tests run where it is installed.
 collect_ignore = ["example_package"]
 TEMPLATE = "dagmaster_template"
+CATALOG_TEMPLATE = "dagmaster_catalog_template"
 _numbers = itertools.count(1)
 
 
@@ -31,6 +33,8 @@ def pytest_configure() -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="also run the tests marked slow")
+    parser.addoption("--seeds", type=int, default=2000, help="how many seeds the simulation runs through")
+    parser.addoption("--seed", type=int, help="the one seed that the simulation runs, and tells of")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -67,6 +71,22 @@ def template_database(cluster: Cluster) -> str:
 def database(cluster: Cluster, template_database: str) -> Iterator[str]:
     """The address of a freshly deployed database, dropped after the test."""
     with fresh_database(cluster, template_database) as dsn:
+        yield dsn
+
+
+@pytest.fixture(scope="session")
+def catalog_template(cluster: Cluster, template_database: str) -> str:
+    """A deployed database with the STAC catalogue: made only where a test asks for it, since that takes seconds."""
+    with administrator(cluster) as connection:
+        connection.execute(f"CREATE DATABASE {CATALOG_TEMPLATE} TEMPLATE {template_database} STRATEGY file_copy")
+    deploy_catalog(cluster.dsn_of(CATALOG_TEMPLATE))
+    return CATALOG_TEMPLATE
+
+
+@pytest.fixture
+def catalog_database(cluster: Cluster, catalog_template: str) -> Iterator[str]:
+    """The address of a freshly deployed database with the STAC catalogue, dropped after the test."""
+    with fresh_database(cluster, catalog_template) as dsn:
         yield dsn
 
 

@@ -14,6 +14,7 @@ POINTS = (
     "orchestrator.after-publish",
     "worker.before-claim",
     "worker.after-claim",
+    "worker.after-store",
     "worker.after-handler",
     "worker.after-report",
     "submit.before-commit",

@@ -18,6 +18,7 @@ class Entrance:
 
 
 API = Entrance("api", "the API", "another orchestrator? choose a port with --port (0 takes a free one), or --no-api")
+SERVING = Entrance("serving", "the map server", "choose another port with --port (0 takes a free one)")
 HEALTH = Entrance("health", "the health endpoint", "choose another HEALTH_PORT (0 takes a free one)")
 
 

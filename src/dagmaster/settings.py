@@ -22,6 +22,7 @@ from dagmaster.log import redact
 DEFAULT_QUEUES = ("dag-worker-tasks", "functionapp-tasks", "container-tasks")
 PREFIX = "DAGMASTER_"
 _LONGEST_SHOWN = 60
+_ROOT_HOME = Path("/var/lib/dagmaster")
 
 # A day: whoever waits longer for a sign of life waits for ever.
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
@@ -34,6 +35,7 @@ _SHORTER = (
     ("heartbeat_interval_sec", "orphan_threshold_sec", "healthy instances look dead"),
     ("lease_renew_sec", "task_lease_sec", "healthy tasks look lost"),
     ("orphan_threshold_sec", "janitor_patience_sec", "the janitor acts before the owner of a job can"),
+    ("task_lease_sec", "payload_grace_sec", "what a worker has stored is gone before it can report it"),
 )
 
 
@@ -42,7 +44,7 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(extra="ignore", frozen=True, case_sensitive=False, env_ignore_empty=True)
 
-    run_mode: Literal["up", "orchestrator", "worker", "gateway"] = Field(
+    run_mode: Literal["up", "orchestrator", "worker", "serving", "gateway"] = Field(
         "up", description="Role of a container that is started without a subcommand"
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
@@ -87,13 +89,33 @@ class Settings(BaseSettings):
         600.0, description="A task or message that waits this long, and that nobody alive would take, is told of"
     )
     janitor_webhook_url: str | None = Field(
-        None, repr=False, max_length=512, description="http(s)://…; told of every action of the janitor"
+        None, repr=False, max_length=512, description="http(s)://…; told of what the janitor finds"
     )
     allow_private_webhooks: bool = Field(
         False, description="Let webhooks go to private, loopback and link-local addresses"
     )
+    payload_grace_sec: float = Field(
+        86_400,
+        gt=0,
+        le=2_592_000,
+        description="A large output that was stored, and that no worker has reported for this long, is deleted",
+    )
     retention_days: float = Field(
         0, ge=0, le=36_500, allow_inf_nan=False, description="Jobs that ended longer ago are deleted; 0 keeps all"
+    )
+    tidy_enabled: bool = Field(
+        True,
+        description="Whether orchestrators remove what jobs leave in storage; false where another platform stores there too",
+    )
+    intermediate_grace_sec: float = Field(
+        3600, ge=0, le=2_592_000, description="Intermediate objects of a job that completed are removed after this long"
+    )
+    intermediate_failed_days: float = Field(
+        30,
+        ge=0,
+        le=36_500,
+        description="The same for jobs that failed, were cancelled or succeeded in part, whose resume may need them; "
+        "0 keeps them as long as the job",
     )
     retention_batch: PositiveInt = Field(100, le=10_000, description="Jobs deleted in one transaction at most")
 
@@ -127,8 +149,9 @@ class Settings(BaseSettings):
     max_yaml_bytes: PositiveInt = Field(262_144, le=16_777_216, description="Largest workflow file")
     max_nodes: PositiveInt = Field(500, le=10_000, description="Most nodes of one workflow")
     max_fan_out: PositiveInt = Field(100_000, le=1_000_000, description="Most children of one fan_out")
+    max_inputs_bytes: PositiveInt = Field(262_144, le=16_777_216, description="Largest inputs of one submission")
     max_params_bytes: PositiveInt = Field(
-        262_144, le=16_777_216, description="Largest params of one task, and largest inputs of one submission"
+        16_777_216, le=16_777_216, description="Largest params of one task; what no message holds is kept by reference"
     )
 
     api_enabled: bool = Field(True, description="Whether an orchestrator's process also serves the API")
@@ -147,8 +170,37 @@ class Settings(BaseSettings):
     health_insecure: bool = Field(
         False, description="Let probes come from beyond loopback: anyone who reaches the port sees what runs"
     )
+    serving_enabled: bool = Field(True, description="Whether `up` also serves maps: STAC API, tiles, files")
+    serving_host: str = Field("127.0.0.1", description="Where maps are served; only loopback, unless SERVING_INSECURE")
+    serving_port: PortOrAny = Field(8003, description="0 takes any free port")
+    serving_insecure: bool = Field(
+        False, description="Let maps be served beyond loopback although nobody is asked who they are"
+    )
+    public_url: str | None = Field(
+        None,
+        max_length=512,
+        description="http(s)://… under which others reach what is served; it begins every link in the catalogue",
+    )
     allow_rebuild: bool = Field(
         False, description="Development only: let the bootstrap API drop everything and deploy anew"
+    )
+
+    storage_folder: Path | None = Field(
+        None, description="Where objects are kept, a folder for each zone; by default `storage` in the data folder"
+    )
+    bronze_folder: Path | None = Field(None, description="Where raw data is kept, if not in STORAGE_FOLDER")
+    silver_folder: Path | None = Field(
+        None, description="Where processed data and files on their way are kept, if not in STORAGE_FOLDER"
+    )
+    external_folder: Path | None = Field(None, description="Where public data is kept, if not in STORAGE_FOLDER")
+    bronze_container: Name = Field("bronze", description="Container of raw data, where none is named")
+    silver_container: Name = Field("silver", description="Container of processed data, where none is named")
+    external_container: Name = Field("external", description="Container of public data, where none is named")
+    allow_local_sources: bool = Field(False, description="Let jobs read files of the worker's machine by their paths")
+    allow_https_sources: bool = Field(False, description="Let jobs read from public web servers by https addresses")
+    allow_vsi_sources: bool = Field(False, description="Let jobs read what GDAL reaches by /vsi paths")
+    catalog_enabled: bool = Field(
+        True, description="Whether the STAC catalogue (pgSTAC, needs PostGIS) is deployed beside the engine's tables"
     )
 
     crash_point: str | None = Field(None, description="Tests only: a named point at which the process dies")
@@ -171,6 +223,16 @@ class Settings(BaseSettings):
             raise ValueError("not the address of a web server")
         return value
 
+    @field_validator("public_url")
+    @classmethod
+    def _begins_links(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        parts = urlsplit(cls._web_address(value) or "")
+        if parts.query or parts.fragment:
+            raise ValueError("not the beginning of addresses")
+        return value.rstrip("/")
+
     @field_validator("workflow_folders", mode="before")
     @classmethod
     def _folders(cls, value: object) -> object:
@@ -186,6 +248,12 @@ class Settings(BaseSettings):
         if wrong:
             raise ValueError("\n".join(wrong))
         return self
+
+    def home(self) -> Path:
+        """The data folder: the configured one, or the usual one of this user."""
+        if self.data_folder:
+            return self.data_folder.absolute()
+        return _ROOT_HOME if os.geteuid() == 0 else Path.home() / ".local/share/dagmaster"
 
     def dsn(self) -> str | None:
         """The configured server, or None where the private cluster is meant."""

@@ -30,7 +30,12 @@ _WRITES = (
     "INSERT INTO", "UPDATE dagapp", "DELETE FROM", "FOR NO KEY UPDATE", "FOR UPDATE", "ensure_event_partitions",
     "forget_definitions", "drop_event_partition", "pg_try_advisory_xact_lock",
 )  # fmt: skip
-WRITING = frozenset(name for name, text in all_queries().items() if any(word in text for word in _WRITES))
+# The catalogue's are apart: they write pgSTAC's tables alone, one writer per collection, which its own tests try.
+WRITING = frozenset(
+    name
+    for name, text in all_queries().items()
+    if any(word in text for word in _WRITES) and not name.startswith("catalog_")
+)
 _BLOCKED = """
     SELECT a.wait_event_type = 'Lock' AND cardinality(pg_blocking_pids(a.pid)) > 0
       FROM pg_stat_activity a

@@ -118,6 +118,7 @@ def definition(path: str, value: str) -> str:
     return f"UPDATE {DEFINITIONS} SET body = jsonb_set(body, '{path}', '{value}') {OF_DEFINITION}"
 
 
+REFERENCE = '{"sha256": "%s", "bytes": 300000}' % ("0" * 64)
 DAMAGE: list[tuple[str, Code, str]] = [
     ("an event is missing", Code.SEQUENCE, f"DELETE FROM {EVENTS} {OF_JOB} AND sequence = 9"),
     ("the last event is missing", Code.JOB_ROW, f"DELETE FROM {EVENTS} {OF_JOB} AND sequence = {LATEST}"),
@@ -171,6 +172,15 @@ DAMAGE: list[tuple[str, Code, str]] = [
     ("an output from elsewhere", Code.RESULT_OUTPUT, node("output = '{}'", "left")),
     ("a result that nobody handled", Code.RESULT_UNPROCESSED,
      f"UPDATE {RESULTS} SET processed = false {OF_JOB} AND node_id = 'left'"),
+    ("params that are nowhere", Code.PAYLOAD,
+     f"UPDATE {TASKS} SET params_ref = '{REFERENCE}' {OF_JOB} AND node_id = 'left'"),
+    ("params that could be deleted", Code.PAYLOAD,
+     f"WITH head AS (INSERT INTO dagapp.dag_payloads VALUES (%(job)s, '{'0' * 64}', 300000, now(), false)), part AS (INSERT"
+     f" INTO dagapp.dag_payload_parts VALUES (%(job)s, '{'0' * 64}', 0, convert_to(repeat('x', 300000), 'UTF8')))"
+     f" UPDATE {TASKS} SET params_ref = '{REFERENCE}' {OF_JOB} AND node_id = 'left'"),
+    ("an output that is nowhere", Code.PAYLOAD, node(f"output_ref = '{REFERENCE}'", "left")),
+    ("a result that is nowhere", Code.PAYLOAD,
+     f"UPDATE {JOBS} SET result_data = '{{\"large\": {{\"output_ref\": {REFERENCE}}}}}' {OF_JOB}"),
     ("a node that never ended", Code.UNENDED,
      event("event_type = 'node_started', event_status = 'running'", "join", "node_completed")),
     ("another definition", Code.DEFINITION, f"UPDATE {JOBS} SET definition_hash = (SELECT max(definition_hash)"

@@ -13,6 +13,7 @@ from random import Random
 from typing import Any
 from uuid import UUID
 
+import orjson
 import psycopg
 import pytest
 from tests.database.isolation import WRITING, GatedConnection, Interleaver, IsStep, Run, Session
@@ -37,8 +38,9 @@ from dagmaster.database.retention import PostgresRetention
 from dagmaster.errors import Conflict, NotFound
 from dagmaster.handlers.registry import installed
 from dagmaster.jobs.model import DeadLetter, JobMessage, new_job_id
+from dagmaster.jobs.payload import reference_to
 from dagmaster.jobs.plan import Planner
-from dagmaster.jobs.revival import resume
+from dagmaster.jobs.revival import Revival, resume, retry
 from dagmaster.jobs.states import TaskStatus
 from dagmaster.jobs.view import JobView, is_failing, node_view
 from dagmaster.operations.operate import view_of
@@ -99,6 +101,7 @@ ENDING = _workflow("""
 """)
 OPEN, FAILED, GATHERING, FREE, ORPHAN, NEW = (_id(n) for n in range(1, 7))
 ENDED = _id(9)
+FRESH_OUTPUT, OLD_OUTPUT, NEW_OUTPUT = (orjson.dumps(name * 100_000) for name in ("fresh", "old", "new"))
 ONE, TWO, SILENT, GONE = (UUID(int=n) for n in range(101, 105))  # orchestrators
 WORKER, SLOW, OTHER, LOST = (UUID(int=n) for n in range(201, 205))
 
@@ -197,6 +200,7 @@ async def _prepare(stage: Stage) -> None:
     FREE       nobody's
     ORPHAN     belongs to an orchestrator that is silent; a result waits
     ENDED      has failed
+    OPEN has an output that was stored a moment ago, FAILED one that was stored long ago, and nobody has reported either.
     """
     no = {"message": "no", "blame": "handler", "code": "handler.failed"}
     for owner in (ONE, TWO, SILENT, GONE):
@@ -236,6 +240,8 @@ async def _prepare(stage: Stage) -> None:
     await stage.ledger.enqueue_message("good", JOBS, {})
     await stage.ledger.enqueue_message("bad", JOBS, {})
 
+    for job_id, output in ((OPEN, FRESH_OUTPUT), (FAILED, OLD_OUTPUT), (ENDED, OLD_OUTPUT)):
+        await stage.ledger.store_payload(job_id, output)
     await stage.rows(f"UPDATE dagapp.dag_tasks SET queue = '{QUEUE}' WHERE queue = 'aside'")
     await stage.ledger.set_queue(LIMITED, max_running=1, is_paused=False)
     await stage.rows(
@@ -255,6 +261,9 @@ async def _prepare(stage: Stage) -> None:
 
 
 async def _set_times(stage: Stage) -> None:
+    await stage.rows(
+        "UPDATE dagapp.dag_payloads SET stored_at = clock_timestamp() - interval '2 days' WHERE job_id = %s", FAILED
+    )
     await stage.rows(
         "UPDATE dagapp.dag_tasks SET lease_until = clock_timestamp() - interval '1 hour'"
         " WHERE worker_id = %s AND status = 'running'",
@@ -410,6 +419,38 @@ def _exchanging(
     return lambda _, ledger: ledger.exchange(worker, reports, demand, lease_seconds=60)
 
 
+async def _reporting(ledger: PostgresLedger, job_id: UUID, node_id: str, output: bytes) -> Any:
+    """What it refers to may be gone by then."""
+    report = Report(job_id, node_id, 1, TaskStatus.SUCCEEDED, output_ref=reference_to(output))
+    try:
+        return await ledger.exchange(WORKER, [report], Demand((QUEUE,)), lease_seconds=60)
+    except NotFound as refused:
+        return refused.code
+
+
+def _advancing_with_payload(stage: Stage, ledger: PostgresLedger) -> Awaitable[Any]:
+    """A decision whose payload is what a worker stores for the same job."""
+    planner = Planner(ROUTER, Random(1))
+
+    def decide(held: Held) -> list[Any]:
+        plans = [
+            planner.decide(
+                stage.views[job_id],
+                held.news.get(job_id, ()),
+                epoch=epoch,
+                sequence=held.sequences[job_id],
+                look_at_all=True,
+            )
+            for job_id, epoch in held.epochs.items()
+        ]
+        for plan in plans:
+            plan.changes.payloads[reference_to(FRESH_OUTPUT)["sha256"]] = FRESH_OUTPUT
+        return [plan.changes for plan in plans]
+
+    look = Look(overdue=frozenset({OPEN}))
+    return ledger.advance(ONE, [stage.claims[OPEN]], look, decide)
+
+
 def _renewing(worker: UUID, node_id: str) -> Call:
     held = [Running(OPEN, node_id, 1, {"fraction": 0.5}), Running(FAILED, "busy", 1)]
     return lambda _, ledger: ledger.renew(worker, held, lease_seconds=60)
@@ -419,10 +460,10 @@ def _saving(node_id: str) -> Call:
     return lambda _, ledger: ledger.save_checkpoint(Running(OPEN, node_id, 1), "phase_1", {"done": 1})
 
 
-async def _reviving(ledger: PostgresLedger) -> Any:
+async def _reviving(ledger: PostgresLedger, choose: Callable[[JobView], Revival]) -> Any:
     """Of two, the second finds a job that has not ended; beside retention, none at all."""
     try:
-        return await ledger.revive(ENDED, lambda job: resume(view_of(job)), {"by": "ana"})
+        return await ledger.revive(ENDED, lambda job: choose(view_of(job)), {"by": "ana"})
     except (Conflict, NotFound) as refused:
         return refused.code
 
@@ -435,7 +476,7 @@ def _on(ledger: PostgresLedger, other: Any) -> Any:
 
 def _sweeping(kind: str) -> Call:
     """ONE has not touched OPEN for an hour, and a lease has lapsed as long ago; a queue that nobody reads has a message."""
-    patience = Patience(orphan_after=600, neglected=1800, queued=1e8)
+    patience = Patience(orphan_after=600, neglected=1800, queued=1e8, unused=86_400)
     return lambda _, ledger: _on(ledger, PostgresJanitor("nowhere"))._apply(
         kind, RULES[kind], UUID(int=7), patience, is_dry=False
     )
@@ -487,7 +528,8 @@ TRANSACTIONS: tuple[Transaction, ...] = (
     Transaction("zombie", _as_zombie),
     Transaction("request_cancel", lambda _, ledger: ledger.request_cancel(OPEN, by="ana", reason=None)),
     Transaction("take_stops", lambda _, ledger: ledger.take_stops(WORKER)),
-    Transaction("revive", lambda _, ledger: _reviving(ledger)),
+    Transaction("revive", lambda _, ledger: _reviving(ledger, resume)),
+    Transaction("revive_afresh", lambda _, ledger: _reviving(ledger, lambda view: retry(view, node="only"))),
     Transaction("drop_letter", lambda _, ledger: ledger.drop_dead_letter(_id(10))),
     Transaction("release_unknown", lambda _, ledger: ledger.release_unknown(ONE, [OPEN])),
     Transaction("retire", lambda _, ledger: ledger.retire(ONE)),
@@ -508,6 +550,14 @@ TRANSACTIONS: tuple[Transaction, ...] = (
     ),
     Transaction("retire_worker", lambda _, ledger: ledger.retire_worker(WORKER)),
     Transaction("report_to_ended", _exchanging(OTHER, [(ENDED, "only")], 0)),
+    Transaction("store", lambda _, ledger: ledger.store_payload(OPEN, FRESH_OUTPUT)),
+    Transaction("store_new", lambda _, ledger: ledger.store_payload(OPEN, NEW_OUTPUT)),
+    Transaction("store_old", lambda _, ledger: ledger.store_payload(FAILED, OLD_OUTPUT)),
+    Transaction("store_for_ended", lambda _, ledger: ledger.store_payload(ENDED, OLD_OUTPUT)),
+    Transaction("report_stored", lambda _, ledger: _reporting(ledger, OPEN, "each__0", FRESH_OUTPUT)),
+    Transaction("report_old", lambda _, ledger: _reporting(ledger, FAILED, "busy", OLD_OUTPUT)),
+    Transaction("advance_with_payload", _advancing_with_payload, is_long=True),
+    Transaction("collect_unused", _sweeping("unused")),
     Transaction("janitor", _sweeping("neglected")),
     Transaction("janitor_tells", _sweeping("unread")),
     Transaction("note_stuck", _noting_stuck),
@@ -521,7 +571,8 @@ PAIRS = list(combinations_with_replacement(TRANSACTIONS, 2))
 ALONG = frozenset(
     {
         "take_waiting", "take_started", "gather_children", "insert_dead_letters",
-        "retention_results", "retention_checkpoints", "retention_events", "retention_nodes",
+        "retention_results", "retention_payloads", "retention_checkpoints", "retention_events", "retention_nodes",
+        "store_payload_part",
     }
 )  # fmt: skip
 TOGETHER = frozenset({("promote_nodes", "apply_changes"), ("insert_definitions", "create_jobs")})
@@ -564,6 +615,7 @@ DOUBLES = {
     "take_stops": {"take_stops", "exchange", "renew", "advance_fail_fast", "advance_overdue", "exchange_limited_too"},
     "revive": {
         "revive",
+        "revive_afresh",
         "claim",
         "take_over",
         "retire",
@@ -573,6 +625,7 @@ DOUBLES = {
         "forget_tables",
         "report_to_ended",
     },
+    "revive_afresh": {"revive", "revive_afresh", "prune"},
     "drop_letter": {"replay", "drop_letter", "forget"},
     "report_to_ended": {"prune", "revive"},
     "janitor": {
@@ -595,6 +648,7 @@ DOUBLES = {
         "create",
         "create_once",
         "revive",
+        "revive_afresh",
         "claim",
         "take_messages",
         "report_to_ended",
@@ -611,6 +665,14 @@ DOUBLES = {
         "advance_results",
         "keep_house",
     },
+    "store": {"store", "report_stored", "advance_with_payload"},
+    "store_new": {"store_new"},
+    "store_old": {"store_old", "report_old", "collect_unused"},
+    "store_for_ended": {"prune"},
+    "report_stored": {"store", "report_stored", "advance_with_payload", "advance_overdue", "exchange", "renew"},
+    "report_old": {"store_old", "report_old", "collect_unused", "exchange", "advance_failing"},
+    "advance_with_payload": {"store", "report_stored"},
+    "collect_unused": {"collect_unused", "store_old", "report_old", "prune"},
     "exchange_limited_too": {"exchange_limited", "exchange_claim", "set_queue", "advance_failing", "advance_fail_fast"},
 }
 # One and the same owner has one call under way; a second can only be the one after a lost connection, see below.
@@ -688,6 +750,21 @@ BROKEN = """
        AND NOT EXISTS (SELECT 1 FROM dagapp.dag_dead_letters d WHERE d.message_id = m.id)
        AND NOT EXISTS (SELECT 1 FROM dagapp.dag_jobs j WHERE j.message_id = m.id)
     """
+# … and of payloads: a head has all of its parts, a part its head, and what a result refers to is kept.
+BROKEN += """
+     UNION ALL
+    SELECT 'a payload without all of its parts', p.sha256 FROM dagapp.dag_payloads p
+     WHERE p.size_bytes IS DISTINCT FROM (SELECT sum(octet_length(d.data)) FROM dagapp.dag_payload_parts d
+                                           WHERE d.job_id = p.job_id AND d.sha256 = p.sha256)
+     UNION ALL
+    SELECT 'a part of no payload', d.sha256 FROM dagapp.dag_payload_parts d
+     WHERE NOT EXISTS (SELECT 1 FROM dagapp.dag_payloads p WHERE p.job_id = d.job_id AND p.sha256 = d.sha256)
+     UNION ALL
+    SELECT 'a reference to nothing that is kept', r.node_id FROM dagapp.dag_task_results r
+     WHERE r.output_ref IS NOT NULL
+       AND NOT EXISTS (SELECT 1 FROM dagapp.dag_payloads p
+                        WHERE p.job_id = r.job_id AND p.sha256 = r.output_ref ->> 'sha256' AND p.is_kept)
+    """
 # Everything that can be told apart without clocks and chance.
 FINGERPRINT = """
     SELECT string_agg(line, E'\\n' ORDER BY line)
@@ -702,6 +779,8 @@ FINGERPRINT = """
               FROM dagapp.dag_task_results
              UNION ALL
             SELECT concat_ws('|', 'event', job_id, sequence, node_id, event_type, attempt, epoch) FROM dagapp.dag_job_events
+             UNION ALL
+            SELECT concat_ws('|', 'payload', job_id, sha256, is_kept) FROM dagapp.dag_payloads
              UNION ALL
             SELECT concat_ws('|', 'message', message_id) FROM dagapp.dag_job_messages
              UNION ALL

@@ -23,7 +23,6 @@ from psycopg.types.json import set_json_loads
 from tests.workflows.builders import a_workflow
 
 from dagmaster.database.ledger import (
-    LOADABLE_BYTES,
     SMALL_BYTES,
     Claim,
     Demand,
@@ -41,9 +40,10 @@ from dagmaster.database.memory import MemoryDatabase, MemoryLedger, RefusedByGua
 from dagmaster.database.postgres import PostgresLedger
 from dagmaster.errors import Conflict, DagmasterError, NotFound
 from dagmaster.jobs.changes import Changes, JobChange, NewTask, NodeChange
-from dagmaster.jobs.fan import INLINE_BYTES, Gathered, aggregate
+from dagmaster.jobs.fan import Gathered, aggregate
 from dagmaster.jobs.model import DeadLetter, JobMessage, TaskMessage, new_job_id
 from dagmaster.jobs.news import Due, Failed, Idle, Lost, Overran, Returned, Started, StopRequest, Succeeded, Withdrawn
+from dagmaster.jobs.payload import INLINE_BYTES, LOADABLE_BYTES, reference_to
 from dagmaster.jobs.plan import Planner, Route
 from dagmaster.jobs.revival import Revival, resume, retry
 from dagmaster.jobs.states import EventType, JobStatus, NodeStatus, Stop, TaskStatus
@@ -105,6 +105,7 @@ class MemoryBench:
             "dag_job_messages": list(database.messages.values()),
             "dag_dead_letters": list(database.dead_letters),
             "dag_queues": list(database.queues.values()),
+            "dag_payloads": list(database.payloads.values()),
         }
         rows = [{**row.model_dump(), **_statuses(row)} for row in tables[table]]
         return [row for row in rows if job_id is None or row["job_id"] == job_id]
@@ -397,6 +398,20 @@ async def test_e5_the_jobs_of_a_silent_owner_are_orphans_and_those_of_a_live_one
     silent = await claim_all(bench, second)
 
     assert (alive, [claim.job_id for claim in silent]) == ([], [a_job(1).job_id])
+
+
+async def test_e5_who_has_been_silent_too_takes_nothing_from_the_silent(bench):
+    """After an outage nobody has been heard of: they would take the same jobs from each other, again and again."""
+    await bench.ledger.create_jobs([a_job(1)])
+    second = await an_owner(bench, 2)
+    await claim_all(bench, await an_owner(bench, 1))
+    await bench.set_clock(61)
+
+    by_the_silent = await claim_all(bench, second)
+    await an_owner(bench, 2)
+    once_heard = await claim_all(bench, second)
+
+    assert (by_the_silent, [claim.job_id for claim in once_heard]) == ([], [a_job(1).job_id])
 
 
 async def test_e5_a_missing_owner_counts_as_dead(bench):
@@ -1249,6 +1264,215 @@ async def gathered_unread(bench: Bench, outputs: list[Any]) -> tuple[dict[str, A
     return await only(bench, "dag_node_states", node_id="gather"), None
 
 
+# --- payloads --------------------------------------------------------------------------------------------------------
+
+
+def large(text: str) -> bytes:
+    """JSON that no row holds."""
+    return orjson.dumps({"text": text * (INLINE_BYTES // len(text) + 1)})
+
+
+async def test_e18_a_payload_is_what_was_stored_and_the_same_content_is_stored_once(bench):
+    job_id, other = a_job(1).job_id, a_job(2).job_id
+    content = large("ü€😀") * 12  # several parts
+
+    first = await bench.ledger.store_payload(job_id, content)
+    await bench.set_clock(50)
+    second = await bench.ledger.store_payload(job_id, bytearray(content))
+    await bench.ledger.store_payload(other, content)
+
+    assert first == second == reference_to(content)
+    assert bytes(await bench.ledger.load_payload(job_id, first)) == content
+    (row,) = await bench.rows("dag_payloads", job_id)
+    assert (row["sha256"], row["size_bytes"], row["is_kept"]) == (first["sha256"], len(content), False)
+    assert row["stored_at"] == START + timedelta(seconds=50)
+    assert len(await bench.rows("dag_payloads")) == 2
+
+
+@pytest.mark.parametrize("wrong", [{"sha256": "0" * 64}, {"bytes": 3}], ids=["unknown", "of another size"])
+async def test_e18_what_is_not_what_the_reference_says_is_an_error(bench, wrong):
+    job_id = a_job(1).job_id
+    reference = await bench.ledger.store_payload(job_id, large("x")) | wrong
+
+    with pytest.raises(DagmasterError) as refusal:
+        await bench.ledger.load_payload(job_id, reference)
+    with pytest.raises(DagmasterError) as of_others:
+        await bench.ledger.load_payload(a_job(2).job_id, reference)
+
+    assert refusal.value.code == ("payload.missing" if "sha256" in wrong else "payload.damaged")
+    assert of_others.value.code == "payload.missing"
+    assert refusal.value.facts["job_id"] == str(job_id)
+
+
+async def stored(bench: Bench, task: TaskMessage, content: bytes) -> Report:
+    """The report of a worker that has stored its output."""
+    return report_of(task, output_ref=await bench.ledger.store_payload(task.job_id, content))
+
+
+async def test_e18_an_output_by_reference_is_the_nodes_and_in_use_from_then_on(bench):
+    driver = await owned(bench, a_job(1))
+    (task,) = await take(bench)
+    content = large("x")
+
+    answer = await hand_in(bench, await stored(bench, task, content))
+    (news,) = await driver.turn()
+
+    assert answer.late == ()
+    assert (news.output, news.has_output) == (None, False)
+    node = await only(bench, "dag_node_states", node_id="work")
+    assert (node["output"], node["output_ref"]) == (None, reference_to(content))
+    assert [row["is_kept"] for row in await bench.rows("dag_payloads")] == [True]
+    loaded = await bench.ledger.load_outputs(task.job_id, ["work"])
+    referred = await bench.ledger.load_outputs(task.job_id, ["work"], resolve=False)
+    assert loaded == {"work": orjson.loads(content)}
+    assert referred == {"work": {"output_ref": reference_to(content)}}
+    (job,) = await bench.ledger.load_jobs([driver.claim])
+    assert "work" not in job.outputs
+
+
+async def test_e18_an_output_that_is_too_large_for_a_template_is_refused_with_size_and_limit(bench):
+    driver = await owned(bench, a_job(1))
+    (task,) = await take(bench)
+    await hand_in(bench, await stored(bench, task, orjson.dumps("x" * LOADABLE_BYTES)))
+    await driver.turn()
+
+    with pytest.raises(DagmasterError) as refusal:
+        await bench.ledger.load_outputs(task.job_id, ["work"])
+
+    assert refusal.value.code == "output.too-large"
+    assert refusal.value.message.endswith(f"has {LOADABLE_BYTES + 2} bytes; a template may load {LOADABLE_BYTES}")
+
+
+async def test_e18_a_report_that_refers_to_nothing_is_refused_and_its_task_still_runs(bench):
+    await owned(bench, a_job(1))
+    (task,) = await take(bench)
+
+    with pytest.raises(NotFound) as refusal:
+        await hand_in(bench, report_of(task, output_ref=reference_to(large("x"))))
+
+    assert refusal.value.code == "payload.missing"
+    assert (await only(bench, "dag_tasks"))["status"] == "running"
+    assert await bench.rows("dag_task_results") == []
+
+
+async def test_e18_what_a_late_report_refers_to_is_kept_with_it(bench):
+    driver = await owned(bench, a_job(1))
+    (task,) = await take(bench)
+    report = await stored(bench, task, large("x"))
+    await bench.set_clock(LEASE + 10)
+    await driver.turn("overdue")
+
+    answer = await hand_in(bench, report)
+
+    assert answer.late == (task.task_id,)
+    result = await only(bench, "dag_task_results", attempt=1)
+    assert (result["accepted"], result["output_ref"]) == (False, report.output_ref)
+    assert [row["is_kept"] for row in await bench.rows("dag_payloads")] == [True]
+
+
+async def test_e18_what_a_report_of_a_task_that_is_gone_refers_to_stays_nobodys(bench):
+    await owned(bench, a_job(1))
+    (task,) = await take(bench)
+    report = await stored(bench, task, large("x"))
+
+    await hand_in(bench, replace(report, node_id="gone"))
+
+    assert [row["is_kept"] for row in await bench.rows("dag_payloads")] == [False]
+
+
+@pytest.mark.parametrize("mode", [mode.value for mode in Aggregation])
+async def test_e18_a_fan_in_over_payloads_is_a_reference_that_resolves_to_their_values(bench, mode):
+    """One child of three is large; it counts for all but the `last`."""
+    driver = await owned(bench, tiles(3, mode))
+    contents = [large("a"), b"[1,2]", b"3"]
+    by_index = {int(task.node_id[-1]): task for task in await take(bench)}
+    await hand_in(bench, await stored(bench, by_index[0], contents[0]))
+    for index in (1, 2):
+        await hand_in(bench, report_of(by_index[index], output=orjson.loads(contents[index])))
+    await driver.turn()
+
+    row = await only(bench, "dag_node_states", node_id="gather")
+    loaded = await bench.ledger.load_outputs(row["job_id"], ["gather"])
+
+    values = [Gathered(index, f"tiles__{index}", True, orjson.loads(each)) for index, each in enumerate(contents)]
+    expected = aggregate(Aggregation(mode), values)
+    assert loaded == {"gather": expected}
+    assert (row["output_ref"] is None) == (mode == "last")
+    if row["output_ref"]:
+        assert (row["output_ref"]["results_of"], row["output_ref"]["aggregation"]) == ("tiles", mode)
+        read = {"first": contents[0]}.get(mode, b"".join(contents))
+        assert row["output_ref"]["bytes"] == pytest.approx(len(read), abs=100)
+
+
+async def test_e18_results_are_read_as_far_as_they_fit_and_large_ones_as_they_are(bench, monkeypatch):
+    for name in ("postgres", "memory"):
+        monkeypatch.setattr(f"dagmaster.database.{name}.PAGE_BYTES", 400_000)
+    driver = await owned(bench, tiles(4))
+    contents = {task.node_id: large(task.node_id) for task in await take(bench)}
+    for node_id, content in contents.items():
+        task = TaskMessage.model_construct(job_id=driver.claim.job_id, node_id=node_id, attempt=1)
+        await hand_in(bench, await stored(bench, task, content))
+    await driver.turn()
+    job_id = driver.claim.job_id
+
+    (first,) = await bench.ledger.read_results(job_id, "tiles", 0, 100)
+    (raw,) = await bench.ledger.read_results(job_id, "tiles", 2, 100, decode=False)
+    monkeypatch.setattr(f"{type(bench.ledger).__module__}.PAGE_BYTES", 600_000)
+    pair = await bench.ledger.read_results(job_id, "tiles", 1, 100)
+
+    assert first.output == orjson.loads(contents["tiles__0"])
+    assert orjson.dumps(raw.output) == contents["tiles__2"]
+    assert [result.index for result in pair] == [1, 2]
+
+
+LARGE_PARAMS = """
+  start: {type: start, next: work}
+  work:
+    handler: echo
+    params: {text: "{{ inputs.text }}", count: 1}
+    next: end
+    retry: {max_attempts: 1, initial_delay_seconds: 5, jitter: false}
+  end: {type: end}
+"""
+
+
+async def test_e18_large_params_go_by_reference_also_to_the_next_attempt(bench):
+    workflow = a_workflow(LARGE_PARAMS, head="inputs: {text: {type: string}}\n")
+    params = {"text": "x" * INLINE_BYTES, "count": 1}
+    driver = await owned(bench, a_job(1, workflow, input_params={"text": params["text"]}))
+    (task,) = await take(bench)
+
+    error = {"message": "no", "blame": "handler", "code": "handler.failed"}
+    await hand_in(bench, report_of(task, TaskStatus.FAILED, error=error))
+    await driver.turn()
+    await bench.set_clock(6)
+    await driver.turn("overdue")
+    (again,) = await take(bench)
+
+    assert (task.params, task.params_ref) == ({}, reference_to(orjson.dumps(params)))
+    assert (again.attempt, again.params_ref) == (2, task.params_ref)
+    assert orjson.loads(await bench.ledger.load_payload(task.job_id, task.params_ref)) == params
+    assert [row["is_kept"] for row in await bench.rows("dag_payloads")] == [True]
+    node = await only(bench, "dag_node_states", node_id="work")
+    assert node["input_params"] == {"params_ref": task.params_ref}
+
+
+async def test_e18_payloads_of_a_decision_that_is_not_committed_are_not_there(bench):
+    driver = await owned(bench, a_job(1))
+
+    def decide(held: Held) -> list[Changes]:
+        (job_id,) = held.epochs
+        changes = Changes(job_id, held.epochs[job_id], held.sequences[job_id], payloads={"0" * 64: large("x")})
+        changes.nodes.append(NodeChange("nobody", NodeStatus.READY))
+        changes.record(EventType.NODE_READY, node="nobody")
+        return [changes]
+
+    with pytest.raises((psycopg.Error, KeyError, AssertionError)):
+        await bench.ledger.advance(driver.owner_id, [driver.claim], Look(), decide)
+
+    assert await bench.rows("dag_payloads") == []
+
+
 async def test_w7_children_are_read_in_slices_by_index(bench):
     row, _ = await gathered(bench, ["a", "b", None, {"d": 1}], {1}, "collect")
     job_id = row["job_id"]
@@ -1317,9 +1541,10 @@ async def test_e22_a_checkpoint_is_kept_over_attempts_and_saved_only_while_held(
     driver = await owned(bench, a_job(1))
     (task,) = await take(bench)
     mine = Running(task.job_id, task.node_id, task.attempt)
+    file = {"uri": "file:///a", "facts": {"size_bytes": 1}}
     first = await bench.ledger.save_checkpoint(mine, "download", {"bytes": 1})
     await bench.set_clock(1)
-    second = await bench.ledger.save_checkpoint(mine, "tile", [1, None])
+    second = await bench.ledger.save_checkpoint(mine, "tile", [1, None], [file])
     await bench.set_clock(2)
     again = await bench.ledger.save_checkpoint(mine, "download", {"bytes": 2})
     await bench.set_clock(61)
@@ -1330,8 +1555,45 @@ async def test_e22_a_checkpoint_is_kept_over_attempts_and_saved_only_while_held(
     kept = await bench.ledger.load_checkpoints(retry.job_id, retry.node_id)
 
     assert (first, second, again, lost) == (True, True, True, False)
-    assert [(c.name, c.data, c.attempt) for c in kept] == [("tile", [1, None], 1), ("download", {"bytes": 2}, 1)]
+    assert [(c.name, c.data, c.attempt, c.artifacts) for c in kept] == [
+        ("tile", [1, None], 1, [file]), ("download", {"bytes": 2}, 1, None),
+    ]  # fmt: skip
     assert await bench.ledger.load_checkpoints(retry.job_id, "end") == []
+
+
+async def test_e22_the_last_checkpoint_is_the_last_attempts_whatever_the_clock_says(bench):
+    driver = await owned(bench, a_job(1))
+    (task,) = await take(bench)
+    await bench.set_clock(30)
+    await bench.ledger.save_checkpoint(Running(task.job_id, task.node_id, 1), "ahead", None)
+    await bench.set_clock(61)
+    await driver.turn("overdue")
+    (retry,) = await take(bench)
+    await bench.set_clock(10)
+    await bench.ledger.save_checkpoint(Running(retry.job_id, retry.node_id, 2), "behind", None)
+
+    kept = await bench.ledger.load_checkpoints(task.job_id, task.node_id)
+
+    assert [c.name for c in kept] == ["ahead", "behind"]
+
+
+@pytest.mark.parametrize("is_retry", [False, True])
+async def test_e22_a_resume_keeps_checkpoints_and_a_retry_forgets_those_of_what_it_runs_again(bench, is_retry):
+    driver = await owned(bench, a_job(1))
+    (task,) = await take(bench)
+    await bench.ledger.save_checkpoint(Running(task.job_id, task.node_id, 1), "done", 1)
+    await hand_in(bench, report_of(task, TaskStatus.FAILED, error={"message": "bad", "blame": "data"}))
+    await driver.turn()
+    assert (await only(bench, "dag_jobs"))["status"] == "failed"
+
+    def choose(job):
+        view = view_of(job)
+        return retry(view, node=task.node_id) if is_retry else resume(view)
+
+    await bench.ledger.revive(task.job_id, choose, {})
+
+    kept = await bench.ledger.load_checkpoints(task.job_id, task.node_id)
+    assert [c.name for c in kept] == ([] if is_retry else ["done"])
 
 
 # --- guards ----------------------------------------------------------------------------------------------------------

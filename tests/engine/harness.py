@@ -19,6 +19,7 @@ from psycopg.rows import dict_row
 from dagmaster import log
 from dagmaster.database.bell import JOBS, RESULTS
 from dagmaster.database.bell_postgres import PostgresBell
+from dagmaster.database.connect import pool
 from dagmaster.database.history import verify
 from dagmaster.database.postgres import PostgresLedger
 from dagmaster.errors import HandlerFailed
@@ -142,11 +143,13 @@ class Engine:
         if self.has_bells:
             bell.start()
         ledgers = [PostgresLedger(self.dsn, role) for role in ("worker", "lease", "handler")]
+        database = pool(self.dsn, "handlers", 0, 4)
+        await database.open()
         worker = Worker(
             settings, ledgers[0], PostgresTransport(bell, served, str(worker_id)), bell, self.registry,
-            lease_ledger=ledgers[1], handler_ledger=ledgers[2], worker_id=worker_id,
+            lease_ledger=ledgers[1], handler_ledger=ledgers[2], worker_id=worker_id, database=database,
         )  # fmt: skip
-        self._closing += [bell, *ledgers]
+        self._closing += [bell, *ledgers, database]
         self.workers.append(worker)
         self._running.append(asyncio.create_task(worker.run()))
         return worker

@@ -24,6 +24,12 @@ REGISTRATIONS = (
     Registration("note_blocking", "tests.engine.roles:note_blocking", is_async=False),
     Registration("spawn_and_hang", "tests.engine.roles:spawn_and_hang", is_async=False),
     Registration("kill_worker", "tests.engine.roles:kill_worker", is_async=False),
+    Registration("phases", "tests.engine.roles:phases", is_async=False),
+    Registration("phases_async", "tests.engine.roles:phases_async"),
+    Registration("pause_once", "tests.engine.roles:pause_once", is_async=False),
+    Registration("produce", "tests.engine.test_payloads:produce"),
+    Registration("register", "tests.engine.test_payloads:register"),
+    Registration("finalize", "tests.engine.test_payloads:finalize"),
 )
 
 
@@ -71,6 +77,50 @@ def kill_worker(ctx: Any) -> None:
     keeper = Path(f"/proc/{os.getppid()}/stat").read_text()
     os.kill(int(keeper.rpartition(")")[2].split()[1]), signal.SIGKILL)
     time.sleep(60)
+
+
+def _begin_phase(ctx: Any, number: int) -> Path:
+    """Note that a phase was worked on; where it leaves its artifact."""
+    _keep(ctx, number)
+    return Path(ctx.params["folder"]) / f"{ctx.job_id}_{number}"
+
+
+def _is_held(ctx: Any, number: int) -> bool:
+    """The first attempt stays in one of its phases."""
+    return ctx.attempt == 1 and ctx.params["hold"] == number
+
+
+def phases(ctx: Any) -> int:
+    """In three phases; deaf to flags in the one that holds it."""
+    last = ctx.load_checkpoint()
+    for number in range(last[1] + 1 if last else 1, 4):
+        artifact = _begin_phase(ctx, number)
+        time.sleep(60 if _is_held(ctx, number) else 0)
+        artifact.write_text(f"phase {number}")
+        ctx.save_checkpoint(f"phase_{number}", number, artifact=artifact)
+    return 3
+
+
+async def phases_async(ctx: Any) -> int:
+    """The same, and it listens."""
+    last = await ctx.load_checkpoint()
+    for number in range(last[1] + 1 if last else 1, 4):
+        artifact = _begin_phase(ctx, number)
+        while _is_held(ctx, number):
+            await asyncio.sleep(0.01)
+            if ctx.shutting_down:
+                raise ctx.give_back()
+        artifact.write_text(f"phase {number}")
+        await ctx.save_checkpoint(f"phase_{number}", number, artifact=artifact)
+    return 3
+
+
+def pause_once(ctx: Any) -> None:
+    """In its first attempt a C call that keeps the interpreter's lock: not even the thread that reads the flags gets on."""
+    _keep(ctx, 1)
+    if ctx.attempt == 1:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        ctypes.PyDLL(None).pause()
 
 
 async def _submit(file: Path, count: int) -> None:

@@ -11,7 +11,7 @@ from tests.engine.processes import CRASHED, ENDS, Fleet, Process, fleet
 
 CHILDREN = 12
 QUICK = {"orphan_threshold_sec": 0.8, "task_lease_sec": 1.0, "lease_renew_sec": 0.3}
-# Whatever an orchestrator decides happens here: a branch, a fan-out, retries with waits, a fan-in.
+# Whatever an orchestrator decides happens here: a branch, a fan-out, retries with waits, a fan-in. One output is large.
 SWEPT = f"""
     workflow_id: swept
     name: Swept
@@ -19,7 +19,11 @@ SWEPT = f"""
     nodes:
       start:
         type: start
-        next: items
+        next: [items, bulk]
+      bulk:
+        handler: make_list
+        params: {{count: 50000}}
+        next: end
       items:
         handler: make_list
         params: {{count: {CHILDREN}}}
@@ -49,7 +53,7 @@ SWEPT = f"""
         next: end
       end:
         type: end
-        depends_on: {{any_of: [few, last]}}
+        depends_on: {{all_of: [bulk], any_of: [few, last]}}
     outputs:
       count: "{{{{ nodes.last.output.echoed_params.count }}}}"
     """

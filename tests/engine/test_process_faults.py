@@ -472,12 +472,12 @@ async def test_a_stopped_worker_gives_its_tasks_back_and_no_retry_is_spent_e22(d
         for job_id in jobs:
             await running.running(job_id)
         await running.until(lambda: _have_noted(running, 2), 10, "the handlers to have begun")
-        await running.start("worker")
 
         began = time.monotonic()
         stopped.signal(signal.SIGTERM)
         code = await stopped.ended(10)
         stopped_after = time.monotonic() - began
+        await running.start("worker")
         states = await running.wait(jobs, 20)
 
         assert code == 0

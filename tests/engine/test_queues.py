@@ -187,6 +187,7 @@ async def test_q2_a_claimed_task_is_the_message_that_the_spec_describes(database
         "timeout_seconds": 3600,
         "retry_count": 0,
         "losses": 0,
+        "params_ref": None,
     }
     assert message.task_id == f"{job_id}_echo_1"
 

@@ -82,6 +82,8 @@ async def test_d5_a_job_goes_with_everything_that_is_its_own(database, later):
         await until(lambda: running.rows("SELECT 1 FROM dagapp.dag_tasks WHERE status = 'running'"))
         await running.ledger.save_checkpoint(Running(kept, "gate", 1), "phase", {})
         await running.rows("INSERT INTO dagapp.dag_checkpoints VALUES (%s, 'one', 'phase', 1, '1')", gone)
+        for job_id in (gone, kept):
+            await running.ledger.store_payload(job_id, b'"large"')
         letter = "INSERT INTO dagapp.dag_dead_letters (queue, reason, description, body) VALUES ('q', %s, '', %s)"
         await running.rows(letter, "PoisonTask", f'{{"job_id": "{gone}"}}')
         await running.rows(letter, "PoisonTask", f'{{"job_id": "{kept}"}}')
@@ -128,7 +130,7 @@ async def test_d5_a_submission_whose_old_job_goes_meanwhile_makes_a_new_one(data
 async def test_d5_every_table_with_rows_of_jobs_is_known_to_retention():
     pruned = {
         "dag_jobs", "dag_node_states", "dag_tasks", "dag_task_results", "dag_job_events", "dag_checkpoints",
-        "dag_idempotency_keys",
+        "dag_idempotency_keys", "dag_payloads", "dag_payload_parts",
     }  # fmt: skip
 
     assert set(LINKED) == pruned

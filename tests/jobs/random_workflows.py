@@ -3,10 +3,14 @@
 A script is a list of what happens to a node's attempts, one after the other; after its last entry the node succeeds. Templates
 read only direct all_of dependencies, whose end a node is certain to have seen: so the outcome of a run follows from the
 definition and the scripts alone, whatever the order of events (unless the job is failing, see `reference`).
+
+What is random comes from dice: those of Hypothesis, which shrink, or those of a seed.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from random import Random
+from typing import Any, Protocol
 
 import orjson
 from hypothesis import strategies as st
@@ -32,9 +36,47 @@ class Case:
         return f"Case(scripts={self.scripts}, values={self.values}, seed={self.seed}, chunk={self.chunk})\n{body}"
 
 
+class Dice(Protocol):
+    def integer(self, low: int, high: int) -> int: ...
+
+    def pick(self, options: Sequence[Any]) -> Any: ...
+
+    def several(self, options: Sequence[Any], least: int, most: int, *, unique: bool = False) -> list[Any]: ...
+
+
+@dataclass(frozen=True)
+class HypothesisDice:
+    draw: Any
+
+    def integer(self, low: int, high: int) -> int:
+        return int(self.draw(st.integers(low, high)))
+
+    def pick(self, options: Sequence[Any]) -> Any:
+        return self.draw(st.sampled_from(options))
+
+    def several(self, options: Sequence[Any], least: int, most: int, *, unique: bool = False) -> list[Any]:
+        return list(self.draw(st.lists(st.sampled_from(options), min_size=least, max_size=most, unique=unique)))
+
+
+@dataclass(frozen=True)
+class SeededDice:
+    random: Random
+
+    def integer(self, low: int, high: int) -> int:
+        return self.random.randint(low, high)
+
+    def pick(self, options: Sequence[Any]) -> Any:
+        return self.random.choice(options)
+
+    def several(self, options: Sequence[Any], least: int, most: int, *, unique: bool = False) -> list[Any]:
+        if unique:
+            return self.random.sample(options, self.random.randint(least, min(most, len(options))))
+        return self.random.choices(options, k=self.random.randint(least, most))
+
+
 @dataclass
 class _Making:
-    draw: Any
+    dice: Dice
     nodes: dict[str, dict[str, Any]] = field(default_factory=dict)
     scripts: dict[str, Script] = field(default_factory=dict)
     values: dict[str, int] = field(default_factory=dict)
@@ -43,10 +85,10 @@ class _Making:
     fan_outs: list[str] = field(default_factory=list)
 
     def chance(self, percent: int) -> bool:
-        return bool(self.draw(st.integers(0, 99)) >= 100 - percent)
+        return self.dice.integer(0, 99) >= 100 - percent
 
     def pick(self, options: list[Any]) -> Any:
-        return self.draw(st.sampled_from(options))
+        return self.dice.pick(options)
 
     def name(self, kind: str) -> str:
         return f"{kind}{len(self.nodes)}"
@@ -54,26 +96,30 @@ class _Making:
 
 @st.composite
 def cases(draw: Any, max_blocks: int = 6) -> Case:
-    making = _Making(draw)
+    return make_case(HypothesisDice(draw), max_blocks)
+
+
+def make_case(dice: Dice, max_blocks: int, workflow_id: str = "random") -> Case:
+    making = _Making(dice)
     making.nodes["start"] = {"type": "start"}
     making.open.append("start")
-    for _ in range(draw(st.integers(1, max_blocks))):
+    for _ in range(dice.integer(1, max_blocks)):
         making.pick([_task, _task, _conditional, _fan_out, _fan_out])(making, _dependencies(making))
     _close(making)
-    body = {"workflow_id": "random", "fail_fast": making.chance(20), "nodes": making.nodes, "outputs": {}}
+    body = {"workflow_id": workflow_id, "fail_fast": making.chance(20), "nodes": making.nodes, "outputs": {}}
     if making.chance(50):
         del body["outputs"]
-    workflow = read(orjson.dumps(body), "random.yaml", handlers=None, queues=None)
+    workflow = read(orjson.dumps(body), f"{workflow_id}.yaml", handlers=None, queues=None)
     return Case(
         workflow, making.scripts, making.values, making.reads,
-        seed=draw(st.integers(0, 2**16)), chunk=draw(st.integers(1, 5)),
+        seed=dice.integer(0, 2**16), chunk=dice.integer(1, 5),
     )  # fmt: skip
 
 
 def _dependencies(making: _Making) -> dict[str, list[str]]:
-    names = making.draw(st.lists(st.sampled_from(making.open), min_size=1, max_size=3, unique=True))
+    names = making.dice.several(making.open, 1, 3, unique=True)
     if len(names) > 1 and making.chance(35):
-        cut = making.draw(st.integers(0, len(names) - 2))
+        cut = making.dice.integer(0, len(names) - 2)
         return {"any_of": names[cut:], **({"all_of": names[:cut]} if cut else {})}
     return {"all_of": names}
 
@@ -90,13 +136,13 @@ def _add(making: _Making, node_id: str, node: dict[str, Any], depends_on: dict[s
 def _script(making: _Making, node_id: str) -> None:
     if not making.chance(40):
         return
-    script = making.draw(st.lists(st.sampled_from(HICCUPS), max_size=4))
+    script = making.dice.several(HICCUPS, 0, 4)
     making.scripts[node_id] = [*script, "data"] if making.chance(25) else script
 
 
 def _retry(making: _Making) -> dict[str, Any]:
     return {
-        "max_attempts": making.draw(st.integers(0, 2)),
+        "max_attempts": making.dice.integer(0, 2),
         "initial_delay_seconds": making.pick([0, 1, 3]),
         "max_delay_seconds": 5,
         "backoff": making.pick(["fixed", "exponential"]),
@@ -116,7 +162,7 @@ def _task(making: _Making, depends_on: dict[str, list[str]]) -> str:
     if (read_from := _readable(making, depends_on)) and making.chance(40):
         node["params"] = {"v": f"{{{{ nodes.{read_from}.output.v }}}}"}
         making.reads[node_id] = read_from
-    making.values[node_id] = making.draw(st.integers(0, 4))
+    making.values[node_id] = making.dice.integer(0, 4)
     _script(making, node_id)
     return _add(making, node_id, node, depends_on)
 
@@ -124,12 +170,12 @@ def _task(making: _Making, depends_on: dict[str, list[str]]) -> str:
 def _conditional(making: _Making, depends_on: dict[str, list[str]]) -> None:
     node_id = making.name("cond")
     read_from = _readable(making, depends_on)
-    value = f"nodes.{read_from}.output.v" if read_from else str(making.draw(st.integers(0, 4)))
+    value = f"nodes.{read_from}.output.v" if read_from else str(making.dice.integer(0, 4))
     if read_from:
         making.reads[node_id] = read_from
     node: dict[str, Any] = {"type": "conditional", "importance": making.pick(["critical", "important", "optional"])}
     making.nodes[node_id] = node
-    arms = [[_arm(making, node_id) for _ in range(making.draw(st.integers(1, 2)))] for _ in range(2)]
+    arms = [[_arm(making, node_id) for _ in range(making.dice.integer(1, 2))] for _ in range(2)]
     if making.chance(50):
         node["condition"] = f"{{{{ {value} }}}} >= 2"
         # Without on_false the other arm is on no branch: it only waits for the conditional.
@@ -161,9 +207,9 @@ def _fan_out(making: _Making, depends_on: dict[str, list[str]]) -> str:
     else:
         node["source"] = list(range(making.pick([0, 1, 2, 3, 5])))
     if making.chance(30):
-        node["batch_size"] = making.draw(st.integers(1, 3))
+        node["batch_size"] = making.dice.integer(1, 3)
     if making.chance(40):
-        node["max_parallel"] = making.draw(st.integers(1, 3))
+        node["max_parallel"] = making.dice.integer(1, 3)
     if making.chance(50):
         node["tolerate"] = making.pick([1, 2, 0.5, 1.0])
     for index in range(5):

@@ -2,7 +2,8 @@
 
 import pytest
 
-from dagmaster.jobs.fan import INLINE_BYTES, Gathered, aggregate, batch_count, fan_out_output, size_bytes, tolerated
+from dagmaster.jobs.fan import Gathered, aggregate, batch_count, fan_out_output, size_bytes, tolerated
+from dagmaster.jobs.payload import INLINE_BYTES
 from dagmaster.workflows.model import Aggregation, FanOutNode
 
 

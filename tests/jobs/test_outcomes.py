@@ -54,13 +54,16 @@ def test_e17_a_failed_job_names_what_failed():
 
 def test_e17_deliverables_are_counted_and_located():
     told = deliverables(
+        JOB,
         {
             "cogs": ["a", "b"],
             "mosaic": {"path": "silver/m.json"},
             "item": "https://x/y",
             "tiles": {"count": 30},
             "preview": None,
-        }
+            "large": {"output_ref": {"sha256": "ab", "bytes": 300_000}},
+            "all": {"output_ref": {"results_of": "each", "aggregation": "collect", "bytes": 300_000}},
+        },
     )
 
     assert {name: (each.count, each.location, each.usable) for name, each in told.items()} == {
@@ -69,5 +72,7 @@ def test_e17_deliverables_are_counted_and_located():
         "item": (1, "https://x/y", True),
         "tiles": (30, None, True),
         "preview": (0, None, False),
+        "large": (1, f"/api/v1/jobs/{JOB}/payloads/ab", True),
+        "all": (1, f"/api/v1/jobs/{JOB}/nodes/all/output", True),
     }
-    assert deliverables(None) == {}
+    assert deliverables(JOB, None) == {}

@@ -1,27 +1,41 @@
 """Templates and values that would hold up others, or that can't be stored, stay the matter of their own job [E27, W5]."""
 
 import textwrap
+from dataclasses import replace
 from itertools import count
+from typing import Any
 from uuid import UUID
 
+import orjson
 import pytest
 
 from dagmaster.errors import InvalidRequest, InvalidWorkflow
 from dagmaster.jobs.model import Submission
-from dagmaster.jobs.plan import Planner, Route
+from dagmaster.jobs.payload import INLINE_BYTES, LOADABLE_BYTES, TRANSACTION_BYTES, reference_to
+from dagmaster.jobs.plan import Planner, Room, Route
 from dagmaster.jobs.states import NodeStatus
 from dagmaster.jobs.view import JobView, NodeView
 from dagmaster.operations.catalog import Catalog
 from dagmaster.operations.submit import prepare
 from dagmaster.workflows.graph import build
 from dagmaster.workflows.load import read
+from dagmaster.workflows.storable import encode
 
+MB = 1024 * 1024
 FAN = """
     workflow_id: fan
-    inputs: {{n: {{type: array, default: [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]}}}}
+    inputs: {{n: {{type: array, default: [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]}}, text: {{type: string, default: ""}}}}
     nodes:
       start: {{type: start, next: split}}
       split: {{type: fan_out, source: "{{{{ inputs.n }}}}", task: {{handler: noop, params: {{x: "{expression}"}}}}, next: end}}
+      end: {{type: end}}
+"""
+SINGLE = """
+    workflow_id: single
+    inputs: {{text: {{type: string, default: ""}}}}
+    nodes:
+      start: {{type: start, next: a}}
+      a: {node}
       end: {{type: end}}
 """
 
@@ -61,6 +75,86 @@ def test_w5_params_that_do_not_depend_on_the_child_are_rendered_once():
     assert values == [10] * 10
 
 
+def decide(view: JobView, **more: Any) -> Any:
+    return Planner(AnyRoute()).decide(view, [], epoch=1, sequence=0, look_at_all=True, **more)
+
+
+def large_view(expression: str, text: Any, children: int = 10) -> JobView:
+    return replace(a_view(expression), inputs={"n": list(range(children)), "text": text})
+
+
+def single_view(node: str, text: Any, job: int = 1) -> JobView:
+    workflow = read(textwrap.dedent(SINGLE.format(node=node)), "test")
+    nodes = {name: NodeView(NodeStatus.READY if name == "start" else NodeStatus.PENDING) for name in workflow.nodes}
+    return JobView(UUID(int=job), build(workflow), {"text": text}, nodes=nodes)
+
+
+def test_e18_params_that_children_share_are_encoded_once_and_are_one_payload(monkeypatch):
+    encodings = []
+    monkeypatch.setattr("dagmaster.jobs.plan.encode", lambda value, what: encodings.append(what) or encode(value, what))
+
+    plan = decide(large_view("{{ inputs.text }}", "x" * MB, children=2000))
+
+    expected = orjson.dumps({"x": "x" * MB})
+    assert {task.params_ref["sha256"] for task in plan.changes.tasks} == {reference_to(expected)["sha256"]}
+    assert plan.changes.payloads == {reference_to(expected)["sha256"]: expected}
+    assert encodings.count("the params") == 1
+    assert len(plan.changes.tasks) == 2000
+
+
+def test_e18_a_transaction_holds_so_many_bytes_of_payloads_and_the_rest_waits_for_the_next():
+    view, payloads, tasks = large_view("{{ [inputs.text, item] }}", ["x" * MB] * 4), [], 0
+
+    while True:
+        plan = decide(view)
+        payloads.append(sum(map(len, plan.changes.payloads.values())))
+        tasks += len(plan.changes.tasks)
+        view = plan.view
+        if not plan.is_unfinished:
+            break
+
+    assert tasks == 10
+    assert max(payloads) < TRANSACTION_BYTES + 5 * MB
+    assert len(payloads) > 1
+
+
+def test_e18_params_in_rows_count_too_for_what_a_transaction_holds():
+    plan = decide(large_view("{{ inputs.text }}", "x" * 100_000, children=2000))
+
+    assert plan.is_unfinished
+    assert len(plan.changes.tasks) == TRANSACTION_BYTES // 100_000 + 1
+    assert plan.changes.payloads == {}
+
+
+def test_e18_jobs_of_one_transaction_share_what_it_holds():
+    node, room = "{handler: noop, params: {x: '{{ inputs.text }}'}, next: end}", Room(bytes_left=300_000)
+    first = decide(single_view(node, "x" * 400_000), room=room)
+    second = decide(single_view(node, "x" * 400_000, job=2), room=room)
+    later = decide(second.view)
+
+    assert (len(first.changes.tasks), first.is_unfinished) == (1, False)
+    assert (len(second.changes.tasks), second.is_unfinished) == (0, True)
+    assert second.view.nodes["a"].status is NodeStatus.PENDING
+    assert (len(later.changes.tasks), later.is_unfinished) == (1, False)
+
+
+def test_e18_params_beyond_the_limit_are_refused_with_their_size():
+    plan = decide(large_view("{{ inputs.text }}", "x" * LOADABLE_BYTES))
+
+    told = plan.view.nodes["split"].error_message
+    assert told.startswith(f"child 0: the params have {LOADABLE_BYTES + 8:,} bytes; the limit is {LOADABLE_BYTES:,}")
+
+
+def test_e18_a_conditional_keeps_no_large_value():
+    branches = "[{condition: '== 1', next: end}, {default: true, next: end}]"
+    view = single_view(
+        f"{{type: conditional, condition_field: '{{{{ inputs.text }}}}', branches: {branches}}}",
+        ["x" * 1000] * 400,
+    )
+
+    assert f"the limit is {INLINE_BYTES:,}" in decide(view).view.nodes["a"].error_message
+
+
 @pytest.mark.parametrize("expression", ["{{ '\\\\x00' ~ item }}", "{{ '\\\\ud800' ~ item }}"])
 def test_w5_text_that_can_not_be_stored_fails_its_node(expression):
     plan = Planner(AnyRoute()).decide(a_view(expression), [], epoch=1, sequence=0, look_at_all=True)
@@ -84,7 +178,7 @@ def test_w11_the_text_of_an_escape_is_no_nul():
 
     job = prepare(Catalog({"fan": workflow}), Submission(workflow_id="fan", input_params={"n": ["\\u0000"]}))
 
-    assert job.input_params == {"n": ["\\u0000"]}
+    assert job.input_params["n"] == ["\\u0000"]
 
 
 @pytest.mark.parametrize(

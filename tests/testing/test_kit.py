@@ -357,3 +357,26 @@ def test_a_history_that_does_not_add_up_is_told_at_the_end():
 
     with pytest.raises(AssertionError, match="sequence"):
         lose_an_event()
+
+
+@virtual_time
+async def test_e18_large_outputs_and_params_go_by_reference_here_too():
+    async def make(_ctx):
+        return ["a line"] * 50_000
+
+    async def count(ctx):
+        return len(ctx.params["lines"])
+
+    chain = workflow(
+        "handler: make, next: count}\n  count: {handler: count, params: {lines: '{{ nodes.work.output }}'}"
+    )
+
+    async with Kit(handlers={"make": make, "count": count}, workflows=[chain]) as kit:
+        job = await kit.run("tried")
+
+    job.expect("completed", nodes={"count": "completed"})
+    assert job.output("count") == 50_000
+    assert job.result == {"answer": {"output_ref": job.nodes["work"].output_ref}}
+    assert job.output("work") == ["a line"] * 50_000
+    assert job.nodes["work"].output is None
+    assert job.attempts("count")[0].params_ref is not None

@@ -227,3 +227,19 @@ def test_a_database_is_not_there():
 
     for handler in (connects, queries):
         assert run_handler(handler).error["code"] == "worker.no-database"
+
+
+def lines(ctx: Any) -> list[str]:
+    return ["a line"] * ctx.params["count"]
+
+
+async def lines_async(ctx: Any) -> list[str]:
+    return ["a line"] * ctx.params["count"]
+
+
+@pytest.mark.parametrize("handler", [lines, lines_async])
+def test_e18_an_output_that_is_kept_by_reference_is_there_all_the_same(handler):
+    trial = run_handler(handler, {"count": 50_000})
+
+    assert trial.report.output_ref is not None
+    assert trial.output == ["a line"] * 50_000

@@ -329,8 +329,8 @@ async def test_e18_large_outputs_pass_and_larger_ones_fail_clearly(harness: Harn
     fine = await harness.run(a_task("big", megabytes=60))
     too_large = await harness.run(a_task("big", megabytes=101))
 
-    assert len(fine.output) == 60 * 1024 * 1024
-    assert fine.size_bytes > 60 * 1024 * 1024
+    # As JSON, untouched: the worker only passes it on.
+    assert (fine.output, bytes(fine.encoded or b"")) == (None, b'"' + b"x" * 60 * 1024 * 1024 + b'"')
     assert too_large.error is not None
     assert too_large.error["code"] == "handler.output-too-large"
 
@@ -341,7 +341,7 @@ async def test_e18_outputs_are_not_held_against_the_handlers_memory(harness: Har
     too_large = await harness.run(a_task("big", megabytes=120), memory_mb=512)
 
     assert fine.error is None
-    assert len(fine.output) == 90 * 1024 * 1024
+    assert len(fine.encoded or b"") == 90 * 1024 * 1024 + 2
     assert too_large.error is not None
     assert (too_large.error["code"], too_large.error["blame"]) == ("handler.output-too-large", "handler")
     assert "at least 125,829,122 bytes, more than the 104,857,600 allowed" in too_large.error["message"]
@@ -358,7 +358,8 @@ async def test_h1_a_crash_that_may_be_for_want_of_memory_tells_the_limit(harness
     assert "hint" not in other.error
 
 
-async def test_e22_checkpoints_let_a_later_attempt_go_on(harness: Harness) -> None:
+async def test_e22_checkpoints_let_a_later_attempt_go_on(harness: Harness, monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     crashed = asyncio.create_task(harness.run(a_task("multi_phase", phases=4, seconds_per_phase=0.3)))
     await until(lambda: len(harness.ledger.checkpoints) == 2)
     crashed.cancel()
@@ -367,7 +368,41 @@ async def test_e22_checkpoints_let_a_later_attempt_go_on(harness: Harness) -> No
 
     outcome = await harness.run(a_task("multi_phase", attempt=2, phases=4, seconds_per_phase=0))
 
-    assert outcome.output == {"phases_run": ["phase_3", "phase_4"], "resumed_after": "phase_2"}
+    assert outcome.output["phases_run"] == ["phase_3", "phase_4"]
+    assert outcome.output["resumed_after"] == "phase_2"
+
+
+async def test_e22_a_checkpoint_whose_artifact_has_changed_is_not_trusted_and_told_of(
+    harness: Harness, monkeypatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    crashed = asyncio.create_task(harness.run(a_task("multi_phase", phases=4, seconds_per_phase=0.3)))
+    await until(lambda: len(harness.ledger.checkpoints) == 2)
+    crashed.cancel()
+    await asyncio.wait([crashed])
+    (file,) = tmp_path.rglob("phase_2")
+    file.write_text(file.read_text()[::-1])
+
+    task = a_task("multi_phase", attempt=2, phases=4, seconds_per_phase=0)
+    outcome = await harness.run(task, context := harness.context(task))
+
+    assert outcome.output["resumed_after"] == "phase_1"
+    assert outcome.output["phases_run"] == ["phase_2", "phase_3", "phase_4"]
+    (line,) = context.log_lines() or ()
+    assert (line["level"], "checkpoint=phase_2" in line["text"], "sha256" in line["text"]) == ("warning", True, True)
+
+
+async def test_e22_saving_a_checkpoint_is_where_a_told_handler_stops(harness: Harness) -> None:
+    """A handler that never looks at its flags, and saves now and then."""
+    context = harness.context(task := a_task("saves_on_and_on"))
+    running = asyncio.create_task(harness.run(task, context))
+    await until(lambda: len(harness.ledger.checkpoints) > 0)
+
+    context.shut_down()
+    outcome = await asyncio.wait_for(running, 10)
+
+    assert outcome.status is TaskStatus.RETURNED
+    assert not context.cancelled
 
 
 async def test_e22_a_checkpoint_of_an_attempt_that_lost_its_task_is_refused(harness: Harness) -> None:

@@ -1,11 +1,13 @@
 """From a task to its report: what is blamed on whom, and what is told [E12, H1, X3]."""
 
+import orjson
 import pytest
-from worker_fakes import a_registry, a_task, run_one, working
+from worker_fakes import FakeLedger, a_registry, a_task, id_of, run_one, until, working
 from worker_handlers import Unspeakable
 
 from dagmaster.errors import HandlerFailed, InvalidRequest, TimedOut, Unavailable, UnfitData
 from dagmaster.handlers.registry import Registration
+from dagmaster.jobs.payload import INLINE_BYTES, reference_to
 from dagmaster.jobs.states import Blame, TaskStatus
 from dagmaster.worker.outcome import MAX_TRACEBACK, blame_of, bounded, describe
 
@@ -159,3 +161,63 @@ async def test_e22_a_refused_checkpoint_ends_the_attempt() -> None:
 
     assert report.error is not None
     assert report.error["code"] == "fenced"
+
+
+async def test_e18_a_large_output_is_stored_before_it_is_reported() -> None:
+    text = "x" * INLINE_BYTES
+    async with working(task := a_task("echo", text=text)) as bench:
+        report = await bench.report_of(task)
+
+    assert (report.status, report.output) == (TaskStatus.SUCCEEDED, None)
+    content = bench.ledger.payloads[report.output_ref["sha256"]]
+    assert report.output_ref == reference_to(content)
+    assert orjson.loads(content)["echoed_params"] == {"text": text}
+
+
+async def test_e18_large_params_are_loaded_before_the_handler_sees_them() -> None:
+    content = orjson.dumps({"text": "from afar"})
+    task = a_task("echo").model_copy(update={"params_ref": reference_to(content)})
+    async with working() as bench:
+        bench.ledger.payloads[reference_to(content)["sha256"]] = content
+        bench.add(task)
+        report = await bench.report_of(task)
+
+    assert report.output["echoed_params"] == {"text": "from afar"}
+
+
+@pytest.mark.parametrize("kind", ["output", "params"])
+async def test_e18_an_outage_while_a_payload_is_stored_or_loaded_costs_no_attempt(kind: str) -> None:
+    """Only the ledger of handlers is away: leases are renewed meanwhile, and the report comes when it is back."""
+    content = orjson.dumps({"text": "x" * INLINE_BYTES})
+    params = {"text": "x" * INLINE_BYTES} if kind == "output" else {}
+    task = a_task("echo", **params).model_copy(
+        update={"params_ref": reference_to(content) if kind == "params" else None}
+    )
+    away = FakeLedger()
+    away.payloads[reference_to(content)["sha256"]] = content
+    away.is_down = True
+    async with working(lease_renew_sec=0.05, task_lease_sec=1.0) as bench:
+        bench.worker._handler_ledger = away
+        bench.add(task)
+        await bench.is_running(task)
+        await until(lambda: sum(task.task_id in map(id_of, held) for held in bench.ledger.renewals) >= 3)
+        assert not bench.ledger.reports
+
+        away.is_down = False
+        report = await bench.report_of(task)
+
+    assert (report.status, report.attempt) == (TaskStatus.SUCCEEDED, 1)
+    assert report.output_ref == reference_to(away.payloads[report.output_ref["sha256"]])
+
+
+async def test_e18_a_worker_that_stops_in_such_an_outage_gives_the_task_back() -> None:
+    away = FakeLedger()
+    away.is_down = True
+    async with working() as bench:
+        bench.worker._handler_ledger = away
+        bench.add(task := a_task("echo", text="x" * INLINE_BYTES))
+        await bench.is_running(task)
+        bench.worker.stop(grace_seconds=0.05)
+        report = await bench.report_of(task)
+
+    assert report.status is TaskStatus.RETURNED

@@ -275,6 +275,34 @@ async def test_e22_a_graceful_stop_lets_handlers_finish_and_returns_the_rest() -
     assert not bench.ledger.workers, "it said goodbye"
 
 
+async def test_e22_a_worker_that_is_told_to_hurry_gives_everything_back_at_once() -> None:
+    deaf = [a_task("sleep_blocking", "plain", seconds=60), a_task("progresses", "async")]
+    bench = Bench(deaf)
+    running = asyncio.create_task(bench.worker.run())
+    await until(lambda: len(bench.worker.running) == 2)
+    bench.worker.stop(grace_seconds=600)
+    done, _ = await asyncio.wait([running], timeout=0.3)
+    assert not done
+
+    bench.worker.hurry()
+    await asyncio.wait_for(running, 10)
+
+    assert [report.status for report in bench.ledger.reports.values()] == [TaskStatus.RETURNED] * 2
+
+
+async def test_e22_a_stop_waits_no_longer_than_its_grace_for_a_database_that_does_not_answer(monkeypatch) -> None:
+    """One gives back and could be handed in, while the other one still runs."""
+    monkeypatch.setattr("dagmaster.worker.loop.LAST_REPORTS_SECONDS", 0.2)
+    bench = Bench([a_task("sleep", "polite", seconds=60), a_task("progresses", "deaf")], task_lease_sec=600)
+    running = asyncio.create_task(bench.worker.run())
+    await until(lambda: len(bench.worker.running) == 2)
+    bench.ledger.delay_seconds = 600
+
+    bench.worker.stop(grace_seconds=0.5)
+
+    await asyncio.wait_for(running, 10)
+
+
 async def test_e22_a_stop_with_nothing_running_is_immediate() -> None:
     bench = Bench()
     running = asyncio.create_task(bench.worker.run())

@@ -14,6 +14,7 @@ from dagmaster.errors import Unavailable
 from dagmaster.handlers.registry import Registration, Registry
 from dagmaster.handlers.shipped import REGISTRATIONS
 from dagmaster.jobs.model import Checkpoint, TaskMessage, task_id
+from dagmaster.jobs.payload import Encoded, Reference, reference_to
 from dagmaster.settings import Settings
 from dagmaster.transports.memory import Broker, MemoryTransport
 from dagmaster.transports.transport import Ticket
@@ -34,7 +35,7 @@ def a_task(
 ) -> TaskMessage:
     return TaskMessage.model_construct(
         task_id=task_id(JOB, node, attempt), job_id=JOB, node_id=node, attempt=attempt, handler=handler, params=params,
-        queue="dag-worker-tasks", timeout_seconds=timeout, retry_count=retries, losses=losses,
+        queue="dag-worker-tasks", timeout_seconds=timeout, retry_count=retries, losses=losses, params_ref=None,
     )  # fmt: skip
 
 
@@ -54,6 +55,7 @@ class FakeLedger:
         self.workers: dict[UUID, WorkerInfo] = {}
         self.checkpoints: list[Checkpoint] = []
         self.results: list[ChildResult] = []
+        self.payloads: dict[str, bytes] = {}
         self.refuses_checkpoints = False
         self.is_down = False
         self.loses_answers = 0  # exchanges with reports that commit and then fail
@@ -129,7 +131,7 @@ class FakeLedger:
         self._check()
         self.workers.pop(worker_id, None)
 
-    async def save_checkpoint(self, running: Running, name: str, data: Any) -> bool:
+    async def save_checkpoint(self, running: Running, name: str, data: Any, artifacts: Sequence[Any] = ()) -> bool:
         self._check()
         if self.refuses_checkpoints:
             return False
@@ -142,6 +144,7 @@ class FakeLedger:
                 attempt=running.attempt,
                 data=data,
                 saved_at=now,
+                artifacts=list(artifacts),
             )
         )
         return True
@@ -149,8 +152,20 @@ class FakeLedger:
     async def load_checkpoints(self, _job_id: UUID, node_id: str) -> list[Checkpoint]:
         return [saved for saved in self.checkpoints if saved.node_id == node_id]
 
-    async def read_results(self, _job_id: UUID, _node_id: str, offset: int, limit: int) -> list[ChildResult]:
+    async def read_results(
+        self, _job_id: UUID, _node_id: str, offset: int, limit: int, *, decode: bool = True
+    ) -> list[ChildResult]:
         return self.results[offset : offset + limit]
+
+    async def store_payload(self, _job_id: UUID, encoded: Encoded) -> Reference:
+        self._check()
+        reference = reference_to(encoded)
+        self.payloads[reference["sha256"]] = bytes(encoded)
+        return reference
+
+    async def load_payload(self, _job_id: UUID, reference: Reference) -> Encoded:
+        self._check()
+        return self.payloads[reference["sha256"]]
 
     def withdraw(self, task: TaskMessage) -> None:
         """The task is someone else's now, or its job was cancelled."""
@@ -170,6 +185,7 @@ def a_registry(*more: Registration) -> Registry:
             "sys_exit": True, "block_loop": True, "burn_with_lock": True, "own_timeout": True, "disk_full": True,
             "logs": True, "secretive": True, "saves": True, "give_back_unasked": True, "cancels_itself": True,
             "progresses": True, "daemonic": False, "saves_plain": False,
+            "saves_on_and_on": False,
             "spin": True, "block_in_subtask": True, "swallow_and_block": True, "backtrack": True, "wait_for_lock": True,
             "deadlock": True, "fails_without_words": False, "segfault": False, "daemonize": False, "reports_much": False,
             "logs_much": False, "logs_oddly": False, "reports_twice_and_waits": False, "interrupts": True,

@@ -159,6 +159,12 @@ def saves_plain(ctx: Any) -> None:
     ctx.save_checkpoint("one", {"a": 1})
 
 
+def saves_on_and_on(ctx: Any) -> None:
+    while True:
+        time.sleep(0.05)
+        ctx.save_checkpoint("again")
+
+
 async def stubborn(ctx: Any) -> str:
     """Swallows its cancellation."""
     end = time.monotonic() + ctx.params["seconds"]

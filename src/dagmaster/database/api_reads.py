@@ -17,10 +17,13 @@ from psycopg_pool import AsyncConnectionPool
 from pydantic import JsonValue, TypeAdapter
 
 from dagmaster.database.connect import BY_KEY, Connection, conninfo, translate_errors
+from dagmaster.database.ledger import PAGE_BYTES
 from dagmaster.database.reads import NodeLine, Reads
 from dagmaster.errors import NotFound
+from dagmaster.jobs import payload
 from dagmaster.jobs.model import DeadLetter, JanitorAction, Job, NodeState, Orchestrator, QueueSettings, Worker
-from dagmaster.jobs.states import TASK_TERMINAL, JobStatus, TaskStatus
+from dagmaster.jobs.payload import Reference
+from dagmaster.jobs.states import TASK_TERMINAL, JobStatus, NodeStatus, TaskStatus
 from dagmaster.workflows.graph import Graph, build
 from dagmaster.workflows.model import Workflow
 
@@ -29,6 +32,7 @@ POOL_SIZE = 6
 MOST_IN_FRONT = 1000  # of more than these nobody wants to know exactly how many
 MOST_ATTEMPTS = 200
 MOST_PROGRESS = 50
+CHILDREN_PAGE = 500
 _GRAPHS_KEPT = 256
 _COUNTABLE_BYTES = 64 * 1024 * 1024
 # Questions have optional filters: a plan for all of them at once would use none of the indexes. A page is the first rows
@@ -111,6 +115,7 @@ class Attempt:
     handler: str
     priority: int
     params: dict[str, Any] | None
+    params_ref: dict[str, Any] | None
     timeout_seconds: float
     retry_count: int
     worker_id: UUID | None
@@ -128,6 +133,28 @@ class Attempt:
     reported_at: datetime | None
     accepted: bool | None
     log: list[LogLine] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class SavedPhase:
+    """A checkpoint of a node, without the handler's data: a later attempt goes on after the last one that it can trust."""
+
+    name: str
+    attempt: int
+    saved_at: datetime
+    artifacts: list[dict[str, Any]] | None
+
+
+@dataclass(frozen=True, slots=True)
+class ChildRow:
+    """What a fan_out's child came to."""
+
+    index: int
+    node_id: str
+    status: NodeStatus
+    output: JsonValue
+    error_message: str | None
+    output_ref: dict[str, Any] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,6 +402,37 @@ class ApiReads(Reads):
         for row in rows:
             row["log"] = (row["metrics"] or {}).pop("log", None) or row["log"] or []
         return _adapter(Attempt).validate_python(rows)
+
+    async def checkpoints(self, job_id: UUID, node_id: str) -> list[SavedPhase]:
+        """The last ones first."""
+        values = {"job_id": job_id, "node_id": node_id, "limit": MOST_ATTEMPTS}
+        return _adapter(SavedPhase).validate_python(await self._dicts("api_checkpoints", values))
+
+    # Outputs
+
+    async def payload_reference(self, job_id: UUID, sha256: str) -> Reference:
+        rows = await self._dicts("payload_size", {"job_id": job_id, "sha256": sha256})
+        if not rows:
+            raise payload.missing(job_id, sha256)
+        return {"sha256": sha256, "bytes": rows[0]["size_bytes"]}
+
+    async def payload_part(self, values: dict[str, Any]) -> bytes | None:
+        rows = await self._dicts("load_payload_part", values)
+        return rows[0]["data"] if rows else None
+
+    async def children(self, job_id: UUID, fan_out: str) -> AsyncIterator[ChildRow]:
+        """All children of a fan_out, a page at a time."""
+        (found,) = await self._dicts("fan_out_total", {"job_id": job_id, "node_id": fan_out})
+        offset = 0
+        while offset < found["total"]:
+            count = min(CHILDREN_PAGE, found["total"] - offset)
+            values = {"job_id": job_id, "node_id": fan_out, "offset": offset, "limit": count, "most_bytes": PAGE_BYTES}
+            page = await self._many("read_results", values, ChildRow)
+            if not page:
+                return
+            for row in page:
+                yield row
+            offset += len(page)
 
     async def log_lines(
         self,

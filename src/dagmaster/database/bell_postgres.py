@@ -99,7 +99,7 @@ class PostgresBell:
             await connection.close()
 
     async def _deliver(self) -> None:
-        connection = await connect(self._dsn, role="notify")
+        connection = await connect(self._dsn, role="notify", settings={"synchronous_commit": "off"})
         try:
             with translate_errors():
                 while not (self._is_closing and not self._to_send):

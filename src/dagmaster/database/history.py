@@ -5,6 +5,7 @@ jobs can be checked at any time and no snapshot lives long. Rows stream through 
 some hundred bytes for each node of the bunch.
 """
 
+import hashlib
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +23,7 @@ from dagmaster.workflows.model import ConditionalNode, FanInNode, Workflow
 BUNCH_EVENTS = 20_000
 BUNCH_JOBS = 200
 FETCH_ROWS = 2_000
+FETCH_PARTS = 8
 GRAPHS_KEPT = 64
 ORPHANS_LISTED = 1_000
 _BEFORE_ALL = UUID(int=0)
@@ -48,22 +50,28 @@ async def verify(
     on_progress: Progress | None = None,
     *,
     max_losses: int | None = None,
+    reads_payloads: bool = False,
 ) -> HistoryReport:
-    """Check these jobs, or all of them and what belongs to none. `on_progress` is told after each bunch."""
+    """Check these jobs, or all of them and what belongs to none. `on_progress` is told after each bunch. Payloads must be there;
+    with `reads_payloads` they must also be what was stored."""
     connection = await connect(dsn, role="history", statement_timeout_seconds=0, idle_in_transaction_seconds=600)
     try:
         with translate_errors():
             await connection.set_isolation_level(IsolationLevel.REPEATABLE_READ)
             await connection.set_read_only(True)
-            return await _Verification(connection, max_losses, on_progress).run(job_ids)
+            verification = _Verification(connection, max_losses, on_progress, reads_payloads=reads_payloads)
+            return await verification.run(job_ids)
     finally:
         await connection.close()
 
 
 class _Verification:
-    def __init__(self, connection: Connection, max_losses: int | None, on_progress: Progress | None) -> None:
+    def __init__(
+        self, connection: Connection, max_losses: int | None, on_progress: Progress | None, *, reads_payloads: bool
+    ) -> None:
         self.connection = connection
         self.max_losses = max_losses
+        self.reads_payloads = reads_payloads
         self.on_progress = on_progress
         self.report = HistoryReport()
         self._graphs: dict[str, Graph | None] = {}
@@ -97,9 +105,9 @@ class _Verification:
     async def _fetch(self, name: str, values: dict[str, Any]) -> list[tuple[Any, ...]]:
         return await (await self.connection.execute(query(name), values)).fetchall()
 
-    async def _stream(self, name: str, job_ids: list[UUID]) -> AsyncIterator[tuple[Any, ...]]:
+    async def _stream(self, name: str, job_ids: list[UUID], rows: int = FETCH_ROWS) -> AsyncIterator[tuple[Any, ...]]:
         async with self.connection.cursor(name=name) as cursor:
-            cursor.itersize = FETCH_ROWS
+            cursor.itersize = rows
             await cursor.execute(query(name), {"job_ids": job_ids})
             async for row in cursor:
                 yield row
@@ -121,6 +129,9 @@ class _Verification:
         for job_id, job in jobs.items():
             self.report.findings += self._missing_definition(job) + audits[job_id].finish(job)
             self.report.jobs_checked += 1
+        await self._check_references(job_ids)
+        if self.reads_payloads:
+            await self._check_payloads(job_ids)
 
     async def _feed(self, audits: dict[UUID, Audit], own: dict[UUID, list[NodeRow]]) -> None:
         job_ids = list(audits)
@@ -135,6 +146,30 @@ class _Verification:
             self.report.tasks_checked += 1
         async for job_id, *result in self._stream("history_results", job_ids):
             audits[job_id].result(ResultRow(*result))
+
+    # Payloads
+
+    async def _check_references(self, job_ids: list[UUID]) -> None:
+        for job_id, node_id, sha256, size, is_kept, found in await self._fetch(
+            "history_references", {"job_ids": job_ids}
+        ):
+            what = f"payload {sha256[:12]}… is referred to, and "
+            if is_kept is None:
+                what += "is not there"
+            elif not is_kept:
+                what += "could be deleted"
+            else:
+                what += f"has {found} bytes, not {size}"
+            self.report.findings.append(Finding(job_id, node_id, Code.PAYLOAD, what))
+
+    async def _check_payloads(self, job_ids: list[UUID]) -> None:
+        digests: dict[tuple[UUID, str], Any] = {}
+        async for job_id, sha256, data in self._stream("history_payload_parts", job_ids, FETCH_PARTS):
+            digests.setdefault((job_id, sha256), hashlib.sha256()).update(data)
+        for (job_id, sha256), digest in digests.items():
+            if digest.hexdigest() != sha256:
+                what = f"payload {sha256[:12]}… is not what was stored"
+                self.report.findings.append(Finding(job_id, None, Code.PAYLOAD, what))
 
     async def _own_nodes(self, jobs: Iterable[JobRow]) -> dict[UUID, list[NodeRow]]:
         found: dict[UUID, list[NodeRow]] = {job.job_id: [] for job in jobs}

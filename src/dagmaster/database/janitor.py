@@ -6,7 +6,7 @@ the same and rolls back.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 from uuid import UUID
 
@@ -22,6 +22,7 @@ from dagmaster.jobs.model import JanitorAction
 STATEMENT_SECONDS: Final = 10.0
 LOCK_SECONDS: Final = 0.5
 FOUND_AT_ONCE: Final = 200  # what is left comes with the next run
+DELETED_AT_ONCE_BYTES: Final = 256 * 1024 * 1024
 REPEAT_SECONDS: Final = 3600.0  # what is only told of is told again after so long
 LONGEST_REASON: Final = 2000
 
@@ -45,6 +46,36 @@ class Patience:
     orphan_after: float  # an instance that is silent for longer is dead, which is not the janitor's matter
     neglected: float
     queued: float
+    unused: float = 86_400.0  # a payload that nothing refers to
+
+
+@dataclass(frozen=True, slots=True)
+class Graces:
+    """How long what jobs have in storage stays after their end, in seconds. None: as long as the job itself."""
+
+    scratch: float
+    completed: float
+    failed: float | None  # or cancelled, or succeeded in part: a resume may need it
+    deleted: (
+        float | None
+    )  # only what is older than this can have been deleted; None: nothing was, what is unknown is another's
+
+
+@dataclass(frozen=True, slots=True)
+class Leftovers:
+    """What a job has in storage, or what of it may go. Without a status: the job was deleted."""
+
+    job_id: UUID
+    has_scratch: bool
+    has_blobs: bool
+    status: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    leftovers: Leftovers
+    objects: int
+    size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +87,7 @@ class Swept:
 
 
 Rule = Callable[[Connection, UUID, Patience, bool], Awaitable[list[JanitorAction]]]
+Remove = Callable[[Sequence[Leftovers]], Awaitable[Sequence[Removed]]]
 
 
 class PostgresJanitor(OwnSession):
@@ -73,14 +105,38 @@ class PostgresJanitor(OwnSession):
                 actions += done
         return Swept(tuple(actions), tuple(left))
 
+    async def tidy(
+        self,
+        run_id: UUID,
+        found: Sequence[Leftovers],
+        graces: Graces,
+        limit: int,
+        remove: Remove,
+        *,
+        is_dry: bool = False,
+    ) -> Swept:
+        """Let `remove` take away what jobs that are over have in storage. Nobody can resume them until it has returned."""
+
+        async def act(connection: Connection) -> list[JanitorAction]:
+            over = await _over(connection, found, graces, limit)
+            return await _keep_removed(connection, run_id, await remove(over)) if over else []
+
+        done = await self._guarded("storage", act, is_dry)
+        return Swept((), ("storage",)) if done is None else Swept(tuple(done), ())
+
     async def _apply(
         self, kind: str, rule: Rule, run_id: UUID, patience: Patience, is_dry: bool
+    ) -> list[JanitorAction] | None:
+        return await self._guarded(kind, lambda connection: rule(connection, run_id, patience, is_dry), is_dry)
+
+    async def _guarded(
+        self, kind: str, act: Callable[[Connection], Awaitable[list[JanitorAction]]], is_dry: bool
     ) -> list[JanitorAction] | None:
         done = None
         async with self._transaction() as connection:
             (lock,) = await dicts(connection, "janitor_lock", {"kind": kind})
             if lock["is_ours"]:
-                done = await rule(connection, run_id, patience, is_dry)
+                done = await act(connection)
             if is_dry:
                 raise psycopg.Rollback
         return done
@@ -169,12 +225,68 @@ async def _end_idle(connection: Connection, run_id: UUID, patience: Patience, is
     return await _write(connection, "janitor_note", run_id, seen)
 
 
+async def _delete_unused(
+    connection: Connection, run_id: UUID, patience: Patience, _is_dry: bool
+) -> list[JanitorAction]:
+    """One action for all of them: each would say the same."""
+    values = {"grace": patience.unused, "limit": FOUND_AT_ONCE, "most_bytes": DELETED_AT_ONCE_BYTES}
+    (found,) = await dicts(connection, "janitor_unused", values)
+    if not found["payloads"]:
+        return []
+    seen = {
+        "action_type": "payloads_unused", "target_type": "payloads", "target_id": str(run_id),
+        "reason": f"{found['payloads']} payloads of {found['jobs']} jobs with {found['bytes']:,} bytes were stored more than "
+        f"{patience.unused:.0f} s ago, and nothing has referred to them since: they are deleted",
+        "detail": found,
+    }  # fmt: skip
+    return await _write(connection, "janitor_note", run_id, [seen])
+
+
 RULES: Mapping[str, Rule] = {
     "neglected": _release_neglected,
     "unserved": _tell_of_unserved,
     "unread": _tell_of_unread,
     "idle": _end_idle,
+    "unused": _delete_unused,
 }
+
+
+async def _over(connection: Connection, found: Sequence[Leftovers], graces: Graces, limit: int) -> list[Leftovers]:
+    values = {
+        "job_ids": [each.job_id for each in found],
+        "with_scratch": [each.has_scratch for each in found],
+        "with_blobs": [each.has_blobs for each in found],
+        **asdict(graces),
+        "limit": limit,
+    }
+    return [Leftovers(**row) for row in await dicts(connection, "janitor_leftovers", values)]
+
+
+async def _keep_removed(connection: Connection, run_id: UUID, removed: Sequence[Removed]) -> list[JanitorAction]:
+    """Each is kept, also where files of the same job were removed a while ago: an attempt may have gone on writing."""
+    seen = [
+        {
+            "action_type": "files_removed", "target_type": "job", "target_id": str(each.leftovers.job_id),
+            "reason": _reason(each),
+            "detail": {
+                "status": each.leftovers.status, "objects": each.objects, "bytes": each.size_bytes,
+                "has_scratch": each.leftovers.has_scratch,
+            },
+        }
+        for each in removed
+    ]  # fmt: skip
+    return _actions(await dicts(connection, "janitor_note", {"run_id": run_id, "seen": _json(seen), "repeat": 0.0}))
+
+
+def _reason(removed: Removed) -> str:
+    leftovers = removed.leftovers
+    parts = []
+    if leftovers.has_blobs:
+        parts.append(f"its {removed.objects} intermediate objects with {removed.size_bytes:,} bytes")
+    if leftovers.has_scratch:
+        parts.append("its scratch folders")
+    what = f"is over ({leftovers.status})" if leftovers.status else "was deleted"
+    return f"the job {what}: {' and '.join(parts)} are removed"
 
 
 async def _write(connection: Connection, name: str, run_id: UUID, seen: Sequence[Any]) -> list[JanitorAction]:

@@ -15,16 +15,17 @@ from datetime import datetime
 from typing import Any, Protocol, TypedDict, Unpack
 from uuid import UUID
 
-from dagmaster.errors import Conflict, NotFound
+from dagmaster.errors import Conflict, InvalidRequest, NotFound
 from dagmaster.jobs.changes import Changes
 from dagmaster.jobs.model import Checkpoint, DeadLetter, JobMessage, NodeState, TaskMessage
 from dagmaster.jobs.news import News, StopRequest
+from dagmaster.jobs.payload import LOADABLE_BYTES, Encoded, Reference
 from dagmaster.jobs.revival import Revival
 from dagmaster.jobs.states import JobStatus, NodeStatus, Stop, TaskStatus
 from dagmaster.workflows.model import StartNode, Workflow, work_of
 
 SMALL_BYTES = 16_384  # outputs up to this size travel along with other rows
-LOADABLE_BYTES = 16 * 1024 * 1024  # a template may load this much
+PAGE_BYTES = 16 * 1024 * 1024  # of children's results that are read at once; one is read in any case
 OVERRUN_GRACE_SECONDS = 10.0  # a worker ends its tasks by itself; this is for one that does not
 LOOK_LIMIT = 2000  # how much news of a kind one transaction takes
 
@@ -144,6 +145,7 @@ class Report:
     output: Any = None
     error: dict[str, Any] | None = None  # {message, blame, code, …}
     metrics: dict[str, Any] | None = None
+    output_ref: Reference | None = None  # instead of the output, where that is stored already
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,9 +232,14 @@ def no_such_job(job_id: UUID) -> NotFound:
     return NotFound(f"there is no job {job_id}", code="job.not-found")
 
 
-def by_reference(reference: dict[str, Any]) -> dict[str, Any]:
-    """How an output that is too large to hand around shows itself."""
-    return {"output_ref": reference}
+def too_large_for_a_template(node_id: str, size_bytes: int) -> InvalidRequest:
+    return InvalidRequest(
+        f"the output of '{node_id}' has {size_bytes} bytes; a template may load {LOADABLE_BYTES}",
+        code="output.too-large",
+        hint="read the children's results with `results_of`",
+        size_bytes=size_bytes,
+        limit_bytes=LOADABLE_BYTES,
+    )
 
 
 class Ledger(Protocol):
@@ -282,8 +289,8 @@ class Ledger(Protocol):
     async def claim_jobs(
         self, owner_id: UUID, *, limit: int, orphans: bool = True, orphan_after_seconds: float, patience_seconds: float
     ) -> list[Claim]:
-        """Take jobs without owner, and with `orphans` those whose owner has been silent for too long: no more than this
-        instance's fair share, unless they have waited past `patience`."""
+        """Take jobs without owner, and with `orphans` those whose owner has been silent for too long, unless this instance has
+        been so too: no more than its fair share, unless they have waited past `patience`."""
         ...
 
     async def load_jobs(self, claims: Sequence[Claim]) -> list[LoadedJob]: ...
@@ -333,15 +340,31 @@ class Ledger(Protocol):
 
     async def retire_worker(self, worker_id: UUID) -> None: ...
 
-    # Handlers
-    async def read_results(self, job_id: UUID, node_id: str, offset: int, limit: int) -> list[ChildResult]: ...
+    # Payloads
+    async def store_payload(self, job_id: UUID, encoded: Encoded) -> Reference:
+        """Keep JSON that is too large for a row. What nothing refers to in time is deleted again."""
+        ...
 
-    async def save_checkpoint(self, running: Running, name: str, data: Any) -> bool:
+    async def load_payload(self, job_id: UUID, reference: Reference) -> Encoded:
+        """What was stored, to the byte; an error where that can't be had (payload.missing, payload.damaged)."""
+        ...
+
+    # Handlers
+    async def read_results(
+        self, job_id: UUID, node_id: str, offset: int, limit: int, *, decode: bool = True
+    ) -> list[ChildResult]:
+        """The results of a fan_out's children, as many of the `limit` as fit in memory (PAGE_BYTES), and one in any case. Outputs
+        that are payloads come as what they are, or without `decode` as fragments of JSON."""
+        ...
+
+    async def save_checkpoint(
+        self, running: Running, name: str, data: Any, artifacts: Sequence[Mapping[str, Any]] = ()
+    ) -> bool:
         """Keep a phase's state, if this attempt still holds its task."""
         ...
 
     async def load_checkpoints(self, job_id: UUID, node_id: str) -> list[Checkpoint]:
-        """Oldest first."""
+        """Oldest first. A retry forgets them, a resume does not."""
         ...
 
     async def now(self) -> datetime: ...

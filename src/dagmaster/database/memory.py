@@ -16,8 +16,8 @@ from uuid import UUID, uuid4
 import orjson
 
 from dagmaster.database.ledger import (
-    LOADABLE_BYTES,
     OVERRUN_GRACE_SECONDS,
+    PAGE_BYTES,
     SMALL_BYTES,
     Advanced,
     ChildResult,
@@ -36,13 +36,12 @@ from dagmaster.database.ledger import (
     Running,
     Stirrings,
     WorkerInfo,
-    by_reference,
     key_conflict,
     no_such_job,
     opening_nodes,
+    too_large_for_a_template,
 )
-from dagmaster.errors import InvalidRequest
-from dagmaster.jobs import fan
+from dagmaster.jobs import fan, payload
 from dagmaster.jobs.changes import Changes, NodeChange, PoisonedTask
 from dagmaster.jobs.model import (
     Checkpoint,
@@ -51,6 +50,7 @@ from dagmaster.jobs.model import (
     JobEvent,
     JobMessage,
     NodeState,
+    Payload,
     QueueSettings,
     Task,
     TaskMessage,
@@ -70,6 +70,7 @@ from dagmaster.jobs.news import (
     Succeeded,
     Withdrawn,
 )
+from dagmaster.jobs.payload import LOADABLE_BYTES, Encoded, Reference, by_reference
 from dagmaster.jobs.revival import Revival
 from dagmaster.jobs.states import (
     JOB_MOVES,
@@ -109,6 +110,8 @@ class MemoryDatabase:
     dead_letters: list[DeadLetter] = field(default_factory=list)
     keys: dict[tuple[str, str], tuple[UUID, str]] = field(default_factory=dict)
     queues: dict[str, QueueSettings] = field(default_factory=dict)
+    payloads: dict[tuple[UUID, str], Payload] = field(default_factory=dict)
+    payload_parts: dict[tuple[UUID, str], bytes] = field(default_factory=dict)  # each in one part
     position: int = 0
     event_id: int = 0
 
@@ -140,9 +143,31 @@ class MemoryDatabase:
         self.tasks[key] = Task.model_construct(
             job_id=job_id, node_id=node_id, attempt=attempt, task_id=task_id(job_id, node_id, attempt),
             position=self.position, status=TaskStatus.QUEUED, available_at=self.clock(), worker_id=None, lease_until=None,
-            started_at=None, finished_at=None, progress=None, params_ref=None, stop_requested_at=None, stop_seen_at=None,
-            **columns,
+            started_at=None, finished_at=None, progress=None, stop_requested_at=None, stop_seen_at=None,
+            **{"params_ref": None, **columns},
         )  # fmt: skip
+
+    def add_payload(self, job_id: UUID, reference: Reference, encoded: Encoded, *, is_kept: bool = False) -> None:
+        key = (job_id, reference["sha256"])
+        known = self.payloads.get(key)
+        self.payload_parts.setdefault(key, bytes(encoded))
+        self.payloads[key] = Payload(
+            job_id=job_id, sha256=reference["sha256"], size_bytes=reference["bytes"], stored_at=self.clock(),
+            is_kept=is_kept or (known is not None and known.is_kept),
+        )  # fmt: skip
+
+    def keep_payload(self, job_id: UUID, reference: Reference) -> None:
+        key = (job_id, reference["sha256"])
+        if key not in self.payloads:
+            raise payload.missing(job_id, reference["sha256"])
+        self.payloads[key] = self.payloads[key].model_copy(update={"is_kept": True})
+
+    def payload(self, job_id: UUID, reference: Reference) -> bytes:
+        encoded = self.payload_parts.get((job_id, reference["sha256"]))
+        if encoded is None:
+            raise payload.missing(job_id, reference["sha256"])
+        payload.check(job_id, reference, payload.reference_to(encoded))
+        return encoded
 
     def tasks_of(self, job_id: UUID) -> list[Task]:
         return [task for key, task in self.tasks.items() if key[0] == job_id]
@@ -274,6 +299,8 @@ class MemoryLedger:
         for node_id in (*revival.nodes, *(child.node_id for child in children)):
             sequence += 1
             self._reset(job_id, db.nodes[job_id][node_id], is_child=node_id not in revival.nodes)
+            if revival.is_afresh:
+                db.checkpoints.pop((job_id, node_id), None)
             db.add_event(
                 job_id, sequence, EventType.NODE_RESET, node_id=node_id, event_status=NodeStatus.PENDING, epoch=job.epoch,
                 event_data={"anew": True} if node_id in revival.anew else None,
@@ -366,7 +393,8 @@ class MemoryLedger:
         active = [job for job in db.jobs.values() if job.status in _ACTIVE]
         mine = sum(job.owner_id == owner_id for job in active)
         room = max(0, min(limit, ceil(len(active) / max(1, len(alive))) - mine))
-        free = [job for job in active if job.owner_id is None or (orphans and job.owner_id not in alive)]
+        may_judge = orphans and owner_id in alive
+        free = [job for job in active if job.owner_id is None or (may_judge and job.owner_id not in alive)]
         if room == 0:
             free = [job for job in free if job.updated_at < now - timedelta(seconds=patience_seconds)]
         free.sort(key=lambda job: (-job.priority, job.job_id))
@@ -415,9 +443,9 @@ class MemoryLedger:
     def _resolve(self, job_id: UUID, node: NodeState) -> Any:
         reference = node.output_ref or {}
         if reference["bytes"] > LOADABLE_BYTES:
-            raise InvalidRequest(
-                f"the output of '{node.node_id}' has {reference['bytes']} bytes", code="output.too-large"
-            )
+            raise too_large_for_a_template(node.node_id, reference["bytes"])
+        if payload.is_payload(reference):
+            return orjson.loads(self.db.payload(job_id, reference))
         return self._gathered(job_id, reference["results_of"], Aggregation(reference["aggregation"]))
 
     async def stirrings(self, owner_id: UUID, *, sweep: bool, started_after_seconds: float = 0.2) -> Stirrings:
@@ -509,6 +537,7 @@ class MemoryLedger:
                     {key: row for key, row in db.tasks.items() if key[0] == job_id},
                     {key: row for key, row in db.results.items() if key[0] == job_id},
                     list(db.events[job_id]),
+                    {key: row for key, row in db.payloads.items() if key[0] == job_id},
                 ),
             )
             for job_id in job_ids
@@ -516,8 +545,11 @@ class MemoryLedger:
 
     def _restore(self, saved: list[tuple[UUID, Any]]) -> None:
         db = self.db
-        for job_id, (job, nodes, tasks, results, events) in saved:
-            for table, rows in ((db.tasks, tasks), (db.results, results)):
+        for job_id, (job, nodes, tasks, results, events, payloads) in saved:
+            tables: tuple[tuple[dict[Any, Any], dict[Any, Any]], ...] = (
+                (db.tasks, tasks), (db.results, results), (db.payloads, payloads),
+            )  # fmt: skip
+            for table, rows in tables:
                 for key in [key for key in table if key[0] == job_id]:
                     del table[key]
                 table.update(rows)
@@ -569,7 +601,9 @@ class MemoryLedger:
         worker = str(result.worker_id)
         match result.status:
             case TaskStatus.SUCCEEDED:
-                at_hand = of_node[2] is None and fan.size_bytes(result.output) <= SMALL_BYTES
+                at_hand = (
+                    of_node[2] is None and result.output_ref is None and fan.size_bytes(result.output) <= SMALL_BYTES
+                )
                 output = copy.deepcopy(result.output) if at_hand else None
                 return Succeeded(*of_node, result.started_at, result.reported_at, worker, output, at_hand)
             case TaskStatus.RETURNED | TaskStatus.CANCELLED:
@@ -630,6 +664,8 @@ class MemoryLedger:
 
     def _apply(self, change: Changes) -> set[str]:
         db, job_id = self.db, change.job_id
+        for sha256, encoded in change.payloads.items():
+            db.add_payload(job_id, {"sha256": sha256, "bytes": len(encoded)}, encoded, is_kept=True)
         for node_id in dict.fromkeys(change.promoted):
             if db.nodes[job_id][node_id].status is not NodeStatus.READY:
                 db.move_node(job_id, node_id, NodeStatus.READY, not_before=None)
@@ -657,10 +693,14 @@ class MemoryLedger:
 
     def _poisoned(self, job_id: UUID, poisoned: PoisonedTask) -> DeadLetter:
         task = self.db.tasks[job_id, poisoned.node_id, poisoned.attempt]
-        body = {"task_id": task.task_id, "job_id": str(job_id), "node_id": task.node_id, "handler": task.handler}
+        body = {
+            "task_id": task.task_id, "job_id": str(job_id), "node_id": task.node_id, "handler": task.handler,
+            "attempt": task.attempt, "params": task.params,
+            **({} if task.params_ref is None else {"params_ref": task.params_ref}),
+        }  # fmt: skip
         return DeadLetter(
             dead_letter_id=uuid4(), queue=task.queue, message_id=task.task_id, reason="PoisonTask",
-            description=poisoned.description, body={**body, "attempt": task.attempt, "params": task.params},
+            description=poisoned.description, body=body,
             created_at=self.db.clock(),
         )  # fmt: skip
 
@@ -684,7 +724,8 @@ class MemoryLedger:
         columns["error"] = row.error if is_move else _or(row.error, old.error)
         columns["error_message"] = (columns["error"] or {}).get("message")
         if row.takes_result:
-            columns["output"] = self.db.results[job_id, row.node_id, columns["attempt"]].output
+            result = self.db.results[job_id, row.node_id, columns["attempt"]]
+            columns |= {"output": result.output, "output_ref": result.output_ref}
         elif row.output is not None:
             columns["output"] = _json_copy(row.output)
         columns["not_before"] = None if row.wait_seconds is None else now + timedelta(seconds=row.wait_seconds)
@@ -710,8 +751,8 @@ class MemoryLedger:
             )
             self.db.add_task(
                 change.job_id, task.node_id, task.attempt, queue=task.queue, handler=task.handler, priority=change.priority,
-                params=_json_copy(task.params), timeout_seconds=task.timeout_seconds, retry_count=task.retry_count,
-                expires_at=expires,
+                params=_json_copy(task.params), params_ref=task.params_ref, timeout_seconds=task.timeout_seconds,
+                retry_count=task.retry_count, expires_at=expires,
             )  # fmt: skip
             queues.add(task.queue)
         for again in change.next_attempts:
@@ -719,8 +760,8 @@ class MemoryLedger:
             expires = None if before.expires_at is None else now + (before.expires_at - before.available_at)
             self.db.add_task(
                 change.job_id, again.node_id, again.attempt, queue=before.queue, handler=before.handler,
-                priority=before.priority, params=before.params, timeout_seconds=before.timeout_seconds,
-                retry_count=again.retry_count, expires_at=expires,
+                priority=before.priority, params=before.params, params_ref=before.params_ref,
+                timeout_seconds=before.timeout_seconds, retry_count=again.retry_count, expires_at=expires,
             )  # fmt: skip
             queues.add(before.queue)
         return queues
@@ -758,19 +799,33 @@ class MemoryLedger:
             aggregation,
             [
                 fan.Gathered(
-                    n.fan_out_index or 0, n.node_id, n.status is NodeStatus.COMPLETED, n.output, n.error_message
+                    n.fan_out_index or 0, n.node_id, n.status is NodeStatus.COMPLETED, self._output(n), n.error_message
                 )
                 for n in children
             ],
         )
 
+    def _output(self, node: NodeState, *, decode: bool = True) -> Any:
+        if node.output_ref is None:
+            return copy.deepcopy(node.output)
+        encoded = self.db.payload(node.job_id, node.output_ref)
+        return orjson.loads(encoded) if decode else orjson.Fragment(encoded)
+
     def _gather(self, job_id: UUID, node_id: str, fan_out: str, aggregation: Aggregation) -> None:
         output = self._gathered(job_id, fan_out, aggregation)
-        size = fan.size_bytes(output)
+        referred = self._referred_bytes(job_id, fan_out, aggregation)
+        size = max(fan.size_bytes(output), referred)
         columns: dict[str, Any] = {"output": output}
-        if size > fan.INLINE_BYTES:
+        if size > payload.INLINE_BYTES or referred:
             columns = {"output_ref": {"results_of": fan_out, "aggregation": aggregation.value, "bytes": size}}
         self.db.move_node(job_id, node_id, NodeStatus.COMPLETED, **columns)
+
+    def _referred_bytes(self, job_id: UUID, fan_out: str, aggregation: Aggregation) -> int:
+        """What of the outputs that go into it is kept by reference."""
+        children = (n for n in self.db.nodes[job_id].values() if n.parent_node_id == fan_out)
+        good = sorted((n for n in children if n.status is NodeStatus.COMPLETED), key=lambda n: n.fan_out_index or 0)
+        used = {Aggregation.FIRST: good[:1], Aggregation.LAST: good[-1:]}.get(aggregation, good)
+        return sum(n.output_ref["bytes"] for n in used if n.output_ref is not None)
 
     async def release_unknown(self, owner_id: UUID, known: Sequence[UUID]) -> int:
         mine = [job for job in self.db.jobs.values() if job.owner_id == owner_id and job.status in _ACTIVE]
@@ -806,6 +861,8 @@ class MemoryLedger:
     async def exchange(
         self, worker_id: UUID, reports: Sequence[Report], demand: Demand, *, lease_seconds: float
     ) -> Exchange:
+        for report in reports:
+            self._keep_payload(report)
         late = tuple(
             task_id(report.job_id, report.node_id, report.attempt)
             for report in reports
@@ -814,6 +871,10 @@ class MemoryLedger:
         light = self._claim_tasks(worker_id, demand.queues, demand.light_handlers, demand.light, lease_seconds)
         heavy = self._claim_tasks(worker_id, demand.queues, demand.heavy_handlers, demand.heavy, lease_seconds)
         return Exchange((*light, *heavy), len(reports) - len(late), late)
+
+    def _keep_payload(self, report: Report) -> None:
+        if report.output_ref and (report.job_id, report.node_id, report.attempt) in self.db.tasks:
+            self.db.keep_payload(report.job_id, report.output_ref)
 
     def _accept(self, worker_id: UUID, report: Report) -> bool:
         db, key, now = self.db, (report.job_id, report.node_id, report.attempt), self.db.clock()
@@ -829,8 +890,9 @@ class MemoryLedger:
         if task is not None and not is_live and key not in db.results:
             db.results[key] = TaskResult(
                 job_id=report.job_id, node_id=report.node_id, attempt=report.attempt, task_id=task.task_id,
-                status=report.status, output=_json_copy(report.output), error=_json_copy(report.error),
-                error_message=(report.error or {}).get("message"), metrics=_json_copy(report.metrics), worker_id=worker_id,
+                status=report.status, output=_json_copy(report.output), output_ref=report.output_ref,
+                error=_json_copy(report.error), error_message=(report.error or {}).get("message"),
+                metrics=_json_copy(report.metrics), worker_id=worker_id,
                 started_at=task.started_at if accepted else None, reported_at=now, processed=not accepted, accepted=accepted,
             )  # fmt: skip
         return accepted
@@ -866,6 +928,7 @@ class MemoryLedger:
                         timeout_seconds=task.timeout_seconds,
                         retry_count=task.retry_count,
                         losses=self._losses(task) if task.attempt - task.retry_count > 2 else 0,
+                        params_ref=task.params_ref,
                     )  # fmt: skip
                 )
         return claimed
@@ -905,28 +968,46 @@ class MemoryLedger:
     async def retire_worker(self, worker_id: UUID) -> None:
         self.db.workers.pop(worker_id, None)
 
+    # Payloads
+
+    async def store_payload(self, job_id: UUID, encoded: Encoded) -> Reference:
+        reference = payload.reference_to(encoded)
+        self.db.add_payload(job_id, reference, encoded)
+        return reference
+
+    async def load_payload(self, job_id: UUID, reference: Reference) -> Encoded:
+        return self.db.payload(job_id, reference)
+
     # Handlers
 
-    async def read_results(self, job_id: UUID, node_id: str, offset: int, limit: int) -> list[ChildResult]:
+    async def read_results(
+        self, job_id: UUID, node_id: str, offset: int, limit: int, *, decode: bool = True
+    ) -> list[ChildResult]:
         children = (self.db.nodes[job_id].get(f"{node_id}__{index}") for index in range(offset, offset + limit))
-        return [
-            ChildResult(n.fan_out_index or 0, n.node_id, n.status, copy.deepcopy(n.output), n.error_message)
-            for n in children
-            if n is not None
-        ]
+        results: list[ChildResult] = []
+        size = 0
+        for n in (child for child in children if child is not None):
+            size += n.output_ref["bytes"] if n.output_ref else fan.size_bytes(n.output)
+            if results and size > PAGE_BYTES:
+                break
+            output = self._output(n, decode=decode)
+            results.append(ChildResult(n.fan_out_index or 0, n.node_id, n.status, output, n.error_message))
+        return results
 
-    async def save_checkpoint(self, running: Running, name: str, data: Any) -> bool:
+    async def save_checkpoint(
+        self, running: Running, name: str, data: Any, artifacts: Sequence[Mapping[str, Any]] = ()
+    ) -> bool:
         task = self.db.tasks.get((running.job_id, running.node_id, running.attempt))
         if task is None or task.status is not TaskStatus.RUNNING:
             return False
         self.db.checkpoints[running.job_id, running.node_id][name] = Checkpoint(
             job_id=running.job_id, node_id=running.node_id, name=name, attempt=running.attempt, data=_json_copy(data),
-            saved_at=self.db.clock(),
+            saved_at=self.db.clock(), artifacts=_json_copy(artifacts) or None,
         )  # fmt: skip
         return True
 
     async def load_checkpoints(self, job_id: UUID, node_id: str) -> list[Checkpoint]:
-        return sorted(self.db.checkpoints[job_id, node_id].values(), key=lambda c: (c.saved_at, c.name))
+        return sorted(self.db.checkpoints[job_id, node_id].values(), key=lambda c: (c.attempt, c.saved_at, c.name))
 
     async def now(self) -> datetime:
         return self.db.clock()

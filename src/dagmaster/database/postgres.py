@@ -8,6 +8,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Unpack
 from uuid import UUID
@@ -18,10 +19,11 @@ from psycopg.rows import class_row, dict_row
 from psycopg.types.json import Jsonb
 
 from dagmaster import faults
+from dagmaster.database import payloads
 from dagmaster.database.connect import BY_KEY, Connection, connect, translate_errors
 from dagmaster.database.ledger import (
-    LOADABLE_BYTES,
     OVERRUN_GRACE_SECONDS,
+    PAGE_BYTES,
     SMALL_BYTES,
     Advanced,
     ChildResult,
@@ -40,15 +42,15 @@ from dagmaster.database.ledger import (
     Running,
     Stirrings,
     WorkerInfo,
-    by_reference,
     key_conflict,
     no_such_job,
     opening_nodes,
+    too_large_for_a_template,
 )
 from dagmaster.database.queries import query
-from dagmaster.errors import InvalidRequest, NotFound
+from dagmaster.errors import NotFound
+from dagmaster.jobs import fan, payload
 from dagmaster.jobs.changes import Changes
-from dagmaster.jobs.fan import INLINE_BYTES
 from dagmaster.jobs.model import Checkpoint, DeadLetter, JobMessage, NodeState, TaskMessage, task_id
 from dagmaster.jobs.news import (
     Due,
@@ -63,10 +65,12 @@ from dagmaster.jobs.news import (
     Succeeded,
     Withdrawn,
 )
+from dagmaster.jobs.payload import INLINE_BYTES, LOADABLE_BYTES, Encoded, Reference, by_reference
 from dagmaster.jobs.revival import Revival
 from dagmaster.jobs.states import JobStatus, NodeStatus, Stop, TaskStatus
-from dagmaster.workflows.model import Workflow
+from dagmaster.workflows.model import Aggregation, Workflow
 
+RESULTS_PAGE = 500
 LIMITS_SECONDS = 1.0  # how long a worker may not know that a queue got a limit; it claims nothing from it meanwhile
 
 
@@ -170,7 +174,7 @@ class PostgresLedger:
             values = {
                 "job_id": job_id, "node_ids": list(revival.nodes), "anew": list(revival.anew),
                 "fan_outs": list(revival.children), "children": list(revival.single),
-                "facts": _json(facts), "timeout_seconds": revival.timeout_seconds,
+                "facts": _json(facts), "timeout_seconds": revival.timeout_seconds, "is_afresh": revival.is_afresh,
             }  # fmt: skip
             row = await (await connection.execute(query("revive"), values)).fetchone()
             assert row is not None
@@ -255,9 +259,10 @@ class PostgresLedger:
         async with self._connected() as connection:
             held, has_more = await _open(connection, mine, look)
             faults.reach("orchestrator.fenced")
-            changes = decide(held)
+            changes = [change for change in decide(held) if not change.is_empty]
+            await _store_payloads(connection, changes)
             faults.reach("orchestrator.before-commit")
-            queues = await _commit(connection, [change for change in changes if not change.is_empty])
+            queues = await _commit(connection, changes)
             faults.reach("orchestrator.after-commit")
         fenced = frozenset() if look.reported_only else frozenset(mine["job_ids"]).difference(held.epochs)
         return Advanced(fenced, has_more, queues)
@@ -296,7 +301,10 @@ class PostgresLedger:
             "lease": lease_seconds,
             "holds_budgets": bool(limited),
         }
-        rows = await (self._exchange_within(limited, values) if limited else self._rows("exchange", values))
+        if any(report.output_ref for report in reports):
+            rows = await self._exchange_payloads(limited, values, reports)
+        else:
+            rows = await (self._exchange_within(limited, values) if limited else self._rows("exchange", values))
         (_, _, _, accepted, *_), *claimed = rows
         late = () if accepted == len(reports) else await self._record_late(worker_id, reports)
         return Exchange(tuple(_message(row) for row in claimed), len(reports) - len(late), late)
@@ -319,6 +327,17 @@ class PostgresLedger:
                 await connection.execute("COMMIT")
             return await exchanged.fetchall()
 
+    async def _exchange_payloads(
+        self, queues: list[str], values: dict[str, Any], reports: Sequence[Report]
+    ) -> list[tuple[Any, ...]]:
+        """The same exchange, of reports that refer to payloads: from its commit on these are in use."""
+        async with self._connected() as connection, connection.transaction():
+            if queues:
+                await connection.execute(query("lock_budgets"), {"queues": queues}, prepare=True)
+            rows = await (await connection.execute(query("exchange"), values, prepare=True)).fetchall()
+            await _keep_payloads(connection, reports)
+            return rows
+
     async def take_stops(self, worker_id: UUID) -> frozenset[str]:
         return frozenset(row[0] for row in await self._rows("take_stops", {"worker_id": worker_id}))
 
@@ -330,7 +349,10 @@ class PostgresLedger:
         await self._do("set_queue", values)
 
     async def _record_late(self, worker_id: UUID, reports: Sequence[Report]) -> tuple[str, ...]:
-        rows = await self._rows("record_late_reports", {"worker_id": worker_id, "reports": _json(reports)})
+        values = {"worker_id": worker_id, "reports": _json(reports)}
+        async with self._connected() as connection, connection.transaction():
+            rows = await (await connection.execute(query("record_late_reports"), values, prepare=True)).fetchall()
+            await _keep_payloads(connection, reports)
         return tuple(task_id(*row) for row in rows)
 
     async def renew(self, worker_id: UUID, held: Sequence[Running], *, lease_seconds: float) -> frozenset[str]:
@@ -340,17 +362,32 @@ class PostgresLedger:
     async def retire_worker(self, worker_id: UUID) -> None:
         await self._do("retire_worker", {"worker_id": worker_id})
 
+    # Payloads
+
+    async def store_payload(self, job_id: UUID, encoded: Encoded) -> Reference:
+        reference = await asyncio.to_thread(payload.reference_to, encoded)
+        async with self._connected() as connection, connection.transaction():
+            await payloads.store(connection, job_id, reference, encoded)
+        return reference
+
+    async def load_payload(self, job_id: UUID, reference: Reference) -> Encoded:
+        async with self._connected() as connection:
+            return await payloads.load(connection, job_id, reference)
+
     # Handlers
 
-    async def read_results(self, job_id: UUID, node_id: str, offset: int, limit: int) -> list[ChildResult]:
-        rows = await self._rows(
-            "read_results", {"job_id": job_id, "node_id": node_id, "offset": offset, "limit": limit}
-        )
-        return [ChildResult(*row) for row in rows]
+    async def read_results(
+        self, job_id: UUID, node_id: str, offset: int, limit: int, *, decode: bool = True
+    ) -> list[ChildResult]:
+        async with self._connected() as connection:
+            return await _read_results(connection, job_id, node_id, slice(offset, offset + limit), decode=decode)
 
-    async def save_checkpoint(self, running: Running, name: str, data: Any) -> bool:
+    async def save_checkpoint(
+        self, running: Running, name: str, data: Any, artifacts: Sequence[Mapping[str, Any]] = ()
+    ) -> bool:
         key = {"job_id": running.job_id, "node_id": running.node_id, "attempt": running.attempt}
-        return bool(await self._rows("save_checkpoint", {**key, "name": name, "data": Jsonb(data)}))
+        kept = {"name": name, "data": Jsonb(data), "artifacts": Jsonb(artifacts) if artifacts else None}
+        return bool(await self._rows("save_checkpoint", key | kept))
 
     async def load_checkpoints(self, job_id: UUID, node_id: str) -> list[Checkpoint]:
         async with self._connected() as connection:
@@ -435,24 +472,75 @@ def _loaded(job: dict[str, Any], rows: list[dict[str, Any]]) -> LoadedJob:
 async def _resolve(connection: Connection, job_id: UUID, node_id: str, reference: dict[str, Any]) -> Any:
     """Load an output that is kept by reference, if a template may hold that much."""
     if reference.get("bytes", 0) > LOADABLE_BYTES:
-        raise InvalidRequest(
-            f"the output of '{node_id}' has {reference['bytes']} bytes; a template may load {LOADABLE_BYTES}",
-            code="output.too-large",
-            hint="read the children's results with `results_of`",
-        )
+        raise too_large_for_a_template(node_id, reference["bytes"])
+    if payload.is_payload(reference):
+        return orjson.loads(await payloads.load(connection, job_id, reference))
     if "results_of" not in reference:
         raise NotFound(
             f"the output of '{node_id}' is kept by a reference that is not understood", code="output.unknown-reference"
         )
-    values = {"job_id": job_id, "fan_out": reference["results_of"], "aggregation": reference["aggregation"]}
-    row = await (await connection.execute(query("gather_again"), values)).fetchone()
-    return row[0] if row else None
+    return await _gather_again(connection, job_id, reference)
+
+
+async def _gather_again(connection: Connection, job_id: UUID, reference: Reference) -> Any:
+    """What a fan_in that is kept by reference stands for."""
+    fan_out = reference["results_of"]
+    row = await (await connection.execute(query("fan_out_total"), {"job_id": job_id, "node_id": fan_out})).fetchone()
+    total = row[0] if row else 0
+    children: list[fan.Gathered] = []
+    while len(children) < total:
+        first = len(children)
+        rows = await _read_results(connection, job_id, fan_out, slice(first, min(first + RESULTS_PAGE, total)))
+        if not rows:
+            break
+        children += [
+            fan.Gathered(row.index, row.node_id, row.status == NodeStatus.COMPLETED, row.output, row.error_message)
+            for row in rows
+        ]
+    return fan.aggregate(Aggregation(reference["aggregation"]), children)
+
+
+async def _read_results(
+    connection: Connection, job_id: UUID, node_id: str, place: slice, *, decode: bool = True
+) -> list[ChildResult]:
+    values = {
+        "job_id": job_id, "node_id": node_id, "offset": place.start, "limit": place.stop - place.start,
+        "most_bytes": PAGE_BYTES,
+    }  # fmt: skip
+    rows = await (await connection.execute(query("read_results"), values, prepare=True)).fetchall()
+    results: list[ChildResult] = []
+    for *row, reference in rows:
+        result = ChildResult(*row)
+        if reference is not None:
+            encoded = await payloads.load(connection, job_id, reference)
+            output = orjson.loads(encoded) if decode else orjson.Fragment(bytes(encoded))
+            result = replace(result, output=output)
+        results.append(result)
+    return results
+
+
+async def _keep_payloads(connection: Connection, reports: Sequence[Report]) -> None:
+    """In the transaction that stores the results."""
+    keys = [(report.job_id, report.node_id, report.attempt) for report in reports if report.output_ref]
+    if not keys:
+        return
+    values = _columns(("job_ids", "node_ids", "attempts"), keys)
+    for job_id, sha256 in await (await connection.execute(query("keep_payloads"), values)).fetchall():
+        raise payload.missing(job_id, sha256)
+
+
+async def _store_payloads(connection: Connection, changes: Sequence[Changes]) -> None:
+    """What the changes refer to. In an order: whoever stores the same content for the same job waits."""
+    for change in sorted(changes, key=lambda change: change.job_id):
+        for sha256, encoded in sorted(change.payloads.items()):
+            reference = {"sha256": sha256, "bytes": len(encoded)}
+            await payloads.store(connection, change.job_id, reference, encoded, is_kept=True)
 
 
 def _message(row: tuple[Any, ...]) -> TaskMessage:
     return TaskMessage.model_construct(
         task_id=row[0], job_id=row[1], node_id=row[2], attempt=row[3], handler=row[4], params=row[5] or {}, queue=row[6],
-        timeout_seconds=row[7], retry_count=row[8], losses=row[9],
+        timeout_seconds=row[7], retry_count=row[8], losses=row[9], params_ref=row[10],
     )  # fmt: skip
 
 
@@ -460,13 +548,14 @@ def _message(row: tuple[Any, ...]) -> TaskMessage:
 
 
 async def _open(connection: Connection, mine: dict[str, Any], look: Look) -> tuple[Held, frozenset[UUID]]:
-    """Begin the transaction with the fence and take the news. What need not wait for an answer is sent together."""
+    """Begin the transaction with the fence and take the news.
+
+    One statement after the other: psycopg's pipeline spares round trips on a socket, and costs more than they do.
+    """
     per_job = max(50, look.limit // len(mine["job_ids"]))
     values = {**mine, "per_job": per_job, "small": SMALL_BYTES, "reported_only": look.reported_only}
-    async with connection.pipeline():
-        await connection.execute("BEGIN")
-        opened = await connection.execute(query("open_jobs"), values, prepare=True)
-    # Read after the block, whose end sends all of it at once: inside, reading would be a round trip of its own.
+    await connection.execute("BEGIN")
+    opened = await connection.execute(query("open_jobs"), values, prepare=True)
     epochs: dict[UUID, int] = {}
     sequences: dict[UUID, int] = {}
     stops: dict[UUID, StopRequest] = {}
@@ -552,10 +641,9 @@ def _other(row: dict[str, Any]) -> News:
 
 
 async def _commit(connection: Connection, changes: list[Changes]) -> frozenset[str]:
-    """Write the changes and commit, in one go; answers the queues that got tasks. An error in one skips what follows it."""
-    async with connection.pipeline():
-        applied = await _apply(connection, changes) if changes else None
-        await connection.execute("COMMIT")
+    """Write the changes and commit; answers the queues that got tasks."""
+    applied = await _apply(connection, changes) if changes else None
+    await connection.execute("COMMIT")
     row = await applied.fetchone() if applied is not None else None
     return frozenset(row[1] if row else ())
 
@@ -565,7 +653,8 @@ async def _apply(connection: Connection, changes: list[Changes]) -> AsyncCursor[
     if promoted:
         keys = {"job_ids": [key[0] for key in promoted], "node_ids": [key[1] for key in promoted]}
         await connection.execute(query("promote_nodes"), keys, prepare=True)
-    values = {"changes": _json(changes), "counts": _counts(changes)}
+    rows = [replace(change, payloads={}) if change.payloads else change for change in changes]
+    values = {"changes": _json(rows), "counts": _counts(changes)}
     applied = await connection.execute(query("apply_changes"), values, prepare=True)
     gatherings = [
         {"job_id": change.job_id, "node_id": g.node_id, "fan_out": g.fan_out, "aggregation": g.aggregation}

@@ -19,7 +19,7 @@ BATCH_EVENTS: Final = 20_000  # a batch ends with the job that goes beyond
 COUNTED_AT_MOST: Final = 10_000
 _LOCKED = frozenset({"55P03", "40P01"})
 # The order matters, see the statements.
-_PARTS = ("keys", "tasks", "results", "checkpoints", "events", "nodes", "jobs")
+_PARTS = ("keys", "tasks", "results", "payloads", "checkpoints", "events", "nodes", "jobs")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,20 +7,23 @@ handlers the verbs are awaited; plain handlers run in a process of their own and
 
 import sys
 import traceback
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict
 
 from dagmaster.database.ledger import ChildResult
+from dagmaster.handlers.artifacts import Artifact, Places
 
 if TYPE_CHECKING:
     import psycopg
 
     from dagmaster.database.connect import Database
 
-IsValid = Callable[[str, Any], bool]
+IsValid = Callable[[str, Any], bool]  # of a checkpoint's name and data
+Check = Callable[[Artifact], bool]
+AsyncCheck = Callable[[Artifact], bool | Awaitable[bool]]
 
 
 class HandlerResult(BaseModel):
@@ -117,10 +120,20 @@ class Context(_Common, Protocol):
         """The worker's pool: `async with ctx.database.connection() as connection: …`."""
         ...
 
-    async def save_checkpoint(self, name: str, data: Any = None) -> None: ...
+    async def save_checkpoint(self, name: str, data: Any = None, artifact: Places | None = None) -> None:
+        """Keep a phase: its data, and files (or what a URI names) by which a later attempt tells whether it still stands.
 
-    async def load_checkpoint(self, is_valid: IsValid | None = None) -> tuple[str, Any] | None:
-        """The last checkpoint (that is still valid), whichever attempt saved it."""
+        It is a good moment to stop: where the worker shuts down or the task is cancelled, the task is given back from here.
+        """
+        ...
+
+    async def load_checkpoint(
+        self, is_valid: IsValid | None = None, check: AsyncCheck | None = None
+    ) -> tuple[str, Any] | None:
+        """Name and data of the last checkpoint that can be trusted, whichever attempt saved it.
+
+        That is one whose artifacts are still there and the same, or of which `check` says so, and that `is_valid` accepts.
+        """
         ...
 
     def results(self, page: int = 500) -> AsyncIterator[ChildResult]:
@@ -133,8 +146,10 @@ class SyncContext(_Common, Protocol):
         """A connection of one's own to the platform's database; close it (`with ctx.connect() as connection: …`)."""
         ...
 
-    def save_checkpoint(self, name: str, data: Any = None) -> None: ...
+    def save_checkpoint(self, name: str, data: Any = None, artifact: Places | None = None) -> None: ...
 
-    def load_checkpoint(self, is_valid: IsValid | None = None) -> tuple[str, Any] | None: ...
+    def load_checkpoint(
+        self, is_valid: IsValid | None = None, check: Check | None = None
+    ) -> tuple[str, Any] | None: ...
 
     def results(self, page: int = 500) -> Iterator[ChildResult]: ...

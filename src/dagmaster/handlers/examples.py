@@ -5,8 +5,11 @@ import ctypes
 import hashlib
 import os
 import random
+import shutil
 import signal
+import tempfile
 import time
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -108,19 +111,41 @@ class PhasesParams(BaseModel):
 
 
 def multi_phase(ctx: SyncContext, params: PhasesParams) -> dict[str, Any]:
-    """Work in phases, each kept by a checkpoint: a later attempt goes on after the last one."""
+    """Work in phases, each kept by a checkpoint and the file it leaves: a later attempt goes on after the last one whose file is
+    still the same. `digest` is made of all phases, whichever attempts ran them."""
     names = [f"phase_{number}" for number in range(1, params.phases + 1)]
-    last = ctx.load_checkpoint(lambda name, _data: name in names)
+    last = ctx.load_checkpoint(lambda name, _data: name in {*names, _FINISHED})
+    if last and last[0] == _FINISHED:
+        return {"phases_run": [], "resumed_after": _FINISHED, "digest": last[1]}
+    folder = _folder_of(ctx)
     done = names.index(last[0]) + 1 if last else 0
-    run = []
+    digest = (folder / last[0]).read_text() if last else ""
     for number, name in enumerate(names[done:], start=done + 1):
         if ctx.cancelled or ctx.shutting_down:
             raise ctx.give_back()
         time.sleep(params.seconds_per_phase)
-        ctx.save_checkpoint(name, {"phase": number})
+        digest = hashlib.sha256(f"{digest}{name}".encode()).hexdigest()
+        (folder / name).write_text(digest)
+        ctx.save_checkpoint(name, {"phase": number}, artifact=folder / name)
         ctx.progress(number / params.phases, name, phases_done=number)
-        run.append(name)
-    return {"phases_run": run, "resumed_after": last[0] if last else None}
+    # Before the files go: without them nobody could tell that everything is done.
+    ctx.save_checkpoint(_FINISHED, digest)
+    shutil.rmtree(folder)
+    return {"phases_run": names[done:], "resumed_after": last[0] if last else None, "digest": digest}
+
+
+_FINISHED = "finished"
+
+
+def _folder_of(ctx: SyncContext) -> Path:
+    """The same for every attempt of a node on this machine, and nobody else's."""
+    ours = Path(tempfile.gettempdir()) / f"dagmaster-phases-{os.getuid()}"
+    ours.mkdir(mode=0o700, exist_ok=True)
+    if ours.is_symlink() or ours.stat().st_uid != os.getuid():
+        raise Unavailable(f"{ours} is someone else's", code="examples.no-folder")
+    folder = ours / f"{ctx.job_id}-{ctx.node_id}"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 class SizeParams(BaseModel):

@@ -59,10 +59,11 @@ class NewTask:
     attempt: int
     queue: str
     handler: str
-    params: dict[str, Any]
+    params: dict[str, Any] | None  # None where they are kept by reference
     timeout_seconds: float
     retry_count: int
     queue_timeout_seconds: float | None = None
+    params_ref: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +127,7 @@ class Changes:
     events: list[NewEvent] = field(default_factory=list)
     job_moves: list[JobChange] = field(default_factory=list)
     stopping: Stop | None = None  # from now on
+    payloads: dict[str, bytes] = field(default_factory=dict)  # what the rows above refer to, by hash
 
     def record(
         self,

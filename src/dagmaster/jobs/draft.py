@@ -115,9 +115,8 @@ class Draft:
             self._retry(node_id, again)
 
     def dispatch(self, node_id: str, task: NewTask, max_retries: int) -> None:
-        self._move(
-            node_id, NodeStatus.DISPATCHED, attempt=task.attempt, input_params=task.params, max_retries=max_retries
-        )
+        shown = task.params if task.params_ref is None else {"params_ref": task.params_ref}
+        self._move(node_id, NodeStatus.DISPATCHED, attempt=task.attempt, input_params=shown, max_retries=max_retries)
         self.changes.tasks.append(task)
         self._dispatched(node_id, task.attempt)
 

@@ -8,9 +8,8 @@ from typing import Any
 import orjson
 
 from dagmaster.jobs.model import child_id
+from dagmaster.jobs.payload import INLINE_BYTES
 from dagmaster.workflows.model import Aggregation, FanOutNode
-
-INLINE_BYTES = 262_144  # larger outputs are kept by reference
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,7 @@ class Code(StrEnum):
     RESULT = "result"  # [I5] a result that is missing, or fits no attempt
     RESULT_OUTPUT = "result-output"  # [I5] a node's output is not what its accepted result says
     RESULT_UNPROCESSED = "result-unprocessed"  # [I5] accepted and never handled
+    PAYLOAD = "payload"  # [I5] what is referred to is not there, or not what was stored
     UNENDED = "unended"  # [I9] the job has ended, this has not
     OUTCOME = "outcome"  # [I10] the job's outcome doesn't follow from its nodes
     DEFINITION = "definition"  # [I17] the definition is missing, unreadable or another

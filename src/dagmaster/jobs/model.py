@@ -323,7 +323,7 @@ class Worker(Record):
 
 
 class Checkpoint(Record):
-    """The last state a handler with phases saved, kept over attempts."""
+    """The last state a handler with phases saved, kept over attempts; `artifacts` are what it can be trusted by."""
 
     table: ClassVar[Table] = Table(
         "dag_checkpoints",
@@ -338,6 +338,36 @@ class Checkpoint(Record):
     attempt: int
     data: JsonValue
     saved_at: datetime
+    artifacts: list[dict[str, Any]] | None = None
+
+
+class Payload(Record):
+    """JSON that is too large for the rows of its job, which refer to it by its hash. Until one does (`is_kept`) it may be of a
+    worker that did not live to report it, and is deleted some time after it was last stored."""
+
+    table: ClassVar[Table] = Table(
+        "dag_payloads",
+        key=("job_id", "sha256"),
+        indexes=(Index("dag_payloads_unused", ("stored_at",), where="NOT is_kept"),),
+        defaults={"stored_at": "dagapp.clock()", "is_kept": "false"},
+    )
+    job_id: UUID
+    sha256: str
+    size_bytes: int
+    stored_at: datetime
+    is_kept: bool
+
+
+class PayloadPart(Record):
+    """A piece of a payload, so that nobody has to hold all of it."""
+
+    table: ClassVar[Table] = Table(
+        "dag_payload_parts", key=("job_id", "sha256", "part"), types={"part": "integer", "data": "bytea"}
+    )
+    job_id: UUID
+    sha256: str
+    part: int
+    data: bytes
 
 
 class JobMessage(Record):
@@ -435,6 +465,8 @@ RECORDS: tuple[type[Record], ...] = (
     Orchestrator,
     Worker,
     Checkpoint,
+    Payload,
+    PayloadPart,
     JobMessage,
     DeadLetter,
     IdempotencyKey,
@@ -460,7 +492,7 @@ class Submission(BaseModel):
 
 
 class TaskMessage(BaseModel):
-    """What a worker holds after its claim [Q2]."""
+    """What a worker holds after its claim [Q2]. Params that would make it too large for a queue are elsewhere (`params_ref`)."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -474,3 +506,4 @@ class TaskMessage(BaseModel):
     timeout_seconds: float
     retry_count: int = 0
     losses: int = 0  # workers that vanished with it; told from the second on
+    params_ref: dict[str, Any] | None = None

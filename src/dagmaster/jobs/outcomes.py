@@ -94,13 +94,21 @@ def recovery(job_id: UUID) -> str:
     return f"POST /api/v1/jobs/{job_id}/resume"
 
 
-def deliverables(result: Any) -> dict[str, Deliverable]:
+def download(job_id: UUID, node_id: str, reference: Mapping[str, Any]) -> str:
+    """Where the value is that is kept by reference."""
+    part = f"payloads/{reference['sha256']}" if "sha256" in reference else f"nodes/{node_id}/output"
+    return f"/api/v1/jobs/{job_id}/{part}"
+
+
+def deliverables(job_id: UUID, result: Any) -> dict[str, Deliverable]:
     if not isinstance(result, Mapping):
         return {}
-    return {str(name): _deliverable(value) for name, value in result.items()}
+    return {str(name): _deliverable(job_id, str(name), value) for name, value in result.items()}
 
 
-def _deliverable(value: Any) -> Deliverable:
+def _deliverable(job_id: UUID, name: str, value: Any) -> Deliverable:
+    if isinstance(value, Mapping) and isinstance(value.get("output_ref"), Mapping):
+        return Deliverable(1, download(job_id, name, value["output_ref"]), usable=True)
     count = 0 if value is None else 1
     if isinstance(value, list):
         count = len(value)

@@ -19,7 +19,7 @@ from dagmaster.errors import DagmasterError, InvalidRequest
 from dagmaster.jobs import fan
 from dagmaster.jobs.changes import Changes, NewChild, NewTask, PoisonedTask
 from dagmaster.jobs.draft import Draft
-from dagmaster.jobs.model import child_id
+from dagmaster.jobs.model import TaskMessage, child_id, task_id
 from dagmaster.jobs.news import (
     Due,
     Failed,
@@ -32,6 +32,14 @@ from dagmaster.jobs.news import (
     StopRequest,
     Succeeded,
     Withdrawn,
+)
+from dagmaster.jobs.payload import (
+    INLINE_BYTES,
+    LOADABLE_BYTES,
+    TRANSACTION_BYTES,
+    Reference,
+    by_reference,
+    reference_to,
 )
 from dagmaster.jobs.retry import Again, after_failure, after_loss
 from dagmaster.jobs.states import Blame, JobStatus, NodeStatus, SkipReason, Stop
@@ -67,6 +75,8 @@ JOB_FAILED = "job_failed"
 _BECAUSE = {Stop.CANCELLED: "job_cancelled", Stop.DEADLINE: "job_deadline"}
 CHILDREN_FAILED = "fan-in.children-failed"
 _OF_A_CHILD = frozenset({"item", "index", "items"})
+_SURELY_INLINE_BYTES = INLINE_BYTES // 2  # whatever the names in a message are
+_MANY = 10**9  # of attempts, or of anything that is counted in a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +101,40 @@ class Plan:
 
 
 @dataclass(slots=True)
+class Room:
+    """How many bytes of params and results a transaction still takes, of all its jobs together. What finds it full waits for
+    the next."""
+
+    bytes_left: int = TRANSACTION_BYTES
+
+    @property
+    def is_full(self) -> bool:
+        return self.bytes_left <= 0
+
+
+class _Encoded:
+    """Params as JSON. Their hash is worked out where it is needed, once."""
+
+    __slots__ = ("_reference", "text")
+
+    def __init__(self, text: bytes) -> None:
+        self.text = text
+        self._reference: Reference | None = None
+
+    @property
+    def reference(self) -> Reference:
+        if self._reference is None:
+            self._reference = reference_to(self.text)
+        return self._reference
+
+
+@dataclass(slots=True)
 class Planner:
     router: Router
     random: Random = field(default_factory=Random)
     max_losses: int = 5
     max_fan_out: int = 100_000
-    max_params_bytes: int = 262_144
+    max_params_bytes: int = LOADABLE_BYTES
     chunk: int = 2000
     clock: Callable[[], float] | None = None  # given where an expansion must not hold up other jobs for long
     expansion_seconds: float = 0.5
@@ -110,25 +148,28 @@ class Planner:
         sequence: int,
         look_at_all: bool = False,
         stop: StopRequest | None = None,
+        room: Room | None = None,
     ) -> Plan:
         draft = Draft(view, epoch, sequence)
         if stop is not None and view.stopping is None:
             draft.stop(stop.stop, by=stop.by, why=stop.why)
-        return _Pass(self, draft).run(news, look_at_all=look_at_all)
+        return _Pass(self, draft, room or Room()).run(news, look_at_all=look_at_all)
 
 
 class _Pass:
     """One decision about one job."""
 
-    def __init__(self, planner: Planner, draft: Draft) -> None:
+    def __init__(self, planner: Planner, draft: Draft, room: Room) -> None:
         self.planner = planner
         self.draft = draft
+        self.room = room
         self.graph = draft.view.graph
         self.nodes = draft.view.graph.workflow.nodes
         self.wanted: set[str] = set()
         self.is_unfinished = False
         self.failing = is_failing(draft.view)
         self._shared_params: dict[str, dict[str, Any]] = {}
+        self._shared_encoded: dict[int, _Encoded] = {}
         self._sources: dict[str, Sequence[Any] | None] = {}
 
     def run(self, news: Sequence[News], *, look_at_all: bool) -> Plan:
@@ -210,7 +251,7 @@ class _Pass:
             self.draft.leave_out(news, NodeStatus.CANCELLED, self._because)
         elif state.status is not NodeStatus.READY or (state.is_sized and news.index >= state.total):
             self.draft.leave_out(news, NodeStatus.SKIPPED, SkipReason.NOT_IN_THIS_RUN.value)
-        elif self._has_outputs(news.parent):
+        elif self._has_outputs(news.parent) and not self.room.is_full:
             self._redo(news, news.parent, news.index)
 
     def _redo(self, news: Idle, fan_out: str, index: int) -> None:
@@ -221,7 +262,7 @@ class _Pass:
                 self._sources[fan_out] = self._source(fan_out, node)[0]
             params, label = self._child_params(fan_out, node, self._sources[fan_out], index, self._context())
             route = self.planner.router.route(node.task)
-            task = _child_task(news.node_id, node, route, params, attempt=news.attempt + 1)
+            task = self._child(index, _child_task(news.node_id, node, route, params, attempt=news.attempt + 1))
         except DagmasterError as error:
             self._fail_inside(fan_out, error)
             self.draft.leave_out(news, NodeStatus.CANCELLED, self._because)
@@ -309,7 +350,7 @@ class _Pass:
                 self.draft.skip(node_id, SkipReason.BRANCH_NOT_TAKEN)
             case Verdict.SKIP_FAILED:
                 self.draft.skip(node_id, SkipReason.UPSTREAM_FAILED)
-            case Verdict.GO if self._may_go(node_id) and self._has_outputs(node_id):
+            case Verdict.GO if self._may_go(node_id) and self._has_outputs(node_id) and self._has_room(node_id):
                 self.draft.make_ready(node_id)
                 self._go(node_id)
             case _:
@@ -334,13 +375,20 @@ class _Pass:
         self.wanted |= missing
         return not missing
 
+    def _has_room(self, node_id: str) -> bool:
+        """Whether what this node sends out may go with this transaction; else it waits for the next."""
+        if not self.room.is_full or work_of(self.nodes[node_id]) is None:
+            return True
+        self.is_unfinished = True
+        return False
+
     def _is_at_hand(self, node_id: str) -> bool:
         return node_id in self.draft.view.outputs or node_id in self.draft.view.unloadable
 
     def _refuse_unloadable(self, node_ids: Iterable[str]) -> None:
         for node_id in node_ids:
-            if node_id in self.draft.view.unloadable:
-                raise InvalidRequest(self.draft.view.unloadable[node_id], code="output.too-large")
+            if (why := self.draft.view.unloadable.get(node_id)) is not None:
+                raise InvalidRequest(why.message, code=why.code, hint=why.hint)
 
     def _go(self, node_id: str) -> None:
         node = self.nodes[node_id]
@@ -390,7 +438,6 @@ class _Pass:
         assert work is not None
         route = self.planner.router.route(work)
         params = {**self.graph.params[node_id].render(self._context()), **extra}
-        self._refuse_large(params, "its params")
         state = self.draft.node(node_id)
         task = NewTask(
             node_id,
@@ -402,17 +449,55 @@ class _Pass:
             state.retry_count,
             work.queue_timeout_seconds,
         )
-        self.draft.dispatch(node_id, task, retry.max_attempts)
+        self.draft.dispatch(node_id, self._task(task, "its params"), retry.max_attempts)
 
-    def _refuse_large(self, params: dict[str, Any], what: str) -> None:
-        """Refuse what a task row can't hold: too much, or what JSON has no place for."""
-        if not fits(params, self.planner.max_params_bytes):
+    def _task(self, task: NewTask, what: str = "the params") -> NewTask:
+        """The task as its row has it: params that would make its message too large are kept by reference."""
+        assert task.params is not None
+        encoded = self._encoded(task.params, what)
+        size = len(encoded.text)
+        if size <= _SURELY_INLINE_BYTES or size + self._envelope_bytes(task) <= INLINE_BYTES:
+            self.room.bytes_left -= size
+            return task
+        return replace(task, params=None, params_ref=self._keep(encoded))
+
+    def _encoded(self, params: dict[str, Any], what: str) -> _Encoded:
+        """Params as JSON, or an error: too much, or what JSON has no place for. Those of all children are encoded once."""
+        known = self._shared_encoded.get(id(params))
+        if known is not None:
+            return known
+        limit = self.planner.max_params_bytes
+        # Far beyond the limit nobody waits for the exact size: encoding could be what a small template asks too much of.
+        text = encode(params, what) if fits(params, 2 * limit) else None
+        if text is None or len(text) > limit:
+            size = f"more than {2 * limit:,}" if text is None else f"{len(text):,}"
             raise InvalidRequest(
-                f"{what} are larger than the limit of {self.planner.max_params_bytes} bytes",
+                f"{what} have {size} bytes; the limit is {limit:,}",
                 code="params.too-large",
                 hint="pass large data by reference, e.g. with results_of",
             )
-        encode(params, what)
+        encoded = _Encoded(text)
+        if any(params is shared for shared in self._shared_params.values()):
+            self._shared_encoded[id(params)] = encoded
+        return encoded
+
+    def _envelope_bytes(self, task: NewTask) -> int:
+        """The most that a message has besides the params, whichever attempt it is of."""
+        job_id = self.draft.view.job_id
+        message = TaskMessage.model_construct(
+            task_id=task_id(job_id, task.node_id, _MANY), job_id=job_id, node_id=task.node_id, attempt=_MANY,
+            handler=task.handler, params={}, queue=task.queue, timeout_seconds=task.timeout_seconds, retry_count=_MANY,
+            losses=_MANY,
+        )  # fmt: skip
+        return len(message.model_dump_json().encode())
+
+    def _keep(self, encoded: _Encoded) -> Reference:
+        """Let the transaction write this payload, once."""
+        payloads, reference = self.draft.changes.payloads, encoded.reference
+        if reference["sha256"] not in payloads:
+            payloads[reference["sha256"]] = encoded.text
+            self.room.bytes_left -= reference["bytes"]
+        return reference
 
     def _branch(self, node_id: str) -> None:
         context = self._context()
@@ -430,7 +515,13 @@ class _Pass:
             value = self.graph.fields[node_id].render(context)
             branch, chosen = self._matching_branch(node_id, value)
             output = {"result": value, "branch": branch, "next": list(chosen)}
-        encode(output, "its value")
+        size = len(encode(output, "its value"))
+        if size > INLINE_BYTES:
+            raise InvalidRequest(
+                f"its value has {size:,} bytes; the limit is {INLINE_BYTES:,}",
+                code="condition.too-large",
+                hint="let the condition look at a part of it",
+            )
         self.draft.complete_inside(node_id, output, chosen=tuple(chosen))
 
     def _matching_branch(self, node_id: str, value: Any) -> tuple[int, tuple[str, ...]]:
@@ -515,14 +606,16 @@ class _Pass:
         tasks: list[NewTask] = []
         stop_at = self._stop_at()
         for index in indexes:
-            if children and stop_at is not None and self.planner.clock and self.planner.clock() > stop_at:
+            is_late = stop_at is not None and self.planner.clock is not None and self.planner.clock() > stop_at
+            if self.room.is_full or (children and is_late):
                 self.is_unfinished = True
                 break
             params, label = self._child_params(node_id, node, items, index, context)
             name = child_id(node_id, index)
+            tasks.append(self._child(index, _child_task(name, node, route, params, attempt=1)))
             children.append(NewChild(name, index, label, node.task.retry.max_attempts))
-            tasks.append(_child_task(name, node, route, params, attempt=1))
-        self.draft.add_children(node_id, children, tasks)
+        if children:
+            self.draft.add_children(node_id, children, tasks)
 
     def _stop_at(self) -> float | None:
         """Templates may be slow. The rest of a chunk then waits for the next transaction, and other jobs get their turn."""
@@ -553,13 +646,18 @@ class _Pass:
             names["item"] = items[index]
         try:
             context = shared.having(**names)
-            params = {**extra, **self._rendered_params(node_id, context)}
+            params = self._rendered_params(node_id, context)
             label = self.graph.labels[node_id].render(context) if node_id in self.graph.labels else None
             encode(label, "its label")
-            self._refuse_large(params, "the params")
         except DagmasterError as error:
-            raise InvalidRequest(f"child {index}: {error.message}", code=error.code, hint=error.hint) from error
-        return params, None if label is None else str(label)
+            raise _of_child(index, error) from error
+        return {**extra, **params} if extra else params, None if label is None else str(label)
+
+    def _child(self, index: int, task: NewTask) -> NewTask:
+        try:
+            return self._task(task)
+        except DagmasterError as error:
+            raise _of_child(index, error) from error
 
     # Ending
 
@@ -592,6 +690,9 @@ class _Pass:
             self.draft.move_job(status, error_message=self._first_error())
             return
         if not self._has_result_outputs():
+            return
+        if self.room.is_full:
+            self.is_unfinished = True
             return
         if status is JobStatus.PARTIAL_SUCCESS and view.status is JobStatus.PENDING:
             # Nothing was ever dispatched. There is no step from pending to there, and one step a transaction.
@@ -648,11 +749,10 @@ class _Pass:
         if self.graph.outputs is not None:
             self._refuse_unloadable(self.graph.needs.get("", ()))
             context = self._context()
-            result = {
-                name: self._output(compiled, context, is_partial) for name, compiled in self.graph.outputs.items()
+            return {
+                name: self._named(name, self._output(compiled, context, is_partial))
+                for name, compiled in self.graph.outputs.items()
             }
-            encode(result, "they")
-            return result
         return {node_id: self.draft.view.outputs.get(node_id) for node_id in self._result_nodes()}
 
     def _output(self, compiled: Compiled, context: Context, is_partial: bool) -> Any:
@@ -663,6 +763,20 @@ class _Pass:
             if is_partial:
                 return None
             raise
+
+    def _named(self, name: str, value: Any) -> Any:
+        """One of the workflow's outputs as the job's row has it: itself, or if it is large a reference."""
+        text = encode(value, f"'{name}'") if fits(value, 2 * LOADABLE_BYTES) else None
+        if text is not None and len(text) <= INLINE_BYTES:
+            return value
+        if text is None or len(text) > LOADABLE_BYTES:
+            size = f"more than {2 * LOADABLE_BYTES:,}" if text is None else f"{len(text):,}"
+            raise InvalidRequest(
+                f"'{name}' has {size} bytes; the limit is {LOADABLE_BYTES:,}",
+                code="output.too-large",
+                hint="name less of it, or let a handler write it to storage",
+            )
+        return by_reference(self._keep(_Encoded(text)))
 
     def _without_spent_outputs(self, view: JobView) -> JobView:
         """Keep only outputs that something may still ask for."""
@@ -684,6 +798,10 @@ def _child_task(name: str, node: FanOutNode, route: Route, params: dict[str, Any
     return NewTask(
         name, attempt, route.queue, task.handler, params, route.timeout_seconds, 0, task.queue_timeout_seconds
     )
+
+
+def _of_child(index: int, error: DagmasterError) -> InvalidRequest:
+    return InvalidRequest(f"child {index}: {error.message}", code=error.code, hint=error.hint)
 
 
 def _place(news: News) -> tuple[bool, int]:

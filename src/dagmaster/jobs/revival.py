@@ -5,7 +5,8 @@ where their results are still wanted: nobody has gone on without them, and too m
 again.
 
 Retried: the nodes that are named and everything downstream of them, never more. A fan_out among them begins anew: its source is
-read again, so it may have other children than before.
+read again, so it may have other children than before. Checkpoints are forgotten, since what a node is given may have changed, and
+who retries wants it done again; a resume builds on them.
 """
 
 from collections.abc import Collection, Iterable
@@ -27,6 +28,7 @@ class Revival:
     anew: tuple[str, ...] = ()  # fan_outs among the nodes whose source is read again
     single: tuple[str, ...] = ()  # children by their own names
     timeout_seconds: float | None = None  # the job's time starts anew
+    is_afresh: bool = False  # checkpoints are forgotten: what they kept is done again
 
 
 def resume(view: JobView) -> Revival:
@@ -72,7 +74,7 @@ def retry(
     _refuse_hopeless(view, again, {*children, *({_fan_out_of(view, name) for name in single})})
     order = tuple(node_id for node_id in view.graph.order if node_id in again)
     anew = tuple(node_id for node_id in order if isinstance(view.graph.workflow.nodes[node_id], FanOutNode))
-    return Revival(order, children, anew, single, view.graph.workflow.timeout_seconds)
+    return Revival(order, children, anew, single, view.graph.workflow.timeout_seconds, is_afresh=True)
 
 
 def _refuse_lonely(view: JobView, fan_out: str) -> None:

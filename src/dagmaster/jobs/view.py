@@ -9,6 +9,7 @@ from enum import Enum, auto
 from typing import Any
 from uuid import UUID
 
+from dagmaster.errors import DagmasterError
 from dagmaster.jobs.fan import tolerated
 from dagmaster.jobs.model import NodeState
 from dagmaster.jobs.states import NODE_LIVE, NODE_TERMINAL, JobStatus, NodeStatus, SkipReason, Stop
@@ -54,7 +55,7 @@ class JobView:
     submitted_by: str | None = None
     nodes: dict[str, NodeView] = field(default_factory=dict)
     outputs: dict[str, Any] = field(default_factory=dict)  # those at hand; others are loaded when a template needs them
-    unloadable: dict[str, str] = field(default_factory=dict)  # outputs that can't be had, and why
+    unloadable: dict[str, DagmasterError] = field(default_factory=dict)  # outputs that can't be had, and why
     stopping: Stop | None = None  # it is being brought to an end
 
     def facts(self) -> dict[str, Any]:

@@ -26,7 +26,7 @@ _FOLDERS = re.compile(r"(?<![\w./])/(?:[^\s/]+/)+")
 class Catalog:
     workflows: Mapping[str, Workflow]
     refused: tuple[InvalidWorkflow, ...] = ()
-    max_params_bytes: int = 262_144  # of a submission's inputs
+    max_inputs_bytes: int = 262_144  # of one submission
 
     def get(self, workflow_id: str) -> Workflow:
         try:
@@ -61,7 +61,7 @@ def load_catalog(settings: Settings, handlers: Mapping[str, Any], queues: Collec
     added, refused = _files_of_packages()
     folders = (path for folder in settings.workflow_folders for path in workflow_files(folder))
     loaded = read_all([*shipped(), *added, *folders], limits=limits_of(settings), handlers=handlers, queues=queues)
-    return Catalog(dict(loaded.workflows), (*refused, *loaded.refused), settings.max_params_bytes)
+    return Catalog(dict(loaded.workflows), (*refused, *loaded.refused), settings.max_inputs_bytes)
 
 
 def _files_of_packages() -> tuple[list[Path], list[InvalidWorkflow]]:

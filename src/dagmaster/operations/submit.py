@@ -55,7 +55,7 @@ def prepare(
     workflow = catalog.get(submission.workflow_id)
     inputs = check_inputs(workflow, submission.input_params)
     size = len(encode(inputs, "the inputs"))
-    limit = catalog.max_params_bytes
+    limit = catalog.max_inputs_bytes
     if size > limit:
         raise InvalidRequest(f"the inputs have {size} bytes; the limit is {limit}", code="inputs.too-large")
     return NewJob(

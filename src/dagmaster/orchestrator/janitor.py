@@ -24,11 +24,11 @@ from dagmaster.database.ledger import Claim
 from dagmaster.database.retention import PostgresRetention
 from dagmaster.jobs.model import JanitorAction
 from dagmaster.orchestrator import webhook
+from dagmaster.orchestrator.tidy import DAY_SECONDS, Tidy
 from dagmaster.settings import Settings
 
 STUCK_AFTER: Final = 5  # failures in a row to advance a job
 PRUNING_SECONDS: Final = 20.0  # in one run; where more is left, the next one comes soon
-DAY_SECONDS: Final = 86_400.0
 _log = log.get("janitor")
 
 Post = Callable[..., Awaitable[None]]
@@ -51,6 +51,7 @@ class Janitor:
     owner_id: UUID = field(default_factory=uuid4)  # the orchestrator's, which sets it
     post: Post = webhook.post
     random: Random = field(default_factory=Random)
+    tidy: Tidy | None = None
 
     def __post_init__(self) -> None:
         self.counters = Counters()
@@ -59,7 +60,14 @@ class Janitor:
         self._ran_at: float | None = None
 
     async def run(self) -> None:
-        """Until cancelled. Instances that were started together spread out."""
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._look_around())
+            if self.tidy:
+                tasks.create_task(self.tidy.run())
+
+    async def _look_around(self) -> None:
+        """Instances that were started together spread out."""
         self._ran_at = time.monotonic()
         pause = self.settings.janitor_interval_sec * self.random.random()
         while True:
@@ -70,6 +78,8 @@ class Janitor:
     async def close(self) -> None:
         await self.store.close()
         await self.retention.close()
+        if self.tidy:
+            await self.tidy.store.close()
 
     def report_stuck(self, claim: Claim, error: Exception) -> None:
         """The loop has failed at this job again and again: people shall see it soon."""
@@ -80,7 +90,8 @@ class Janitor:
         """`silent_seconds` far above the interval means that it is stuck. Also for other threads."""
         silent = None if self._ran_at is None else round(time.monotonic() - self._ran_at, 1)
         counted = {name: getattr(self.counters, name) for name in Counters.__dataclass_fields__}
-        return {**counted, "silent_seconds": silent}
+        tidied = {"tidied_jobs": self.tidy.tidied_jobs, "tidy_errors": self.tidy.errors} if self.tidy else {}
+        return {**counted, **tidied, "silent_seconds": silent}
 
     async def _pause(self, seconds: float) -> None:
         try:
@@ -157,4 +168,9 @@ class Janitor:
 
 
 def patience_of(settings: Settings) -> Patience:
-    return Patience(settings.orphan_threshold_sec, settings.janitor_patience_sec, settings.janitor_queued_sec)
+    return Patience(
+        settings.orphan_threshold_sec,
+        settings.janitor_patience_sec,
+        settings.janitor_queued_sec,
+        settings.payload_grace_sec,
+    )

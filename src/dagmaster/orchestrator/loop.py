@@ -22,7 +22,7 @@ from dagmaster.database.bell import JOBS, RESULTS, Bell
 from dagmaster.database.ledger import LOOK_LIMIT, Claim, Held, Ledger, LoadedJob, Look, OrchestratorInfo
 from dagmaster.errors import DagmasterError, Unavailable
 from dagmaster.jobs.changes import Changes
-from dagmaster.jobs.plan import Plan, Planner
+from dagmaster.jobs.plan import Plan, Planner, Room
 from dagmaster.jobs.states import JOB_TERMINAL
 from dagmaster.jobs.view import JobView, is_ended, is_failing, node_view, wakeable
 from dagmaster.operations.catalog import Catalog
@@ -92,6 +92,7 @@ class Orchestrator:
         self._dirty: set[UUID] = set()
         self._graphs: dict[str, Graph] = {}
         self._is_stopping = asyncio.Event()
+        self._waiting: asyncio.Future[frozenset[str]] | None = None
         self.beaten_at: float | None = None  # on the monotonic clock, which is the loop's
         self._progressed_at = 0.0
         self._next_sweep = 0.0
@@ -126,6 +127,8 @@ class Orchestrator:
 
     def stop(self) -> None:
         self._is_stopping.set()
+        if self._waiting is not None:
+            self._waiting.cancel()
 
     @property
     def is_stopping(self) -> bool:
@@ -166,9 +169,16 @@ class Orchestrator:
                 continue
             try:
                 await self.beat_ledger.beat(self.info())
-                self.beaten_at = self._now()
+                self._note_beat()
             except Exception as error:  # an instance that stops beating loses its jobs [E27]
                 _log.warning("heartbeat failed", error=str(error))
+
+    def _note_beat(self) -> None:
+        """After a long silence the others may have been cut off with us: they get time to be heard before they count as dead."""
+        now = self._now()
+        if self.beaten_at is not None and now - self.beaten_at > self.settings.orphan_threshold_sec:
+            self._next_scan = max(self._next_scan, now + self.settings.heartbeat_interval_sec)
+        self.beaten_at = now
 
     def info(self) -> OrchestratorInfo:
         stats: dict[str, Any] = {name: getattr(self.counters, name) for name in Counters.__dataclass_fields__}
@@ -200,13 +210,16 @@ class Orchestrator:
             until = min(until, *(self._owned[job_id].resting_until for job_id in self._dirty))
         timeout = max(0.0, until - self._now())
         waiting = asyncio.ensure_future(self.bell.wait(timeout))
-        stopping = asyncio.ensure_future(self._is_stopping.wait())
+        self._waiting = waiting
         try:
-            await asyncio.wait((waiting, stopping), return_when=asyncio.FIRST_COMPLETED)
-            return waiting.result() if waiting.done() else frozenset()
+            return await waiting
+        except asyncio.CancelledError:
+            if not self._is_stopping.is_set():
+                raise
+            return frozenset()
         finally:
-            for task in (waiting, stopping):
-                task.cancel()
+            self._waiting = None
+            waiting.cancel()
 
     # One turn
 
@@ -361,6 +374,7 @@ class Orchestrator:
         if not batch:
             return
         plans: dict[UUID, Plan] = {}
+        room = Room()
         worker_id: str | None = None
 
         def decide(held: Held) -> list[Changes]:
@@ -378,6 +392,7 @@ class Orchestrator:
                         sequence=held.sequences[job_id],
                         look_at_all=owned.look_at_all,
                         stop=held.stops.get(job_id),
+                        room=room,
                     )
             return [plan.changes for plan in plans.values()]
 
@@ -465,7 +480,7 @@ class Orchestrator:
             except Unavailable:
                 raise
             except DagmasterError as error:
-                unloadable[node_id] = str(error)
+                unloadable[node_id] = error
         owned.view = replace(view, outputs=outputs, unloadable=unloadable)
         owned.look_at_all = True
         self._dirty.add(view.job_id)

@@ -1,10 +1,10 @@
 """The history check on a database in memory."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from uuid import UUID
 
 from dagmaster.database.memory import MemoryDatabase
-from dagmaster.jobs.history import Audit, Event, Finding, JobRow, NodeRow, ResultRow, TaskRow
+from dagmaster.jobs.history import Audit, Code, Event, Finding, JobRow, NodeRow, ResultRow, TaskRow
 from dagmaster.jobs.model import JobEvent, NodeState, TaskResult
 from dagmaster.workflows.graph import build
 
@@ -30,9 +30,18 @@ def audit(
     for result in database.results.values():
         if result.job_id == job_id:
             checked.result(result_row(database, result))
-    return checked.finish(
-        JobRow(job_id, job.status, job.definition_hash, job.last_sequence, job.epoch, job.resume_count)
-    )
+    ended = JobRow(job_id, job.status, job.definition_hash, job.last_sequence, job.epoch, job.resume_count)
+    return [*checked.finish(ended), *_dangling(database, job_id)]
+
+
+def _dangling(database: MemoryDatabase, job_id: UUID) -> Iterator[Finding]:
+    """References to payloads that are not there, or could be deleted."""
+    referred = [(task.node_id, task.params_ref) for task in database.tasks_of(job_id)]
+    referred += [(result.node_id, result.output_ref) for result in database.results.values() if result.job_id == job_id]
+    for node_id, reference in referred:
+        found = database.payloads.get((job_id, reference["sha256"])) if reference else None
+        if reference and (found is None or not found.is_kept or found.size_bytes != reference["bytes"]):
+            yield Finding(job_id, node_id, Code.PAYLOAD, f"payload {reference['sha256'][:12]}… is not kept")
 
 
 def event_of(event: JobEvent) -> Event:
@@ -49,6 +58,7 @@ def node_row(node: NodeState) -> NodeRow:
         node.node_id, node.status, node.parent_node_id, node.fan_out_index, node.attempt, node.retry_count,
         node.loss_count, node.run, node.total, node.expanded, node.remaining, node.failed_count, node.cancelled_count,
         idle=node.idle_count,
+        stale=node.stale_count,
         chosen=tuple(map(str, chosen)) if isinstance(chosen, list) else None,
         gathered=count if isinstance(count, int) else None,
     )  # fmt: skip
@@ -57,5 +67,6 @@ def node_row(node: NodeState) -> NodeRow:
 def result_row(database: MemoryDatabase, result: TaskResult) -> ResultRow:
     node = database.nodes[result.job_id][result.node_id]
     completed = node.status == "completed" and node.attempt == result.attempt
-    differs = completed and result.accepted and result.status == "succeeded" and node.output != result.output
+    is_other = (node.output, node.output_ref) != (result.output, result.output_ref)
+    differs = completed and result.accepted and result.status == "succeeded" and is_other
     return ResultRow(result.node_id, result.attempt, result.status, result.accepted, result.processed, differs)

@@ -1,12 +1,15 @@
 """A job as a test looks at it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
+import orjson
+
 from dagmaster.database.memory import MemoryDatabase
 from dagmaster.jobs.model import Job, JobEvent, NodeState, Task
+from dagmaster.jobs.payload import is_payload
 from dagmaster.jobs.states import JobStatus
 
 _ANY: Any = object()  # None is a result too
@@ -20,11 +23,13 @@ class KitJob:
     nodes: Mapping[str, NodeState]  # the children of fan_outs too, as `spread__0`
     events: Sequence[JobEvent]
     tasks: Sequence[Task]  # one for each attempt of a node
+    payloads: Mapping[str, bytes] = field(default_factory=dict)  # what is too large for rows, by its hash
 
     @classmethod
     def of(cls, database: MemoryDatabase, job_id: UUID) -> "KitJob":
         events, nodes = tuple(database.events[job_id]), dict(database.nodes[job_id])
-        return cls(database.jobs[job_id], nodes, events, tuple(database.tasks_of(job_id)))
+        payloads = {key[1]: data for key, data in database.payload_parts.items() if key[0] == job_id}
+        return cls(database.jobs[job_id], nodes, events, tuple(database.tasks_of(job_id)), payloads)
 
     @property
     def status(self) -> JobStatus:
@@ -40,7 +45,13 @@ class KitJob:
         return (max(event.created_at for event in self.events) - self.row.created_at).total_seconds()
 
     def output(self, node_id: str) -> Any:
-        return self.nodes[node_id].output
+        """What the node came to, however large; of a fan_in over large outputs the reference to its children."""
+        node = self.nodes[node_id]
+        if node.output_ref is None:
+            return node.output
+        return (
+            orjson.loads(self.payloads[node.output_ref["sha256"]]) if is_payload(node.output_ref) else node.output_ref
+        )
 
     def attempts(self, node_id: str) -> list[Task]:
         return [task for task in self.tasks if task.node_id == node_id]

@@ -5,15 +5,15 @@ from typing import Any, TypeVar
 
 from dagmaster.database.ledger import ChildResult
 from dagmaster.errors import Unavailable
-from dagmaster.handlers import calling
-from dagmaster.handlers.context import IsValid
+from dagmaster.handlers import calling, checkpoints
+from dagmaster.handlers.artifacts import Places
+from dagmaster.handlers.context import Check, IsValid
 from dagmaster.handlers.registry import Registration
 from dagmaster.jobs.model import TaskMessage
-from dagmaster.jobs.states import TaskStatus
 from dagmaster.testing.virtual import virtual_loop
 from dagmaster.worker.context import TaskContext
 from dagmaster.worker.isolate import Pool
-from dagmaster.worker.outcome import Outcome
+from dagmaster.worker.outcome import Outcome, succeeded
 
 T = TypeVar("T")
 
@@ -41,8 +41,7 @@ class InlinePool(Pool):
         plan = calling.plan(registration)
         inline = InlineContext(context)
         inline.params = params = plan.parse(task.params)
-        returned = calling.accept(plan.call(inline, params))
-        return Outcome(TaskStatus.SUCCEEDED, returned.output, None, returned.metrics, len(returned.encoded))
+        return succeeded(calling.accept(plan.call(inline, params)))
 
 
 class IsolatedPool(Pool):
@@ -66,11 +65,14 @@ class InlineContext:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._context, name)
 
-    def save_checkpoint(self, name: str, data: Any = None) -> None:
-        at_once(self._context.save_checkpoint(name, data))
+    def save_checkpoint(self, name: str, data: Any = None, artifact: Places | None = None) -> None:
+        at_once(self._context.keep_checkpoint(checkpoints.pack(name, data, artifact)))
+        if self._context.is_told_to_stop:
+            raise self._context.give_back()
 
-    def load_checkpoint(self, is_valid: IsValid | None = None) -> tuple[str, Any] | None:
-        return at_once(self._context.load_checkpoint(is_valid))
+    def load_checkpoint(self, is_valid: IsValid | None = None, check: Check | None = None) -> tuple[str, Any] | None:
+        phases = at_once(self._context.load_checkpoints())
+        return checkpoints.last_trusted(phases, is_valid, check, self._context.logger.warning)
 
     def results(self, page: int = 500) -> Iterator[ChildResult]:
         offset = 0

@@ -3,11 +3,12 @@
 import inspect
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
+import orjson
 from pydantic import BaseModel
 
 from dagmaster.database.ledger import ChildResult, Report
@@ -53,7 +54,7 @@ class Trial:
 
     report: Report
     progress: list[dict[str, Any]]
-    checkpoints: dict[str, Any]
+    saved: tuple[Checkpoint, ...]
     log: list[str]
 
     @property
@@ -67,6 +68,11 @@ class Trial:
         if self.status is not TaskStatus.SUCCEEDED:
             raise AssertionError(f"the handler {self.status}: {(self.error or {}).get('traceback') or self.error}")
         return self.report.output
+
+    @property
+    def checkpoints(self) -> dict[str, Any]:
+        """Names and data of all that is kept, also by attempts before, oldest first."""
+        return {checkpoint.name: checkpoint.data for checkpoint in self.saved}
 
     @property
     def error(self) -> dict[str, Any] | None:
@@ -87,10 +93,11 @@ def run_handler(
     handler: Handler | str,
     params: Mapping[str, Any] | BaseModel | None = None,
     *,
-    attempt: int = 1,
+    attempt: int | None = None,
     node_id: str = "node",
     timeout_seconds: float | None = None,
     checkpoints: Mapping[str, Any] | None = None,
+    after: Trial | None = None,
     results: Sequence[Any] = (),
     cancelled_after: int | None = None,
     shutting_down_after: int | None = None,
@@ -98,12 +105,14 @@ def run_handler(
 ) -> Trial:
     """Call a handler, or the installed one of this name, and tell how it went. It never raises what the handler raises.
 
-    `checkpoints` are those of earlier attempts, oldest first; `results` what `ctx.results()` streams: outputs, or ChildResults
-    to tell more. `cancelled_after` and `shutting_down_after` say how many looks at that flag still find it down. Time is
-    virtual. A plain handler runs in this process, without limits, unless `isolate` gives it one of its own.
+    `checkpoints` are those of earlier attempts, oldest first; `after` is the trial of the attempt before, whose checkpoints
+    are found with their artifacts. `results` is what `ctx.results()` streams: outputs, or ChildResults to tell more.
+    `cancelled_after` and `shutting_down_after` say how many looks at that flag still find it down. Time is virtual. A plain
+    handler runs in this process, without limits, unless `isolate` gives it one of its own.
     """
     if isolate and not (cancelled_after is shutting_down_after is None):
         raise ValueError("looks at a flag can only be counted in this process: leave `isolate` out")
+    attempt = attempt or (after.report.attempt + 1 if after else 1)
     registration = installed()[handler] if isinstance(handler, str) else given(handler)
     told = to_json({"results_of": {"node_id": _EARLIER}, **_plain(params)} if results else _plain(params), "params")
     seconds = timeout_seconds or registration.timeout_seconds or DEFAULT_TIMEOUT_SECONDS
@@ -112,11 +121,14 @@ def run_handler(
         handler=registration.name, params=told, queue="trial", timeout_seconds=seconds, retry_count=attempt - 1,
     )  # fmt: skip
     database = _database(task, checkpoints or {}, results)
+    database.checkpoints[JOB_ID, node_id] |= {saved.name: saved for saved in (after.saved if after else ())}
     context = _Recorder(task, MemoryLedger(database), cancelled_after, shutting_down_after)
     report = _attempt(registration, context, isolate)
-    kept = database.checkpoints[JOB_ID, node_id].values()
+    if report.output_ref is not None:
+        report = replace(report, output=orjson.loads(database.payload(JOB_ID, report.output_ref)))
+    kept = sorted(database.checkpoints[JOB_ID, node_id].values(), key=lambda saved: (saved.attempt, saved.saved_at))
     lines = [f"{line['level']}: {line['text']}" for line in context.log_lines() or ()]
-    return Trial(report, context.told, {saved.name: saved.data for saved in kept}, lines)
+    return Trial(report, context.told, tuple(kept), lines)
 
 
 @virtual_time
@@ -190,7 +202,8 @@ class _Recorder(TaskContext):
 
     def _is_up(self, flag: str) -> bool:
         left = self._left[flag]
-        if not left:
-            return left == 0
-        self._left[flag] = left - 1
-        return False
+        if left == 0:
+            setattr(self, f"_{flag}", True)  # from now on saving a checkpoint is the end, too
+        elif left is not None:
+            self._left[flag] = left - 1
+        return left == 0

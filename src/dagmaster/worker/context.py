@@ -1,20 +1,30 @@
 """What the worker knows of one running attempt: an async handler's Context, and the worker's half of a plain one's."""
 
+import asyncio
+import inspect
 import math
+import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Executor, Future
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
+import orjson
+
 from dagmaster import log
 from dagmaster.database.connect import Database
 from dagmaster.database.ledger import ChildResult, Ledger, Running
 from dagmaster.errors import Fenced, InvalidRequest, Unavailable
+from dagmaster.handlers import checkpoints
+from dagmaster.handlers.artifacts import Places, problem_of
 from dagmaster.handlers.calling import to_json
-from dagmaster.handlers.context import GiveBack, IsValid, TaskLogger
+from dagmaster.handlers.checkpoints import Phase
+from dagmaster.handlers.context import AsyncCheck, GiveBack, IsValid, TaskLogger
 from dagmaster.jobs.model import TaskMessage
+from dagmaster.jobs.payload import Encoded, Reference
 from dagmaster.worker.outcome import bounded
 
 MAX_LOG_LINES = 100
@@ -84,15 +94,22 @@ class TaskContext:
         self._progress = told
         self.has_news = True
 
-    async def save_checkpoint(self, name: str, data: Any = None) -> None:
-        """Keep a phase's state. Fenced: the task is someone else's by now, and this attempt counts for nothing."""
-        is_kept = await self._ledger.save_checkpoint(self._running(None), name, to_json(data, "checkpoint"))
-        if not is_kept:
-            raise Fenced(f"checkpoint '{name}' refused: this attempt no longer holds its task", task_id=self.task_id)
+    async def save_checkpoint(self, name: str, data: Any = None, artifact: Places | None = None) -> None:
+        packing = (name, data, artifact)
+        phase = checkpoints.pack(*packing) if artifact is None else await _apart(checkpoints.pack, *packing)
+        await self.keep_checkpoint(phase)
+        if self.is_told_to_stop:
+            raise self.give_back()
 
-    async def load_checkpoint(self, is_valid: IsValid | None = None) -> tuple[str, Any] | None:
-        saved = reversed(await self.load_checkpoints())
-        return next(((name, data) for name, data in saved if is_valid is None or is_valid(name, data)), None)
+    async def load_checkpoint(
+        self, is_valid: IsValid | None = None, check: AsyncCheck | None = None
+    ) -> tuple[str, Any] | None:
+        for phase in reversed(await self.load_checkpoints()):
+            problem = checkpoints.refusal(phase, is_valid) or await _problem_of(phase, check)
+            if problem is None:
+                return phase.name, phase.data
+            checkpoints.tell_distrust(self.logger.warning, phase, problem)
+        return None
 
     async def results(self, page: int = 500) -> AsyncIterator[ChildResult]:
         offset = 0
@@ -103,15 +120,40 @@ class TaskContext:
 
     # What the worker does with it
 
-    async def load_checkpoints(self) -> list[tuple[str, Any]]:
-        """Every checkpoint, oldest first."""
-        return [(saved.name, saved.data) for saved in await self._ledger.load_checkpoints(self.job_id, self.node_id)]
+    @property
+    def is_told_to_stop(self) -> bool:
+        return self._cancelled or self._shutting_down
 
-    async def read_results(self, skip: int, page: int) -> list[ChildResult]:
-        """One page of the results that the params refer to; empty at the end."""
+    async def keep_checkpoint(self, phase: Phase) -> None:
+        """Fenced: the task is someone else's by now, and this attempt counts for nothing."""
+        is_kept = await self._ledger.save_checkpoint(self._running(None), **phase.as_json())
+        if not is_kept:
+            raise Fenced(
+                f"checkpoint '{phase.name}' refused: this attempt no longer holds its task", task_id=self.task_id
+            )
+
+    async def load_checkpoints(self) -> list[Phase]:
+        """Every checkpoint, oldest first."""
+        saved = await self._ledger.load_checkpoints(self.job_id, self.node_id)
+        return [checkpoints.phase_of(vars(row)) for row in saved]
+
+    async def load_params(self) -> None:
+        """Params that were too large for the message."""
+        if self.task.params_ref is not None:
+            encoded = await self._ledger.load_payload(self.job_id, self.task.params_ref)
+            self.params = orjson.loads(encoded)
+            self.task = self.task.model_copy(update={"params": self.params})
+
+    async def store_output(self, encoded: Encoded) -> Reference:
+        return await self._ledger.store_payload(self.job_id, encoded)
+
+    async def read_results(self, skip: int, page: int, *, decode: bool = True) -> list[ChildResult]:
+        """One page of the results that the params refer to; empty at the end. Without `decode` large outputs come as JSON."""
         node, offset, limit = _reference(self.task)
         count = page if limit is None else min(page, limit - skip)
-        return await self._ledger.read_results(self.job_id, node, offset + skip, count) if count > 0 else []
+        if count <= 0:
+            return []
+        return await self._ledger.read_results(self.job_id, node, offset + skip, count, decode=decode)
 
     def cancel(self) -> None:
         self._cancelled = True
@@ -171,6 +213,43 @@ class TaskContext:
 
 # Whose handler runs: known to every step of it, and to what it has started in the loop, even after its end.
 HANDLING: ContextVar[TaskContext] = ContextVar("handling")
+
+
+class _Daemons(Executor):
+    """Threads that hold up no end of the process: a large file may take longer than the grace at a stop."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        threading.Thread(target=self._run, args=(future, fn, args, kwargs), daemon=True).start()
+        return future
+
+    def _run(self, future: Future[Any], fn: Callable[..., Any], args: Any, kwargs: Any) -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except BaseException as error:
+            future.set_exception(error)
+
+
+_DAEMONS = _Daemons()
+
+
+async def _apart(call: Callable[..., Any], *arguments: Any) -> Any:
+    """In a thread: what reads files would hold up every other handler."""
+    return await asyncio.get_running_loop().run_in_executor(_DAEMONS, call, *arguments)
+
+
+async def _problem_of(phase: Phase, check: AsyncCheck | None) -> str | None:
+    for artifact in phase.artifacts:
+        if check is None:
+            if problem := await _apart(problem_of, artifact):
+                return str(problem)
+            continue
+        answer = check(artifact)
+        if not (await answer if inspect.isawaitable(answer) else answer):
+            return checkpoints.refused_by_check(artifact)
+    return None
 
 
 def _reference(task: TaskMessage) -> tuple[str, int, int | None]:

@@ -1,4 +1,5 @@
-"""The words that pass between a worker and its child processes: length-prefixed JSON over a socket pair.
+"""The words that pass between a worker and its child processes: length-prefixed JSON over a socket pair. A large output follows
+its frame as it is (`attached` is its length), so that the worker can pass it on without taking it apart.
 
 worker → child    start, run, answer, flush, cancel, shutdown
 child → worker    ready, progress, log, ask (save_checkpoint | load_checkpoints | results), done, failed, returned
@@ -13,6 +14,7 @@ from typing import Any
 import orjson
 
 MAX_FRAME_BYTES = 110 * 1024 * 1024  # the largest output, and what surrounds it
+_BIT_BYTES = 1024 * 1024
 _LENGTH = struct.Struct("!I")
 
 Frame = dict[str, Any]
@@ -32,9 +34,13 @@ def pack(frame: Frame) -> bytes:
 
 def _length(header: bytes) -> int:
     (length,) = _LENGTH.unpack(header)
+    return _checked(int(length))
+
+
+def _checked(length: int) -> int:
     if length > MAX_FRAME_BYTES:
         raise BrokenChannel(f"a frame announces {length:,} bytes")
-    return int(length)
+    return length
 
 
 def _unpack(body: bytes) -> Frame:
@@ -46,12 +52,26 @@ def _unpack(body: bytes) -> Frame:
 
 
 async def read(reader: asyncio.StreamReader) -> tuple[Frame, int]:
-    """The next frame and its size."""
+    """The next frame and its size. What is attached to it takes the place of its length."""
     try:
         length = _length(await reader.readexactly(_LENGTH.size))
-        return _unpack(await reader.readexactly(length)), length
+        frame = _unpack(await reader.readexactly(length))
+        if attached := frame.get("attached"):
+            frame["attached"] = await _attached(reader, _checked(attached))
+        return frame, length
     except (asyncio.IncompleteReadError, OSError) as error:
         raise BrokenChannel("the channel is closed") from error
+
+
+async def _attached(reader: asyncio.StreamReader, length: int) -> bytearray:
+    """Bit by bit: in one go it would be in memory twice."""
+    whole = bytearray()
+    while len(whole) < length:
+        some = await reader.read(min(length - len(whole), _BIT_BYTES))
+        if not some:
+            raise BrokenChannel("the channel is closed")
+        whole += some
+    return whole
 
 
 class Channel:
@@ -61,12 +81,14 @@ class Channel:
         self._connection = connection
         self._sending = threading.Lock()
 
-    def send(self, frame: Frame) -> None:
-        self.send_packed(pack(frame))
+    def send(self, frame: Frame, attached: bytes = b"") -> None:
+        self.send_packed(pack({**frame, "attached": len(attached)} if attached else frame), attached)
 
-    def send_packed(self, packed: bytes) -> None:
+    def send_packed(self, packed: bytes, attached: bytes = b"") -> None:
         with self._sending:
             self._connection.sendall(packed)
+            if attached:
+                self._connection.sendall(attached)
 
     def receive(self) -> Frame:
         return _unpack(self._exactly(_length(self._exactly(_LENGTH.size))))

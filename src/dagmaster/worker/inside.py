@@ -19,9 +19,11 @@ import orjson
 
 from dagmaster.database.ledger import ChildResult
 from dagmaster.errors import DagmasterError, Fenced, InvalidRequest, NotFound, Unavailable
-from dagmaster.handlers import calling
-from dagmaster.handlers.context import GiveBack, IsValid, TaskLogger
+from dagmaster.handlers import calling, checkpoints
+from dagmaster.handlers.artifacts import Places
+from dagmaster.handlers.context import Check, GiveBack, IsValid, TaskLogger
 from dagmaster.handlers.registry import Registration
+from dagmaster.jobs.payload import INLINE_BYTES
 from dagmaster.worker.frames import BrokenChannel, Channel, Frame
 from dagmaster.worker.outcome import describe
 from dagmaster.worker.surroundings import Surroundings
@@ -51,7 +53,8 @@ def serve(descriptor: int) -> None:
         inbox.tell_the_rest()
         # A thread that the handler left behind would go on beside the next task.
         is_reusable = surroundings.put_back() and threading.active_count() <= OWN_THREADS
-        channel.send({**answer, "task": task["task_id"], "is_reusable": is_reusable})
+        attached = answer.pop("attached", b"")
+        channel.send({**answer, "task": task["task_id"], "is_reusable": is_reusable}, attached)
 
 
 class Inbox:
@@ -138,12 +141,16 @@ class ChildContext:
     def progress(self, fraction: float | None = None, message: str | None = None, **counts: int) -> None:
         self._teller.progress(fraction, message, counts)
 
-    def save_checkpoint(self, name: str, data: Any = None) -> None:
-        self._inbox.ask(self.task_id, "save_checkpoint", name=name, data=calling.to_json(data, "checkpoint"))
+    def save_checkpoint(self, name: str, data: Any = None, artifact: Places | None = None) -> None:
+        phase = checkpoints.pack(name, data, artifact)
+        self._inbox.ask(self.task_id, "save_checkpoint", phase=phase.as_json())
+        if self.cancelled or self.shutting_down:
+            raise self.give_back()
 
-    def load_checkpoint(self, is_valid: IsValid | None = None) -> tuple[str, Any] | None:
+    def load_checkpoint(self, is_valid: IsValid | None = None, check: Check | None = None) -> tuple[str, Any] | None:
         saved = self._inbox.ask(self.task_id, "load_checkpoints")
-        return next(((name, data) for name, data in reversed(saved) if is_valid is None or is_valid(name, data)), None)
+        phases = [checkpoints.phase_of(told) for told in saved]
+        return checkpoints.last_trusted(phases, is_valid, check, self.logger.warning)
 
     def results(self, page: int = 500) -> Iterator[ChildResult]:
         offset = 0
@@ -178,7 +185,8 @@ def _call(context: ChildContext, task: Frame, plans: "Plans") -> Frame:
     except BaseException as error:  # whatever a handler raises is an answer, sys.exit() included
         _limit_memory(None)  # else telling that memory ran out may run out of memory
         return {"kind": "failed", "error": _told(error, task["memory_mb"])}
-    return {"kind": "done", "output": orjson.Fragment(encoded), "metrics": metrics or {}}
+    how = {"output": orjson.Fragment(encoded)} if len(encoded) <= INLINE_BYTES else {"attached": encoded}
+    return {"kind": "done", "metrics": metrics or {}, **how}
 
 
 def _told(error: BaseException, memory_mb: int) -> dict[str, Any]:

@@ -15,13 +15,14 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from dagmaster import log
 from dagmaster.errors import DagmasterError, TimedOut, Unavailable
+from dagmaster.handlers.checkpoints import phase_of
 from dagmaster.handlers.registry import Registration
 from dagmaster.jobs.model import TaskMessage
 from dagmaster.jobs.states import TaskStatus
@@ -341,11 +342,11 @@ class Visit:
     async def _do(self, frame: Frame) -> Any:
         match frame["verb"]:
             case "save_checkpoint":
-                return await self._context.save_checkpoint(frame["name"], frame["data"])
+                return await self._context.keep_checkpoint(phase_of(frame["phase"]))
             case "load_checkpoints":
-                return await self._context.load_checkpoints()
+                return [phase.as_json() for phase in await self._context.load_checkpoints()]
             case "results":
-                return [asdict(row) for row in await self._context.read_results(frame["skip"], frame["page"])]
+                return await self._context.read_results(frame["skip"], frame["page"], decode=False)
             case "database":
                 return self._context.database.conninfo
             case unknown:
@@ -356,7 +357,8 @@ class Visit:
         self._child.tasks_run += 1
         metrics = frame["metrics"]
         self._child.resident_mb = metrics.pop("resident_mb", None) or 0.0
-        return Outcome(_STATUSES[frame["kind"]], frame.get("output"), frame.get("error"), metrics, size)
+        status, encoded = _STATUSES[frame["kind"]], frame.get("attached")
+        return Outcome(status, frame.get("output"), frame.get("error"), metrics, size, encoded)
 
     async def _died(self) -> Outcome:
         await self._child.kill()

@@ -166,11 +166,19 @@ class Worker:
     # What others may ask
 
     def stop(self, grace_seconds: float | None = None) -> None:
-        """Stop claiming, tell the handlers, give them their grace, return the rest. Safe from a signal handler."""
+        """Stop claiming, tell the handlers, give them their grace, return the rest. Safe from a signal handler.
+
+        Again with less grace, it hurries.
+        """
         if grace_seconds is not None:
             self._grace_seconds = grace_seconds
         self._stop.set()
         self._wake.set()
+
+    def hurry(self) -> None:
+        """Wait no longer for handlers: what runs is ended and given back, which costs it nothing but its work."""
+        _log.warning("worker is told to hurry", running=len(self._held))
+        self.stop(grace_seconds=0)
 
     @property
     def held(self) -> tuple[HeldTask, ...]:
@@ -368,8 +376,9 @@ class Worker:
         self.counters.exchanges += 1
         self._in_flight = handed
         lease_seconds = self._settings.task_lease_sec
+        patience_seconds = LAST_REPORTS_SECONDS if self._stop.is_set() else lease_seconds
         try:
-            async with asyncio.timeout(lease_seconds):  # a half-open connection would hang for ever
+            async with asyncio.timeout(patience_seconds):  # a half-open connection would hang for ever
                 reports = [item.report for item in handed]
                 return await self._ledger.exchange(self.worker_id, reports, demand, lease_seconds=lease_seconds)
         finally:
@@ -571,26 +580,29 @@ class Worker:
     async def _drain(self) -> None:
         """Give handlers their grace, stop the rest, hand everything in."""
         loop = asyncio.get_running_loop()
+        started = loop.time()
         _log.info("worker stops", running=len(self._held), grace_seconds=self._grace_seconds)
         self._return_suspects()
         for held in self._held.values():
             held.context.shut_down()
-        await self._await_handlers(loop.time() + self._grace_seconds)
+        await self._await_handlers(lambda: started + self._grace_seconds)
         for held in self._held.values():
             held.job.cancel()
-        await self._await_handlers(loop.time() + STOPPING_SECONDS)
+        killed_at = loop.time()
+        await self._await_handlers(lambda: killed_at + STOPPING_SECONDS)
         self._give_up_on_the_deaf()
         await self._hand_in_the_last(loop.time() + LAST_REPORTS_SECONDS)
 
-    async def _await_handlers(self, deadline: float) -> None:
+    async def _await_handlers(self, deadline: Callable[[], float]) -> None:
+        """Until they have ended, or the deadline, which may come closer meanwhile."""
         nothing = Demand(self._settings.worker_queue)
         loop = asyncio.get_running_loop()
-        while self._held and loop.time() < deadline:
+        while self._held and loop.time() < deadline():
             self._wake.clear()
             if self._finished:
                 await self._exchange(nothing)
                 continue
-            timer = loop.call_at(deadline, self._wake.set)
+            timer = loop.call_at(deadline(), self._wake.set)
             await self._wake.wait()
             timer.cancel()
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dagmaster.errors import DagmasterError, InvalidRequest, Unavailable, UnfitData
+from dagmaster.handlers.calling import Returned
+from dagmaster.jobs.payload import INLINE_BYTES, Encoded, Reference
 from dagmaster.jobs.states import Blame, TaskStatus
 from dagmaster.log import redact
 
@@ -24,17 +26,28 @@ _ENVIRONMENT_ERRNOS = frozenset({
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`status` is succeeded, failed, or returned: stopped early because it was told to."""
+    """`status` is succeeded, failed, or returned: stopped early because it was told to. An output that is too large for a
+    report is there as JSON (`encoded`), and once that is stored by reference."""
 
     status: TaskStatus
     output: Any = None
     error: dict[str, Any] | None = None
     metrics: dict[str, Any] | None = None
-    size_bytes: int = 4
+    size_bytes: int = 4  # in a report
+    encoded: Encoded | None = None
+    output_ref: Reference | None = None
 
 
 RETURNED = Outcome(TaskStatus.RETURNED)
 CANCELLED = Outcome(TaskStatus.CANCELLED)
+
+
+def succeeded(returned: Returned) -> Outcome:
+    """What a handler returned, in the form in which it will be reported."""
+    size = len(returned.encoded)
+    if size <= INLINE_BYTES:
+        return Outcome(TaskStatus.SUCCEEDED, returned.output, None, returned.metrics, size)
+    return Outcome(TaskStatus.SUCCEEDED, metrics=returned.metrics, encoded=returned.encoded)
 
 
 def failed(error: BaseException, *, metrics: dict[str, Any] | None = None) -> Outcome:

@@ -1,12 +1,16 @@
-"""From a claimed task to its report, as a chain of named steps: resolve, parse, run with a deadline, classify.
+"""From a claimed task to its report, as a chain of named steps: resolve, parse, run with a deadline, store what is large,
+classify.
 
 Whatever a handler does, the answer is a report. The catch-all of the worker is here and only here (its far half, for
 plain handlers, is in `inside`).
 """
 
 import asyncio
-from typing import Any
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any, TypeVar
 
+from dagmaster import faults, log
 from dagmaster.database.ledger import Report
 from dagmaster.errors import HandlerFailed, NotFound, TimedOut, Unavailable
 from dagmaster.handlers import calling
@@ -16,8 +20,12 @@ from dagmaster.jobs.model import TaskMessage
 from dagmaster.jobs.states import TaskStatus
 from dagmaster.worker.context import HANDLING, TaskContext
 from dagmaster.worker.isolate import Pool
-from dagmaster.worker.outcome import CANCELLED, RETURNED, Outcome, failed
+from dagmaster.worker.outcome import CANCELLED, RETURNED, Outcome, failed, succeeded
 from dagmaster.worker.watchdog import Blocked
+
+T = TypeVar("T")
+PAUSE_SECONDS = (0.05, 5.0)  # between tries to reach the database
+_log = log.get("worker")
 
 
 class Runner:
@@ -42,9 +50,9 @@ class Runner:
     async def _classified(self, task: TaskMessage, context: TaskContext) -> Outcome:
         try:
             registration = self._find(task)
-            if registration.is_async:
-                return await self._run_here(registration, task, context)
-            return await self._pool.run(registration, task, task.timeout_seconds, context)
+            if task.params_ref is not None:
+                await _through_outages(context.load_params)
+            return await _stored(await self._outcome(registration, context), context)
         except GiveBack:
             return RETURNED
         except asyncio.CancelledError:
@@ -57,6 +65,12 @@ class Runner:
             return failed(blocked.error.with_traceback(blocked.__traceback__))
         except BaseException as error:  # the catch-all: a handler's failure is an answer, whatever it raises
             return failed(error)
+
+    async def _outcome(self, registration: Registration, context: TaskContext) -> Outcome:
+        task = context.task
+        if registration.is_async:
+            return await self._run_here(registration, task, context)
+        return await self._pool.run(registration, task, task.timeout_seconds, context)
 
     def _find(self, task: TaskMessage) -> Registration:
         try:
@@ -77,14 +91,36 @@ class Runner:
                 raise  # the handler's own
         if deadline.expired():  # also when the handler swallowed its cancellation and went on
             raise TimedOut(f"stopped after {task.timeout_seconds:g} s", timeout_seconds=task.timeout_seconds)
-        returned = calling.accept(value)
-        return Outcome(TaskStatus.SUCCEEDED, returned.output, None, returned.metrics, len(returned.encoded))
+        return succeeded(calling.accept(value))
 
     def _plan(self, registration: Registration) -> calling.Plan:
         plan = self._plans.get(registration.name)
         if plan is None:
             plan = self._plans[registration.name] = calling.plan(registration)
         return plan
+
+
+async def _stored(outcome: Outcome, context: TaskContext) -> Outcome:
+    """A large output is stored before it is reported: what a report refers to is there."""
+    encoded = outcome.encoded
+    if encoded is None:
+        return outcome
+    reference = await _through_outages(lambda: context.store_output(encoded))
+    faults.reach("worker.after-store")
+    return replace(outcome, encoded=None, output_ref=reference)
+
+
+async def _through_outages(call: Callable[[], Awaitable[T]]) -> T:
+    """Try until the database is there again. The lease is kept meanwhile, as that of a report which waits: an outage costs no
+    attempt. A worker that stops cancels this."""
+    seconds, longest = PAUSE_SECONDS
+    while True:
+        try:
+            return await call()
+        except (Unavailable, OSError) as error:
+            _log.warning("a payload has to wait for the database", error=str(error))
+            await asyncio.sleep(seconds)
+            seconds = min(longest, 2 * seconds)
 
 
 def _is_from_outside() -> bool:
@@ -106,4 +142,6 @@ def _report(task: TaskMessage, outcome: Outcome, metrics: dict[str, Any], lines:
     metrics.pop("log", None)  # the name is ours
     if lines:
         metrics["log"] = lines
-    return Report(task.job_id, task.node_id, task.attempt, outcome.status, outcome.output, outcome.error, metrics)
+    return Report(
+        task.job_id, task.node_id, task.attempt, outcome.status, outcome.output, outcome.error, metrics, outcome.output_ref
+    )  # fmt: skip

@@ -54,7 +54,7 @@ _CHILD_LIKE = re.compile(r"__\d+$")
 class Limits:
     max_bytes: int = 262_144
     max_nodes: int = 500
-    max_params_bytes: int = 262_144
+    max_params_bytes: int = 16_777_216
     max_depth: int = 30
     max_yaml_nodes: int = 20_000
 

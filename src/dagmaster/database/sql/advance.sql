@@ -38,7 +38,8 @@ WITH held AS MATERIALIZED (
     RETURNING r.job_id, r.node_id, r.attempt, n.parent_node_id AS parent, n.fan_out_index AS index, n.status AS was,
               n.retry_count, n.loss_count, r.status, r.started_at, r.reported_at AS finished_at,
               r.worker_id::text AS worker_id, r.error,
-              n.parent_node_id IS NULL AND coalesce(pg_column_size(r.output), 0) <= %(small)s AS has_output,
+              n.parent_node_id IS NULL AND r.output_ref IS NULL
+              AND coalesce(pg_column_size(r.output), 0) <= %(small)s AS has_output,
               CASE WHEN n.parent_node_id IS NULL AND pg_column_size(r.output) <= %(small)s THEN r.output END AS output
 )
 SELECT job_id, NULL::text AS node_id, NULL::text AS parent, epoch AS attempt, last_sequence AS index, NULL::text AS was,
@@ -231,12 +232,13 @@ WITH change AS MATERIALIZED (
     RETURNING 1
 ), queued AS (
     INSERT INTO dagapp.dag_tasks
-           (job_id, node_id, attempt, queue, handler, priority, status, params, timeout_seconds, retry_count, expires_at)
-    SELECT change.job_id, t.node_id, t.attempt, t.queue, t.handler, change.priority, 'queued', t.params,
+           (job_id, node_id, attempt, queue, handler, priority, status, params, params_ref, timeout_seconds, retry_count,
+            expires_at)
+    SELECT change.job_id, t.node_id, t.attempt, t.queue, t.handler, change.priority, 'queued', t.params, t.params_ref,
            t.timeout_seconds, t.retry_count, dagapp.clock() + make_interval(secs => t.queue_timeout_seconds)
       FROM change
      CROSS JOIN LATERAL jsonb_to_recordset(change.c -> 'tasks')
-           AS t (node_id text, attempt int, queue text, handler text, params jsonb, timeout_seconds float8,
+           AS t (node_id text, attempt int, queue text, handler text, params jsonb, params_ref jsonb, timeout_seconds float8,
                  retry_count int, queue_timeout_seconds float8)
     RETURNING queue
 ), queued_again AS (
@@ -259,6 +261,7 @@ WITH change AS MATERIALIZED (
     SELECT t.queue, t.task_id, 'PoisonTask', d.description,
            jsonb_build_object('task_id', t.task_id, 'job_id', t.job_id, 'node_id', t.node_id, 'handler', t.handler,
                               'attempt', t.attempt, 'params', t.params)
+           || CASE WHEN t.params_ref IS NULL THEN '{}' ELSE jsonb_build_object('params_ref', t.params_ref) END
       FROM poison d
       JOIN dagapp.dag_tasks t
         ON t.job_id = d.job_id AND t.node_id = d.node_id AND t.attempt = d.attempt
@@ -301,24 +304,33 @@ SELECT dagapp.demand_counts(
            %(counts)s::bigint[]),
        ARRAY(SELECT queue FROM queued UNION SELECT queue FROM queued_again) AS queues;
 
+-- name: fan_out_total
+-- How many children a fan_out has.
+SELECT coalesce(total, 0) AS total
+  FROM dagapp.dag_node_states
+ WHERE job_id = %(job_id)s AND node_id = %(node_id)s;
+
 -- name: gather_children
 -- Fill in the output of fan_ins that this transaction completed, from their children's rows, in index order. What would be
--- too large to keep twice stays a reference to those rows.
+-- too large to keep twice stays a reference to those rows; so does what is made of outputs that are payloads themselves. A job
+-- without payloads has none of those.
 WITH wanted AS MATERIALIZED (
-    SELECT g.*
+    SELECT g.*,
+           CASE WHEN EXISTS (SELECT 1 FROM dagapp.dag_payloads p WHERE p.job_id = g.job_id)
+                THEN dagapp.referred_bytes(g.job_id, g.fan_out, g.aggregation) END AS referred
       FROM jsonb_to_recordset(%(gatherings)s::jsonb) AS g (job_id uuid, node_id text, fan_out text, aggregation text)
-), gathered AS (
-    SELECT w.job_id, w.node_id, w.fan_out, w.aggregation, dagapp.gather(w.job_id, w.fan_out, w.aggregation) AS output
+), gathered AS MATERIALIZED (
+    SELECT w.job_id, w.node_id, w.fan_out, w.aggregation, w.referred,
+           CASE WHEN w.referred IS NULL THEN dagapp.gather(w.job_id, w.fan_out, w.aggregation) END AS output
       FROM wanted w
+), weighed AS (
+    SELECT g.*, coalesce(g.referred, octet_length(g.output::text)) AS bytes
+      FROM gathered g
 )
 UPDATE dagapp.dag_node_states n
-   SET output = CASE WHEN octet_length(g.output::text) <= %(inline)s THEN g.output END,
-       output_ref = CASE WHEN octet_length(g.output::text) > %(inline)s
+   SET output = CASE WHEN g.referred IS NULL AND g.bytes <= %(inline)s THEN g.output END,
+       output_ref = CASE WHEN g.referred IS NOT NULL OR g.bytes > %(inline)s
                          THEN jsonb_build_object('results_of', g.fan_out, 'aggregation', g.aggregation,
-                                                 'bytes', octet_length(g.output::text)) END
-  FROM gathered g
+                                                 'bytes', g.bytes) END
+  FROM weighed g
  WHERE n.job_id = g.job_id AND n.node_id = g.node_id;
-
--- name: gather_again
--- What a fan_in that is kept by reference stands for.
-SELECT dagapp.gather(%(job_id)s, %(fan_out)s, %(aggregation)s) AS output;

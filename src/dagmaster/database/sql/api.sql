@@ -65,9 +65,18 @@ SELECT t.task_id, t.node_id, t.attempt, t.handler, t.status, t.worker_id, t.stop
  ORDER BY t.stop_requested_at DESC, t.node_id
  LIMIT %(limit)s;
 
+-- name: api_checkpoints
+-- The checkpoints of a node, the last one first.
+SELECT name, attempt, saved_at, artifacts
+  FROM dagapp.dag_checkpoints
+ WHERE job_id = %(job_id)s AND node_id = %(node_id)s
+ ORDER BY attempt DESC, saved_at DESC, name DESC
+ LIMIT %(limit)s;
+
 -- name: api_attempts
 -- The attempts of a node, the last one first, each with what was reported of it.
-SELECT t.attempt, t.task_id, t.status, t.queue, t.handler, t.priority, t.params, t.timeout_seconds, t.retry_count,
+SELECT t.attempt, t.task_id, t.status, t.queue, t.handler, t.priority, t.params, t.params_ref, t.timeout_seconds,
+       t.retry_count,
        t.worker_id, t.lease_until, t.available_at AS queued_at, t.expires_at, t.started_at, t.finished_at, t.progress,
        t.log, r.status AS reported_status, r.output, r.output_ref, r.error, r.metrics, r.reported_at, r.accepted
   FROM dagapp.dag_tasks t

@@ -70,6 +70,49 @@ SELECT r.job_id, r.node_id, r.attempt, r.status, r.accepted, r.processed,
    AND n.status = 'completed' AND r.accepted AND r.status = 'succeeded'
  WHERE r.job_id = ANY (%(job_ids)s::uuid[]);
 
+-- name: history_references
+-- References to payloads that are missing, could be deleted, or have another size than the reference says. A job's result has
+-- them as {"output_ref": {"sha256": …, "bytes": …}}.
+WITH referred AS MATERIALIZED (
+    SELECT r.job_id, r.node_id, r.output_ref AS reference
+      FROM dagapp.dag_task_results r
+     WHERE r.job_id = ANY (%(job_ids)s::uuid[]) AND r.output_ref ? 'sha256'
+     UNION
+    SELECT n.job_id, n.node_id, n.output_ref
+      FROM dagapp.dag_node_states n
+     WHERE n.job_id = ANY (%(job_ids)s::uuid[]) AND n.output_ref ? 'sha256'
+     UNION
+    SELECT t.job_id, t.node_id, t.params_ref
+      FROM dagapp.dag_tasks t
+     WHERE t.job_id = ANY (%(job_ids)s::uuid[]) AND t.params_ref IS NOT NULL
+     UNION
+    SELECT j.job_id, NULL, named.value -> 'output_ref'
+      FROM dagapp.dag_jobs j
+     CROSS JOIN LATERAL jsonb_each(CASE jsonb_typeof(j.result_data) WHEN 'object' THEN j.result_data ELSE '{}' END) AS named
+     WHERE j.job_id = ANY (%(job_ids)s::uuid[])
+       AND named.value -> 'output_ref' ?& ARRAY['sha256', 'bytes'] AND named.value ->> 'output_ref' ~ '"[0-9a-f]{64}"'
+), found AS MATERIALIZED (
+    SELECT r.job_id, r.node_id, r.reference ->> 'sha256' AS sha256, (r.reference ->> 'bytes')::bigint AS size_bytes,
+           p.is_kept, p.size_bytes AS stored_bytes,
+           (SELECT coalesce(sum(octet_length(d.data)), 0)
+              FROM dagapp.dag_payload_parts d
+             WHERE d.job_id = r.job_id AND d.sha256 = r.reference ->> 'sha256')::bigint AS found_bytes
+      FROM referred r
+      LEFT JOIN dagapp.dag_payloads p
+        ON p.job_id = r.job_id AND p.sha256 = r.reference ->> 'sha256'
+)
+SELECT job_id, node_id, sha256, size_bytes, is_kept, found_bytes
+  FROM found
+ WHERE is_kept IS NOT TRUE OR stored_bytes <> size_bytes OR found_bytes <> size_bytes
+ ORDER BY job_id, node_id, sha256;
+
+-- name: history_payload_parts
+-- The parts of the payloads of these jobs, in order.
+SELECT job_id, sha256, data
+  FROM dagapp.dag_payload_parts
+ WHERE job_id = ANY (%(job_ids)s::uuid[])
+ ORDER BY job_id, sha256, part;
+
 -- name: history_orphans
 -- Rows that belong to a job that doesn't exist.
 SELECT o.job_id, o.kind, sum(o.rows)::bigint AS rows

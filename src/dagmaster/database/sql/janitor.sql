@@ -127,6 +127,73 @@ SELECT pg_terminate_backend(a.pid) AS is_ended
    AND a.state IN ('idle in transaction', 'idle in transaction (aborted)')
    AND a.state_change < clock_timestamp() - make_interval(secs => %(patience)s);
 
+-- name: janitor_unused
+-- Payloads that were stored long ago and that nothing has ever referred to: a worker that did not live to report, or a job that
+-- is gone. Deleted, the oldest first, as far as it goes fast. What is stored again or comes into use meanwhile is left alone.
+WITH unused AS MATERIALIZED (
+    SELECT p.job_id, p.sha256, p.size_bytes, p.stored_at
+      FROM dagapp.dag_payloads p
+     WHERE NOT p.is_kept AND p.stored_at < dagapp.clock() - make_interval(secs => %(grace)s)
+     ORDER BY p.stored_at
+     LIMIT %(limit)s
+       FOR UPDATE SKIP LOCKED
+), chosen AS MATERIALIZED (
+    SELECT u.job_id, u.sha256, u.size_bytes
+      FROM (SELECT unused.*, sum(size_bytes) OVER (ORDER BY stored_at, job_id, sha256) - size_bytes AS bytes_before
+              FROM unused) AS u
+     WHERE u.bytes_before < %(most_bytes)s
+), parts AS (
+    DELETE FROM dagapp.dag_payload_parts p
+     USING chosen c
+     WHERE p.job_id = c.job_id AND p.sha256 = c.sha256
+), heads AS (
+    DELETE FROM dagapp.dag_payloads p
+     USING chosen c
+     WHERE p.job_id = c.job_id AND p.sha256 = c.sha256
+)
+SELECT count(*)::int AS payloads, count(DISTINCT job_id)::int AS jobs, coalesce(sum(size_bytes), 0)::bigint AS bytes
+  FROM chosen;
+
+-- name: janitor_leftovers
+-- Of the jobs that have something in storage a few, and what of theirs may go: of jobs that are over for long enough, of which no
+-- task is at work, locked, so that nobody resumes one meanwhile; and of jobs that were deleted. At random, so that what can't be
+-- removed is not in the way of the rest.
+WITH found AS MATERIALIZED (
+    SELECT f.job_id, f.has_scratch, f.has_blobs
+      FROM unnest(%(job_ids)s::uuid[], %(with_scratch)s::boolean[], %(with_blobs)s::boolean[])
+           AS f (job_id, has_scratch, has_blobs)
+), ended AS MATERIALIZED (
+    SELECT j.job_id, due.has_scratch, due.has_blobs, j.status::text AS status
+      FROM found f
+      JOIN dagapp.dag_jobs j
+        ON j.job_id = f.job_id
+     CROSS JOIN LATERAL (
+           SELECT f.has_scratch
+                  AND j.completed_at < dagapp.clock() - make_interval(secs => %(scratch)s::float8) AS has_scratch,
+                  f.has_blobs
+                  AND coalesce(j.completed_at < dagapp.clock() - make_interval(
+                          secs => CASE WHEN j.status = 'completed' THEN %(completed)s::float8 ELSE %(failed)s::float8 END),
+                          false) AS has_blobs) AS due
+     WHERE j.status NOT IN ('pending', 'running')
+       AND (due.has_scratch OR due.has_blobs)
+       AND NOT EXISTS (SELECT 1
+                         FROM dagapp.dag_tasks t
+                        WHERE t.job_id = j.job_id AND t.status = 'running' AND t.lease_until > dagapp.clock())
+     ORDER BY random()
+     LIMIT %(limit)s
+       FOR NO KEY UPDATE OF j SKIP LOCKED
+), deleted AS MATERIALIZED (
+    SELECT f.job_id, f.has_scratch, f.has_blobs, NULL AS status
+      FROM found f
+     WHERE f.job_id < dagapp.first_uuid_at(dagapp.clock() - make_interval(secs => %(deleted)s::float8))
+       AND NOT EXISTS (SELECT 1 FROM dagapp.dag_jobs j WHERE j.job_id = f.job_id)
+     ORDER BY random()
+     LIMIT %(limit)s
+)
+SELECT job_id, has_scratch, has_blobs, status FROM ended
+ UNION ALL
+SELECT job_id, has_scratch, has_blobs, status FROM deleted;
+
 -- name: janitor_note
 -- Keep what was found, unless the same was told of the same thing a while ago.
 INSERT INTO dagapp.dag_janitor_actions (run_id, action_type, target_type, target_id, reason, detail)

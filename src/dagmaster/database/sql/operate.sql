@@ -8,7 +8,8 @@ SELECT status
 -- name: revive
 -- A job that has ended runs again. The nodes that are named are as if they had never run, but for their attempts, which stay. Of
 -- fan_outs that begin anew all children are of a run before; of others those that failed or were cancelled run again (where the
--- fan_out is named), and those that are named themselves. Every step has its event, in one sequence.
+-- fan_out is named), and those that are named themselves. Every step has its event, in one sequence. Where it runs afresh, what
+-- these nodes had checkpointed is forgotten.
 WITH job AS MATERIALIZED (
     SELECT job_id, epoch, last_sequence
       FROM dagapp.dag_jobs
@@ -72,6 +73,10 @@ WITH job AS MATERIALIZED (
               FROM asked a
               FULL JOIN family f ON f.node_id = a.node_id) AS k
      WHERE n.job_id = %(job_id)s AND n.node_id = k.node_id
+), forgotten AS (
+    DELETE FROM dagapp.dag_checkpoints c
+     USING (SELECT node_id FROM asked UNION ALL SELECT node_id FROM child) AS n
+     WHERE %(is_afresh)s AND c.job_id = %(job_id)s AND c.node_id = n.node_id
 ), told AS (
     INSERT INTO dagapp.dag_job_events (job_id, sequence, node_id, event_type, event_status, epoch, event_data)
     SELECT job_id, last_sequence + 1, NULL, 'job_resumed', 'running', epoch, %(facts)s::jsonb

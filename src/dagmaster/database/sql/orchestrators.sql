@@ -24,7 +24,8 @@ SELECT pg_terminate_backend(a.pid) AS ended
 
 -- name: claim_jobs
 -- Take jobs that nobody owns or (if asked) whose owner is silent, up to a fair share; beyond it only those that waited too long.
--- A missing owner row counts as a dead owner. Materialized, so that LIMIT is honoured exactly once.
+-- A missing owner row counts as a dead owner. Who is silent itself takes nothing from others: after an outage all are, and would
+-- take the same jobs from each other. Materialized, so that LIMIT is honoured exactly once.
 WITH alive AS (
     SELECT owner_id
       FROM dagapp.orchestrators
@@ -43,7 +44,9 @@ WITH alive AS (
      CROSS JOIN share
      WHERE j.status IN ('pending', 'running')
        AND (j.owner_id IS NULL
-            OR %(orphans)s AND NOT EXISTS (SELECT 1 FROM alive a WHERE a.owner_id = j.owner_id))
+            OR %(orphans)s
+               AND NOT EXISTS (SELECT 1 FROM alive a WHERE a.owner_id = j.owner_id)
+               AND EXISTS (SELECT 1 FROM alive a WHERE a.owner_id = %(owner_id)s))
        AND (share.room > 0 OR j.updated_at < dagapp.clock() - make_interval(secs => %(patience)s))
      ORDER BY j.priority DESC, j.job_id
      LIMIT (SELECT CASE WHEN room > 0 THEN room ELSE %(limit)s END FROM share)

@@ -39,6 +39,15 @@ DELETE FROM dagapp.dag_tasks
 DELETE FROM dagapp.dag_task_results
  WHERE job_id = ANY (%(job_ids)s::uuid[]);
 
+-- name: retention_payloads
+-- Payloads of jobs that go. What a worker is storing right now is nobody's then, and deleted as such.
+WITH gone AS (
+    DELETE FROM dagapp.dag_payload_parts
+     WHERE job_id = ANY (%(job_ids)s::uuid[])
+)
+DELETE FROM dagapp.dag_payloads
+ WHERE job_id = ANY (%(job_ids)s::uuid[]);
+
 -- name: retention_checkpoints
 -- Checkpoints of jobs that go.
 DELETE FROM dagapp.dag_checkpoints

@@ -17,7 +17,8 @@ DELETE FROM dagapp.workers
 WITH report AS MATERIALIZED (
     SELECT r.*
       FROM jsonb_to_recordset(%(reports)s::jsonb)
-           AS r (job_id uuid, node_id text, attempt int, status text, output jsonb, error jsonb, metrics jsonb)
+           AS r (job_id uuid, node_id text, attempt int, status text, output jsonb, output_ref jsonb, error jsonb,
+                 metrics jsonb)
      ORDER BY r.job_id, r.node_id, r.attempt
 ), held AS MATERIALIZED (
     SELECT r.*
@@ -34,11 +35,12 @@ WITH report AS MATERIALIZED (
            log = CASE WHEN h.metrics ? 'log' THEN NULL ELSE t.log END
       FROM held h
      WHERE t.job_id = h.job_id AND t.node_id = h.node_id AND t.attempt = h.attempt
-    RETURNING t.job_id, t.node_id, t.attempt, t.started_at, h.status, h.output, h.error, h.metrics
+    RETURNING t.job_id, t.node_id, t.attempt, t.started_at, h.status, h.output, h.output_ref, h.error, h.metrics
 ), stored AS (
     INSERT INTO dagapp.dag_task_results
-           (job_id, node_id, attempt, status, output, error, error_message, metrics, worker_id, started_at)
-    SELECT job_id, node_id, attempt, status, output, error, error ->> 'message', metrics, %(worker_id)s, started_at
+           (job_id, node_id, attempt, status, output, output_ref, error, error_message, metrics, worker_id, started_at)
+    SELECT job_id, node_id, attempt, status, output, output_ref, error, error ->> 'message', metrics, %(worker_id)s,
+           started_at
       FROM done
 ), open AS MATERIALIZED (
     -- A queue with a limit is open only to whoever holds its budget (lock_budgets, in the transaction of this statement).
@@ -88,13 +90,14 @@ WITH report AS MATERIALIZED (
                    THEN (SELECT count(*)
                            FROM dagapp.dag_tasks p
                           WHERE p.job_id = t.job_id AND p.node_id = t.node_id AND p.status = 'lost')::int
-                   ELSE 0 END AS losses
+                   ELSE 0 END AS losses,
+              t.params_ref
 )
 SELECT NULL::text AS task_id, NULL::uuid AS job_id, NULL::text AS node_id, (SELECT count(*) FROM done)::int AS attempt,
        NULL::text AS handler, NULL::jsonb AS params, NULL::text AS queue, NULL::float8 AS timeout_seconds,
-       NULL::int AS retry_count, NULL::int AS losses
+       NULL::int AS retry_count, NULL::int AS losses, NULL::jsonb AS params_ref
  UNION ALL
-SELECT task_id, job_id, node_id, attempt, handler, params, queue, timeout_seconds, retry_count, losses
+SELECT task_id, job_id, node_id, attempt, handler, params, queue, timeout_seconds, retry_count, losses, params_ref
   FROM claimed;
 
 -- name: limited_queues
@@ -127,7 +130,8 @@ VALUES (%(queue)s, %(max_running)s, coalesce(%(is_paused)s::boolean, false))
 WITH report AS MATERIALIZED (
     SELECT r.*
       FROM jsonb_to_recordset(%(reports)s::jsonb)
-           AS r (job_id uuid, node_id text, attempt int, status text, output jsonb, error jsonb, metrics jsonb)
+           AS r (job_id uuid, node_id text, attempt int, status text, output jsonb, output_ref jsonb, error jsonb,
+                 metrics jsonb)
 ), late AS MATERIALIZED (
     SELECT r.*
       FROM report r
@@ -137,8 +141,9 @@ WITH report AS MATERIALIZED (
      WHERE x.job_id IS NULL
 ), kept AS (
     INSERT INTO dagapp.dag_task_results
-           (job_id, node_id, attempt, status, output, error, error_message, metrics, worker_id, processed, accepted)
-    SELECT l.job_id, l.node_id, l.attempt, l.status, l.output, l.error, l.error ->> 'message', l.metrics,
+           (job_id, node_id, attempt, status, output, output_ref, error, error_message, metrics, worker_id, processed,
+            accepted)
+    SELECT l.job_id, l.node_id, l.attempt, l.status, l.output, l.output_ref, l.error, l.error ->> 'message', l.metrics,
            %(worker_id)s, true, false
       FROM late l
       JOIN dagapp.dag_tasks t
@@ -198,33 +203,42 @@ UPDATE dagapp.dag_tasks t
 RETURNING t.task_id;
 
 -- name: read_results
--- A slice of the results of a fan_out's children, in index order, by whole key.
-SELECT i.index, c.node_id, c.status, c.output, c.error_message
-  FROM generate_series(%(offset)s::int, %(offset)s::int + %(limit)s::int - 1) AS i (index)
- CROSS JOIN LATERAL (
-       SELECT n.node_id, n.status, n.output, n.error_message
-         FROM dagapp.dag_node_states n
-        WHERE n.job_id = %(job_id)s AND n.node_id = %(node_id)s::text || '__' || i.index::text
-        LIMIT 1) AS c
- ORDER BY i.index;
+-- A slice of the results of a fan_out's children, in index order, by whole key: as many as a reader wants to hold, and one in
+-- any case. Only what is long enough to be compressed is looked at for its real size.
+WITH child AS MATERIALIZED (
+    SELECT i.index, c.node_id, c.status, c.output, c.error_message, c.output_ref,
+           coalesce((c.output_ref ->> 'bytes')::bigint,
+                    CASE WHEN pg_column_size(c.output) > 1900 THEN octet_length(c.output::text)
+                         ELSE pg_column_size(c.output) END, 0) AS size_bytes
+      FROM generate_series(%(offset)s::int, %(offset)s::int + %(limit)s::int - 1) AS i (index)
+     CROSS JOIN LATERAL (
+           SELECT n.node_id, n.status, n.output, n.error_message, n.output_ref
+             FROM dagapp.dag_node_states n
+            WHERE n.job_id = %(job_id)s AND n.node_id = %(node_id)s::text || '__' || i.index::text
+            LIMIT 1) AS c
+)
+SELECT w.index, w.node_id, w.status, w.output, w.error_message, w.output_ref
+  FROM (SELECT child.*, sum(size_bytes) OVER (ORDER BY index) AS bytes_so_far FROM child) AS w
+ WHERE w.bytes_so_far <= %(most_bytes)s OR w.index = %(offset)s
+ ORDER BY w.index;
 
 -- name: save_checkpoint
--- Keep a phase's state, if this attempt still holds its task.
-INSERT INTO dagapp.dag_checkpoints AS c (job_id, node_id, name, attempt, data)
-SELECT t.job_id, t.node_id, %(name)s, t.attempt, %(data)s
+-- Keep a phase's state, if this attempt still holds its task; the lock makes sure that it holds it until the commit.
+INSERT INTO dagapp.dag_checkpoints AS c (job_id, node_id, name, attempt, data, artifacts)
+SELECT t.job_id, t.node_id, %(name)s, t.attempt, %(data)s, %(artifacts)s::jsonb
   FROM dagapp.dag_tasks t
  WHERE t.job_id = %(job_id)s AND t.node_id = %(node_id)s AND t.attempt = %(attempt)s AND t.status = 'running'
+   FOR NO KEY UPDATE OF t
     ON CONFLICT (job_id, node_id, name) DO UPDATE
-   SET attempt = excluded.attempt, data = excluded.data, saved_at = dagapp.clock()
- WHERE c.attempt <= excluded.attempt
+   SET attempt = excluded.attempt, data = excluded.data, artifacts = excluded.artifacts, saved_at = dagapp.clock()
 RETURNING name;
 
 -- name: load_checkpoints
 -- The checkpoints of a node, oldest first.
-SELECT job_id, node_id, name, attempt, data, saved_at
+SELECT job_id, node_id, name, attempt, data, saved_at, artifacts
   FROM dagapp.dag_checkpoints
  WHERE job_id = %(job_id)s AND node_id = %(node_id)s
- ORDER BY saved_at, name;
+ ORDER BY attempt, saved_at, name;
 
 -- name: clock
 -- The time that everything is compared with.

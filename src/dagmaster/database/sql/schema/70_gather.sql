@@ -51,3 +51,39 @@ WITH children AS (
 SELECT CASE WHEN f.listed IS NULL THEN c.result ELSE c.result || jsonb_build_object('failed', f.listed) END
   FROM combined c, failures f
 $$;
+
+-- How large the outcome is where outputs that go into it are payloads, which are not read here; NULL where none of them is.
+CREATE OR REPLACE FUNCTION dagapp.referred_bytes(of_job uuid, fan_out text, aggregation text) RETURNS bigint
+LANGUAGE sql STABLE
+AS $$
+WITH children AS MATERIALIZED (
+    SELECT i.index, c.node_id, c.status = 'completed' AS completed, c.error_message, c.output, c.output_ref
+      FROM generate_series(0, (SELECT p.total - 1
+                                 FROM dagapp.dag_node_states p
+                                WHERE p.job_id = of_job AND p.node_id = fan_out)) AS i (index)
+     CROSS JOIN LATERAL (
+           SELECT n.node_id, n.status, n.error_message, n.output, n.output_ref
+             FROM dagapp.dag_node_states n
+            WHERE n.job_id = of_job AND n.node_id = fan_out || '__' || i.index::text
+            LIMIT 1) AS c
+), good AS MATERIALIZED (
+    SELECT index, output, output_ref,
+           row_number() OVER (ORDER BY index) AS place, row_number() OVER (ORDER BY index DESC) AS place_from_end
+      FROM children
+     WHERE completed
+), used AS MATERIALIZED (
+    SELECT output, output_ref
+      FROM good
+     WHERE aggregation NOT IN ('first', 'last')
+        OR aggregation = 'first' AND place = 1
+        OR aggregation = 'last' AND place_from_end = 1
+)
+SELECT CASE WHEN EXISTS (SELECT 1 FROM used WHERE output_ref IS NOT NULL)
+            THEN (SELECT sum(coalesce((output_ref ->> 'bytes')::bigint, octet_length(output::text), 4) + 2) FROM used)
+                 + coalesce((SELECT sum(octet_length(jsonb_build_object('index', index, 'node_id', node_id,
+                                                                        'error_message', error_message)::text) + 2)
+                               FROM children
+                              WHERE NOT completed), 0)
+                 + octet_length('{"count": , "failed": [], "results": []}')
+                 + length((SELECT count(*) FROM good)::text) END
+$$;

@@ -1,0 +1,124 @@
+"""What jobs leave in storage goes away [S4 D5].
+
+    every JANITOR_INTERVAL_SEC
+      ──▶ list the folders of jobs: scratch folders, intermediate blobs
+      ──▶ ask the database which of these jobs are over for long enough, and lock them: nobody resumes one meanwhile
+      ──▶ take their files away, keep what was done
+      ──▶ free the space, which may take long and holds up nobody
+
+A task of its own beside the janitor: a disk that hangs must not keep it from its work. Only folders that are named exactly like
+a job are ever looked at. Where the storage is on another machine nothing is found, and nothing is done.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Final
+from uuid import UUID, uuid4
+
+from dagmaster import log
+from dagmaster.database.janitor import Graces, Leftovers, PostgresJanitor, Removed, Swept
+from dagmaster.errors import DagmasterError
+from dagmaster.settings import Settings
+from dagmaster.storage import Storage, open_storage
+
+DAY_SECONDS: Final = 86_400.0
+SCRATCH_GRACE_SECONDS: Final = (
+    300.0  # an attempt that nobody waits for any more may still be at work; later it fails, harmlessly
+)
+JOBS_AT_ONCE: Final = 20
+ASKED_AT_ONCE: Final = 10_000
+REMOVING_SECONDS: Final = 4.0  # jobs are locked meanwhile, and their session may not be idle for longer than 10 s
+_log = log.get("tidy")
+
+
+@dataclass
+class Tidy:
+    settings: Settings
+    store: PostgresJanitor
+    storage: Storage
+    random: Random = field(default_factory=Random)
+    tidied_jobs: int = 0
+    errors: int = 0
+
+    async def run(self) -> None:
+        """Until cancelled. Instances that were started together spread out."""
+        pause = self.settings.janitor_interval_sec * self.random.random()
+        while True:
+            await asyncio.sleep(pause)
+            swept = await self.turn(uuid4())
+            has_more = len(swept.actions) >= JOBS_AT_ONCE
+            pause = self.settings.janitor_interval_sec * (0.02 if has_more else 1.0)
+
+    async def turn(self, run_id: UUID, *, is_dry: bool = False) -> Swept:
+        """Remove what a bounded number of jobs have left. A dry one only tells. What fails is tried again next time [E27]."""
+        try:
+            swept = await self._remove_leftovers(run_id, is_dry)
+            if not is_dry:
+                await asyncio.to_thread(self.storage.sweep_up)
+        except Exception as error:
+            self._tell_of_failure(error)
+            return Swept((), ())
+        return swept
+
+    async def _remove_leftovers(self, run_id: UUID, is_dry: bool) -> Swept:
+        found = await asyncio.to_thread(_look_around, self.storage)
+        if not found:
+            return Swept((), ())
+
+        async def remove(over: Sequence[Leftovers]) -> list[Removed]:
+            return await asyncio.to_thread(self._remove, over, is_dry)
+
+        asked = found if len(found) <= ASKED_AT_ONCE else self.random.sample(found, ASKED_AT_ONCE)
+        swept = await self.store.tidy(run_id, asked, graces_of(self.settings), JOBS_AT_ONCE, remove, is_dry=is_dry)
+        if swept.actions and not is_dry:
+            self.tidied_jobs += len(swept.actions)
+            _log.info("files of jobs that are over are removed", jobs=len(swept.actions), run_id=str(run_id))
+        return swept
+
+    def _remove(self, over: Sequence[Leftovers], is_dry: bool) -> list[Removed]:
+        """As far as it goes fast. A job whose files can't be removed is not in the way of others."""
+        until = time.monotonic() + REMOVING_SECONDS
+        removed = []
+        for leftovers in over:
+            if time.monotonic() > until:
+                break
+            try:
+                removed.append(_remove_those_of(self.storage, leftovers, is_dry))
+            except (DagmasterError, OSError) as error:
+                self._tell_of_failure(error, job_id=str(leftovers.job_id))
+        return removed
+
+    def _tell_of_failure(self, error: Exception, **facts: str) -> None:
+        self.errors += 1
+        _log.warning("files of jobs are not removed, trying again later", error=str(error), **facts)
+
+
+def tidy_of(settings: Settings, dsn: str, role: str = "tidy") -> Tidy | None:
+    """None where it is not wanted."""
+    return Tidy(settings, PostgresJanitor(dsn, role), open_storage(settings)) if settings.tidy_enabled else None
+
+
+def graces_of(settings: Settings) -> Graces:
+    return Graces(
+        scratch=SCRATCH_GRACE_SECONDS,
+        completed=settings.intermediate_grace_sec,
+        failed=settings.intermediate_failed_days * DAY_SECONDS or None,
+        deleted=settings.retention_days * DAY_SECONDS or None,
+    )
+
+
+def _look_around(storage: Storage) -> list[Leftovers]:
+    with_scratch, with_blobs = set(storage.scratch_jobs()), set(storage.intermediate_jobs())
+    return [Leftovers(job_id, job_id in with_scratch, job_id in with_blobs) for job_id in with_scratch | with_blobs]
+
+
+def _remove_those_of(storage: Storage, leftovers: Leftovers, is_dry: bool) -> Removed:
+    sizes = [found.size_bytes for found in storage.intermediate_blobs(leftovers.job_id)] if leftovers.has_blobs else []
+    if leftovers.has_blobs and not is_dry:
+        storage.clear_intermediate(leftovers.job_id)
+    if leftovers.has_scratch and not is_dry:
+        storage.clear_scratch(leftovers.job_id)
+    return Removed(leftovers, objects=len(sizes), size_bytes=sum(sizes))

@@ -1,0 +1,212 @@
+"""Handlers with phases, interrupted in each of them: they go on after the last checkpoint that can be trusted [E22]."""
+
+import asyncio
+import os
+import signal
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import psycopg
+import pytest
+
+from dagmaster.database.ledger import Running
+from dagmaster.errors import UnfitData
+from dagmaster.handlers.registry import Registration
+from dagmaster.operations.operate import Part, resume, retry
+from tests.engine.harness import engine, until, workflow
+from tests.engine.processes import Fleet, fleet
+
+PHASES = """
+    workflow_id: phases_WHAT
+    inputs:
+      file: {type: string}
+      folder: {type: string}
+      hold: {type: integer}
+    nodes:
+      start: {type: start, next: work}
+      work:
+        handler: WHAT
+        params: {file: "{{ inputs.file }}", folder: "{{ inputs.folder }}", hold: "{{ inputs.hold }}"}
+        retry: {max_attempts: 0}
+        next: end
+      end: {type: end}
+    """
+
+
+async def _kill_children(running: Fleet, pids: dict[UUID, int]) -> None:
+    for pid in pids.values():
+        os.kill(pid, signal.SIGKILL)
+
+
+async def _kill_worker(running: Fleet, _pids: dict[UUID, int]) -> None:
+    running.processes[1].kill()
+    await running.start("worker")
+
+
+async def _stop_worker(running: Fleet, _pids: dict[UUID, int]) -> None:
+    stopped = running.processes[1]
+    stopped.signal(signal.SIGTERM)
+    await running.start("worker")
+    assert await stopped.ended(15) == 0
+
+
+async def _held(running: Fleet, wanted: dict[UUID, int]) -> dict[UUID, int]:
+    """Which process works on each job, once all are in the phase that holds them."""
+    lines = (
+        [line.split() for line in running.executions.read_text().splitlines()] if running.executions.exists() else []
+    )
+    found = {UUID(job): int(pid) for job, _, _, pid, phase in lines if wanted[UUID(job)] == int(phase)}
+    return found if len(found) == len(wanted) else {}
+
+
+@pytest.mark.parametrize(
+    ("interrupt", "kinds", "losses"),
+    [
+        pytest.param(_kill_children, ["phases"], 1, id="child-killed"),
+        pytest.param(_kill_worker, ["phases", "phases_async"], 1, id="worker-killed"),
+        pytest.param(_stop_worker, ["phases", "phases_async"], 0, id="worker-stopped"),
+    ],
+)
+async def test_e22_what_was_checkpointed_is_done_once_wherever_the_handler_is_interrupted(
+    database, tmp_path, interrupt: Callable[..., Awaitable[None]], kinds: list[str], losses: int
+) -> None:
+    """Each job is held in another phase. What one phase of one job left behind has vanished meanwhile."""
+    async with fleet(
+        database, tmp_path, orchestrators=1, workers=1, worker_processes=4, shutdown_grace_sec=0.5
+    ) as running:
+        told = {"file": str(running.executions), "folder": str(tmp_path)}
+        holds = {
+            await running.submit_one(PHASES.replace("WHAT", kind), **told, hold=hold): hold
+            for kind in kinds
+            for hold in (1, 2, 3)
+        }
+        bereft = await running.submit_one(PHASES.replace("WHAT", kinds[0]), **told, hold=3)
+        pids = await running.until(lambda: _held(running, holds | {bereft: 3}), 30, "the phases that hold")
+        (tmp_path / f"{bereft}_2").unlink()
+
+        await interrupt(running, pids)
+        states = await running.wait([*holds, bereft], 30)
+
+        assert set(states) == {"completed"}
+        worked = Counter(
+            tuple(line.split()[i] for i in (0, 2, 4)) for line in running.executions.read_text().splitlines()
+        )
+        expected = [(job_id, 1, phase) for job_id, hold in holds.items() for phase in range(1, hold + 1)]
+        expected += [(job_id, 2, phase) for job_id, hold in holds.items() for phase in range(hold, 4)]
+        expected += [(bereft, 1, 1), (bereft, 1, 2), (bereft, 1, 3), (bereft, 2, 2), (bereft, 2, 3)]
+        assert worked == Counter(tuple(map(str, line)) for line in expected)
+        for job_id in (*holds, bereft):
+            node = (await running.nodes(job_id))["work"]
+            assert (node["attempt"], node["retry_count"], node["loss_count"]) == (2, 0, losses)
+        assert "is gone" in await _log_of(running, bereft)
+
+
+async def _log_of(running: Fleet, job_id: UUID) -> str:
+    rows = await running.rows("SELECT metrics FROM dagapp.dag_task_results WHERE job_id = %s AND attempt = 2", job_id)
+    return " ".join(line["text"] for line in rows[0]["metrics"].get("log", ()))
+
+
+async def test_e22_handlers_in_c_calls_are_given_back_and_a_second_signal_hurries(database, tmp_path) -> None:
+    """The grace is an hour; nothing of it is needed once someone is in a hurry, and nobody pays for it."""
+    async with fleet(
+        database, tmp_path, orchestrators=1, workers=1, shutdown_grace_sec=3600, task_lease_sec=30, lease_renew_sec=1
+    ) as running:
+        stopped = running.processes[1]
+        told = {"file": str(running.executions), "folder": str(tmp_path)}
+        jobs = [await running.submit_one(PHASES.replace("WHAT", "pause_once"), **told, hold=1)]
+        jobs.append(await running.submit_one(PHASES.replace("WHAT", "phases"), **told, hold=2))
+        await running.until(lambda: _held(running, dict(zip(jobs, (1, 2), strict=True))), 30, "the handlers")
+
+        stopped.signal(signal.SIGTERM)
+        await running.until(lambda: _says(stopped.log, "worker stops"), 10, "the worker to stop")
+        await running.start("worker")
+        assert stopped.is_running
+        stopped.signal(signal.SIGTERM)
+        code = await stopped.ended(10)
+        states = await running.wait(jobs, 20)
+
+        assert (code, states) == (0, ["completed"] * 2)
+        for job_id in jobs:
+            assert [task["status"] for task in await running.tasks(job_id)] == ["returned", "succeeded"]
+            node = (await running.nodes(job_id))["work"]
+            assert (node["retry_count"], node["loss_count"]) == (0, 0)
+
+
+async def _says(log: Path, words: str) -> bool:
+    return words in log.read_text()
+
+
+async def test_e22_an_attempt_that_is_being_replaced_saves_nothing(database) -> None:
+    """Whoever takes the task away has not committed yet: saving waits for that."""
+    async with engine(database, verify_history=False) as running:
+        job_id = await running.submit(GATED)
+        await until(lambda: running.rows("SELECT 1 FROM dagapp.dag_tasks WHERE status = 'running'"))
+        async with await psycopg.AsyncConnection.connect(database) as taker:
+            await taker.execute("UPDATE dagapp.dag_tasks SET status = 'lost', finished_at = now(), lease_until = NULL")
+            saving = asyncio.create_task(running.ledger.save_checkpoint(Running(job_id, "work", 1), "late", None))
+            await until(lambda: running.rows(WAITING_TO_SAVE))
+        is_kept = await saving
+
+        assert not is_kept
+        assert not await running.rows("SELECT * FROM dagapp.dag_checkpoints")
+
+
+WAITING_TO_SAVE = """
+    SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%INSERT INTO dagapp.dag_checkpoints%'
+    """
+GATED = workflow("""
+    workflow_id: gated
+    nodes:
+      start: {type: start, next: work}
+      work: {handler: gate, next: end}
+      end: {type: end}
+    """)
+
+
+# Resumed and retried
+
+
+async def careful(ctx: Any) -> list[str]:
+    """Two phases; between them the data may be found wanting."""
+    last = await ctx.load_checkpoint()
+    done = ["phase_1"] if last else []
+    if not last:
+        await ctx.save_checkpoint("phase_1", {})
+    if not Path(ctx.params["file"]).exists():
+        raise UnfitData("nothing there")
+    await asyncio.sleep(0)
+    return done
+
+
+CAREFUL = workflow("""
+    workflow_id: careful
+    inputs: {file: {type: string}}
+    nodes:
+      start: {type: start, next: work}
+      work: {handler: careful, params: {file: "{{ inputs.file }}"}, next: end}
+      end: {type: end}
+    """)
+
+
+async def test_e22_a_resume_builds_on_checkpoints_and_a_retry_does_it_all_again(database, tmp_path) -> None:
+    mended = tmp_path / "mended"
+    registration = Registration("careful", "tests.engine.test_checkpoints:careful")
+    async with engine(database, handlers=[registration]) as running:
+        job_id = (await running.run(CAREFUL, file=str(mended)))["job_id"]
+        failed = await running.job(job_id)
+        mended.touch()
+
+        await resume(running.ledger, job_id)
+        await running.wait(job_id)
+        resumed = (await running.nodes(job_id))["work"]["output"]
+        await retry(running.ledger, job_id, Part(node="work"))
+        await running.wait(job_id)
+        retried = (await running.nodes(job_id))["work"]["output"]
+
+        assert failed["status"] == "failed"
+        assert (resumed, retried) == (["phase_1"], [])
+        (kept,) = await running.rows("SELECT attempt FROM dagapp.dag_checkpoints WHERE job_id = %s", job_id)
+        assert kept["attempt"] == 3

@@ -1,0 +1,409 @@
+"""What jobs leave in storage goes away once nobody can need it, and nothing else does [S4 D5]."""
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+
+from dagmaster.database.bell import MemoryExchange
+from dagmaster.database.janitor import PostgresJanitor, Swept
+from dagmaster.database.retention import PostgresRetention
+from dagmaster.errors import Unavailable
+from dagmaster.jobs.model import new_job_id
+from dagmaster.operations import operate
+from dagmaster.orchestrator import tidy as tidying
+from dagmaster.orchestrator.janitor import Janitor
+from dagmaster.orchestrator.tidy import Tidy, tidy_of
+from dagmaster.storage import Storage, Zone, open_storage
+from tests.api.serving import V1, api, ok
+from tests.engine.harness import engine, fast_settings, until, workflow
+
+HOUR, DAY = 3600.0, 86_400.0
+FAILING = workflow("""
+    workflow_id: failing
+    version: 1
+    nodes:
+      start: {type: start, next: work}
+      work: {handler: give, params: {fail: true}, retry: {max_attempts: 0}, next: end}
+      end: {type: end}
+""")
+
+
+class Place:
+    """A database with jobs, and a storage with their files."""
+
+    def __init__(self, dsn: str, folder: Path) -> None:
+        self.dsn, self.folder = dsn, folder
+        self.storage = open_storage(fast_settings(storage_folder=folder))
+        self._made: list[Tidy] = []
+        self._killed: list[AbstractContextManager[Path]] = []  # attempts that did not come to their end
+
+    def tidy(self, storage: Storage | None = None, **settings: Any) -> Tidy:
+        made = tidy_of(fast_settings(storage_folder=self.folder, **settings), self.dsn)
+        assert made is not None
+        made.storage = storage or made.storage
+        self._made.append(made)
+        return made
+
+    async def turn(self, *, is_dry: bool = False, **settings: Any) -> Swept:
+        tidy = self.tidy(**settings)
+        swept = await tidy.turn(uuid4(), is_dry=is_dry)
+        assert tidy.errors == 0
+        return swept
+
+    async def job(self, status: str, ended_ago: float = 0.0, *, has_row: bool = True) -> UUID:
+        """One that ended some seconds ago, with a blob and what a killed attempt left."""
+        job_id = new_job_id(round((time.time() - ended_ago - 60) * 1000))
+        if has_row:
+            await self.sql(
+                "INSERT INTO dagapp.dag_jobs (job_id, workflow_id, workflow_version, definition_hash, status, input_params,"
+                " completed_at) VALUES (%s, 'w', '1', 'h', %s, '{}', CASE WHEN %s NOT IN ('pending', 'running')"
+                " THEN now() - make_interval(secs => %s) END)",
+                job_id, status, status, ended_ago,
+            )  # fmt: skip
+        self.fill(job_id)
+        return job_id
+
+    def fill(self, job_id: UUID) -> None:
+        self.put(f"{job_id}/deep/copy.tif", b"12345")
+        self._killed.append(self.storage.scratch(job_id))
+        (self._killed[-1].__enter__() / "half.tif").write_bytes(b"x")
+
+    def put(self, blob: str, data: bytes = b"x") -> None:
+        self.storage.put(self.storage.location(blob, zone=Zone.SILVER), data)
+
+    def left(self, job_id: UUID) -> set[str]:
+        places = {"blobs": "silver/silver", "scratch": "silver/.scratch"}
+        return {name for name, place in places.items() if (self.folder / place / str(job_id)).exists()}
+
+    async def sql(self, statement: str, *values: Any) -> list[Any]:
+        async with await psycopg.AsyncConnection.connect(self.dsn, autocommit=True) as connection:
+            await connection.execute("SET session_replication_role = replica")  # rows without the rest of a job
+            cursor = await connection.execute(statement, values or None)
+            return await cursor.fetchall() if cursor.description else []
+
+    async def actions(self) -> list[Any]:
+        return await self.sql("SELECT action_type, target_id FROM dagapp.dag_janitor_actions ORDER BY target_id")
+
+    async def close(self) -> None:
+        for tidy in self._made:
+            await tidy.store.close()
+
+
+@pytest.fixture
+async def place(database: str, tmp_path: Path) -> AsyncIterator[Place]:
+    made = Place(database, tmp_path)
+    yield made
+    await made.close()
+
+
+def targets(swept: Swept) -> list[str]:
+    return sorted(action.target_id for action in swept.actions)
+
+
+async def test_s4_files_of_a_job_that_completed_go_after_a_while_and_their_space_is_free(place):
+    young = await place.job("completed", 0.5 * HOUR)
+    old = await place.job("completed", 1.5 * HOUR)
+
+    swept = await place.turn(intermediate_grace_sec=HOUR)
+
+    assert (place.left(young), place.left(old)) == ({"blobs"}, set())
+    (action,) = [action for action in swept.actions if action.target_id == str(old)]
+    assert (action.action_type, action.target_type) == ("files_removed", "job")
+    assert action.detail == {"status": "completed", "objects": 1, "bytes": 5, "has_scratch": True}
+    assert action.reason.endswith("its 1 intermediate objects with 5 bytes and its scratch folders are removed")
+    assert sorted(path.name for path in place.folder.rglob("*") if path.is_file()) == ["copy.tif"]
+    assert (await place.turn(intermediate_grace_sec=HOUR)).actions == ()
+
+
+@pytest.mark.parametrize("status", ["failed", "cancelled", "partial_success"])
+async def test_s4_files_that_a_resume_may_need_stay_longer(place, status):
+    before, after = await place.job(status, 9 * DAY), await place.job(status, 11 * DAY)
+    just = await place.job(status, 60)
+
+    await place.turn(intermediate_failed_days=10)
+
+    assert (place.left(before), place.left(after)) == ({"blobs"}, set())
+    assert place.left(just) == {"blobs", "scratch"}, "an attempt may still be at work"
+    await place.turn(intermediate_failed_days=0)
+    assert place.left(before) == {"blobs"}, "as long as the job"
+
+
+async def test_s4_nothing_of_a_job_that_is_not_over_is_touched(place):
+    jobs = [await place.job(status, 400 * DAY) for status in ("pending", "running")]
+    await place.sql("UPDATE dagapp.dag_jobs SET completed_at = now() - interval '400 days' WHERE job_id = %s", jobs[1])
+
+    assert (await place.turn(retention_days=1)).actions == ()
+
+    assert [place.left(job_id) for job_id in jobs] == [{"blobs", "scratch"}] * 2
+
+
+async def test_s4_nothing_of_a_job_of_which_a_task_is_at_work_is_touched(place):
+    busy, lost = await place.job("cancelled", DAY), await place.job("cancelled", DAY)
+    for job_id, lease in ((busy, "1 minute"), (lost, "-1 minute")):
+        await place.sql(
+            "INSERT INTO dagapp.dag_tasks (job_id, node_id, attempt, queue, handler, priority, status, timeout_seconds,"
+            " lease_until) VALUES (%s, 'n', 1, 'q', 'h', 0, 'running', 60, now() + %s::interval)",
+            job_id,
+            lease,
+        )
+
+    await place.turn()
+
+    assert (place.left(busy), place.left(lost)) == ({"blobs", "scratch"}, {"blobs"})
+
+
+async def test_s4_what_is_not_named_exactly_like_a_job_is_never_touched(place):
+    job_id = await place.job("completed", DAY)
+    others = [
+        "cogs/dem/v0/r1/a.tif", "mosaics/dem/v0/r1/mosaic.json", f"cogs/{job_id}/a.tif", f"{str(job_id).upper()}/a.tif",
+        f"{job_id.hex}/a.tif", f"{job_id}-1/a.tif", f"{uuid4()}/a.tif", "dem.tif",
+    ]  # fmt: skip
+    for blob in others:
+        place.put(blob)
+    outside = place.folder / "outside"
+    (outside / "kept").mkdir(parents=True)
+    for linked in ("silver/silver", "silver/.scratch"):
+        (place.folder / linked / str(new_job_id(1))).symlink_to(outside)
+
+    await place.turn(retention_days=1)
+
+    assert place.left(job_id) == set()
+    assert all((place.folder / "silver/silver" / blob).exists() for blob in others)
+    assert (outside / "kept").exists()
+
+
+async def test_d5_files_of_deleted_jobs_go_at_once_where_retention_can_have_deleted_them(place):
+    old, young = [await place.job("", days * DAY, has_row=False) for days in (3, 1)]
+
+    assert (await place.turn(retention_days=0)).actions == ()
+    swept = await place.turn(retention_days=2)
+
+    assert (place.left(old), place.left(young)) == (set(), {"blobs", "scratch"})
+    assert swept.actions[0].reason.startswith("the job was deleted: ")
+
+
+async def test_d5_files_go_with_the_job_that_retention_deletes(place):
+    job_id = await place.job("failed", 3 * DAY)
+    retention = PostgresRetention(place.dsn)
+    settings = {"retention_days": 2, "intermediate_failed_days": 0}
+    await place.turn(**settings)
+    assert place.left(job_id) == {"blobs"}
+
+    assert await retention.prune_jobs(2 * DAY, 10) == 1
+    await place.turn(**settings)
+
+    assert place.left(job_id) == set()
+    await retention.close()
+
+
+async def test_s4_a_dry_run_tells_the_same_and_changes_nothing(place):
+    job_id = await place.job("completed", DAY)
+
+    dry = await place.turn(is_dry=True)
+
+    assert (targets(dry), await place.actions()) == ([str(job_id)], [])
+    assert place.left(job_id) == {"blobs", "scratch"}
+    wet = await place.turn()
+    assert [action.reason for action in wet.actions] == [action.reason for action in dry.actions]
+    assert await place.actions() == [("files_removed", str(job_id))]
+
+
+# --- with others ------------------------------------------------------------------------------------------------------
+
+
+class Slow:
+    """A disk that takes its time over removing blobs, until it is let go."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self.is_at_it, self.may_go_on = threading.Event(), threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._storage, name)
+
+    def clear_intermediate(self, job_id: UUID) -> None:
+        self.is_at_it.set()
+        assert self.may_go_on.wait(10)
+        self._storage.clear_intermediate(job_id)
+
+
+async def test_s4_nobody_resumes_a_job_while_its_files_are_removed_and_the_loop_goes_on(place):
+    async with engine(place.dsn) as running:
+        job = await running.run(FAILING)
+        job_id = job["job_id"]
+        place.fill(job_id)
+        await place.sql("UPDATE dagapp.dag_jobs SET completed_at = now() - interval '40 days'")
+        slow = Slow(place.storage)
+        turn = asyncio.create_task(place.tidy(slow).turn(uuid4()))
+        await until(lambda: asyncio.sleep(0, slow.is_at_it.is_set()))
+
+        resume = asyncio.create_task(operate.resume(running.ledger, job_id))
+
+        async def waits() -> bool:
+            return await running.value("SELECT count(*) FROM pg_locks WHERE NOT granted") > 0
+
+        await until(waits)
+        assert not resume.done()
+        slow.may_go_on.set()
+        assert targets(await turn) == [str(job_id)]
+        assert (await resume).status == "resumed"
+        place.fill(job_id)
+        assert (await running.wait(job_id))["status"] == "failed"
+        assert (await place.turn()).actions == ()
+        assert place.left(job_id) == {"blobs", "scratch"}, "it has ended a moment ago"
+
+
+async def test_s4_a_job_that_someone_is_about_to_resume_is_left_alone(place):
+    held, free = [await place.job("failed", 40 * DAY) for _ in range(2)]
+    async with await psycopg.AsyncConnection.connect(place.dsn) as someone:
+        await someone.execute("SELECT 1 FROM dagapp.dag_jobs WHERE job_id = %s FOR NO KEY UPDATE", [held])
+
+        swept = await place.turn()
+
+    assert targets(swept) == [str(free)]
+    assert place.left(held) == {"blobs", "scratch"}
+
+
+async def test_s4_many_at_once_remove_each_once(place):
+    jobs = [await place.job("completed", DAY) for _ in range(30)]
+    many = [place.tidy() for _ in range(4)]
+
+    async def work(tidy: Tidy) -> list[str]:
+        done: list[str] = []
+        while any(map(place.left, jobs)):
+            done += targets(await tidy.turn(uuid4()))
+        return done
+
+    done = await asyncio.gather(*map(work, many))
+
+    assert sorted(target for part in done for target in part) == sorted(map(str, jobs))
+    assert len(await place.actions()) == len(jobs)
+    assert sum(tidy.errors for tidy in many) == 0
+    assert not any((place.folder / "silver/.gone").iterdir())
+
+
+async def test_s4_a_turn_removes_a_bounded_number(place, monkeypatch):
+    monkeypatch.setattr(tidying, "JOBS_AT_ONCE", 3)
+    jobs = [await place.job("completed", DAY) for _ in range(5)]
+
+    first, second = await place.turn(), await place.turn()
+
+    assert (len(first.actions), len(second.actions)) == (3, 2)
+    assert not any(map(place.left, jobs))
+
+
+async def test_s4_a_turn_takes_a_bounded_time(place, monkeypatch):
+    monkeypatch.setattr(tidying, "REMOVING_SECONDS", -1.0)
+    job_id = await place.job("completed", DAY)
+
+    assert (await place.turn()).actions == ()
+    assert place.left(job_id) == {"blobs", "scratch"}
+
+
+# --- trouble ----------------------------------------------------------------------------------------------------------
+
+
+async def test_e27_what_can_not_be_removed_is_told_of_and_not_in_the_way_of_the_rest(place):
+    jobs = [await place.job("completed", DAY) for _ in range(3)]
+    bad = jobs[0]
+
+    class Bad(Slow):
+        def clear_intermediate(self, job_id: UUID) -> None:
+            if job_id == bad:
+                raise Unavailable("the disk is read-only", code="storage.unavailable")
+            self._storage.clear_intermediate(job_id)
+
+    tidy = place.tidy(Bad(place.storage))
+
+    swept = await tidy.turn(uuid4())
+
+    assert targets(swept) == sorted(map(str, jobs[1:]))
+    assert tidy.errors == 1
+    assert place.left(bad) == {"blobs", "scratch"}
+
+
+async def test_e27_a_disk_that_is_away_ends_nothing_and_is_tried_again(place):
+    job_id = await place.job("completed", DAY)
+    is_away = True
+
+    class Away(Slow):
+        def scratch_jobs(self) -> Any:
+            if is_away:
+                raise OSError(5, "Input/output error")
+            return self._storage.scratch_jobs()
+
+        def clear_intermediate(self, job_id: UUID) -> None:
+            self._storage.clear_intermediate(job_id)
+
+    tidy = place.tidy(Away(place.storage), janitor_interval_sec=0.01)
+    running = asyncio.create_task(tidy.run())
+    await until(lambda: asyncio.sleep(0, tidy.errors > 1))
+    is_away = False
+
+    await until(lambda: asyncio.sleep(0, tidy.tidied_jobs))
+
+    assert place.left(job_id) == set()
+    running.cancel()
+
+
+async def test_s4_where_the_storage_is_not_there_nothing_is_done_and_nothing_is_made(place):
+    await place.sql("SELECT 1")
+    place.folder = place.folder / "elsewhere"
+
+    assert await place.turn() == Swept((), ())
+
+    assert not place.folder.exists()
+
+
+# --- where it runs ----------------------------------------------------------------------------------------------------
+
+
+async def test_s4_the_janitor_runs_it_and_does_not_wait_for_a_disk_that_hangs(place):
+    job_id = await place.job("completed", DAY)
+    slow = Slow(place.storage)
+    tidy = place.tidy(slow, janitor_interval_sec=0.01)
+    janitor = Janitor(
+        tidy.settings, PostgresJanitor(place.dsn), PostgresRetention(place.dsn), MemoryExchange().bell(), tidy=tidy
+    )
+    running = asyncio.create_task(janitor.run())
+    await until(lambda: asyncio.sleep(0, slow.is_at_it.is_set()))
+    runs = janitor.counters.runs
+
+    await until(lambda: asyncio.sleep(0, janitor.counters.runs > runs + 2))
+
+    assert janitor.stats()["tidied_jobs"] == 0
+    slow.may_go_on.set()
+    await until(lambda: asyncio.sleep(0, janitor.stats()["tidied_jobs"] == 1))
+    assert place.left(job_id) == set()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    await janitor.close()
+
+
+def test_s4_it_can_be_switched_off():
+    assert tidy_of(fast_settings(tidy_enabled=False), "postgresql://nowhere") is None
+
+
+async def test_s4_a_look_around_on_request_has_it_too(place):
+    job_id = await place.job("completed", DAY)
+    async with (
+        engine(place.dsn, orchestrators=0, workers=0, verify_history=False) as running,
+        api(place.dsn, running, storage_folder=place.folder) as client,
+    ):
+        dry = await ok(client.post(f"{V1}/janitor/run", params={"dry_run": True}))
+        assert place.left(job_id) == {"blobs", "scratch"}
+        wet = await ok(client.post(f"{V1}/janitor/run"))
+
+    told = [(action["action_type"], action["target_id"]) for action in wet["actions"]]
+    assert told == [("files_removed", str(job_id))]
+    assert len(dry["actions"]) == 1
+    assert place.left(job_id) == set()

@@ -1,0 +1,228 @@
+"""Checkpoints and their artifacts, as handlers of both kinds see them [E22]."""
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dagmaster.handlers.artifacts import Artifact, problem_of
+from dagmaster.handlers.checkpoints import MAX_BYTES
+from dagmaster.testing import Trial, run_handler
+
+
+def saving(**saved: Any) -> Trial:
+    """The trial of a handler that saves these, each with what it names as its artifact."""
+
+    def save(ctx: Any) -> None:
+        for name, artifact in saved.items():
+            ctx.save_checkpoint(name, {"of": name}, artifact=artifact)
+
+    return run_handler(save)
+
+
+def plain(**options: Any) -> Callable[..., Any]:
+    return lambda ctx: ctx.load_checkpoint(**options)
+
+
+def coroutine(**options: Any) -> Callable[..., Any]:
+    async def load(ctx: Any) -> Any:
+        return await ctx.load_checkpoint(**options)
+
+    return load
+
+
+both = pytest.mark.parametrize("loading", [plain, coroutine])
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    made = [tmp_path / f"file {number} ü.bin" for number in range(3)]
+    for number, file in enumerate(made):
+        file.write_bytes(bytes([number]) * 1000)
+    return made
+
+
+@both
+def test_e22_the_last_checkpoint_whose_artifact_still_validates_is_found(loading, files) -> None:
+    trial = saving(first=files[0], second=[files[1], str(files[2])])
+
+    assert run_handler(loading(), after=trial).output == ["second", {"of": "second"}]
+
+
+def vanish(file: Path) -> None:
+    file.unlink()
+
+
+def turn_into_a_folder(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+def change_a_byte(file: Path) -> None:
+    file.write_bytes(b"\xff" + file.read_bytes()[1:])
+
+
+def grow(file: Path) -> None:
+    file.write_bytes(file.read_bytes() + b"more")
+
+
+@both
+@pytest.mark.parametrize(
+    ("harm", "why"),
+    [(vanish, "is gone"), (turn_into_a_folder, "is gone"), (change_a_byte, "its sha256"), (grow, "its size_bytes")],
+)
+def test_e22_a_checkpoint_whose_artifact_vanished_or_changed_is_not_trusted_and_told_of(
+    loading, harm, why, files
+) -> None:
+    trial = saving(first=files[0], second=[files[1], files[2]])
+    harm(files[2])
+
+    found = run_handler(loading(), after=trial)
+
+    assert found.output == ["first", {"of": "first"}]
+    (line,) = found.log
+    assert line.startswith("warning: a checkpoint is not trusted")
+    assert "checkpoint=second" in line
+    assert why in line
+
+
+@both
+def test_e22_without_any_valid_checkpoint_a_handler_begins_at_the_beginning(loading, files) -> None:
+    trial = saving(first=files[0])
+    vanish(files[0])
+
+    assert run_handler(loading(), after=trial).output is None
+
+
+@both
+def test_e22_a_file_too_large_to_be_hashed_is_known_by_its_time(loading, files) -> None:
+    trial = saving(first=None, second=Artifact.of(files[0], by="modified_ns"))
+    kept = run_handler(loading(), after=trial)
+    os.utime(files[0], ns=(1, 1))
+    changed = run_handler(loading(), after=trial)
+
+    assert (kept.output[0], changed.output[0]) == ("second", "first")
+    assert "modified_ns" in changed.log[0]
+
+
+ELSEWHERE = Artifact("s3://bucket/tiles/1", {"etag": "abc"})
+
+
+@both
+def test_e22_what_nothing_here_can_check_is_checked_by_the_handler_or_not_trusted(loading) -> None:
+    trial = saving(first=None, second=ELSEWHERE)
+    seen: list[Artifact] = []
+
+    def check(artifact: Artifact) -> bool:
+        seen.append(artifact)
+        return artifact.facts["etag"] == "abc"
+
+    unchecked = run_handler(loading(), after=trial)
+    checked = run_handler(loading(check=check), after=trial)
+    refused = run_handler(loading(check=lambda _: False), after=trial)
+
+    assert [found.output[0] for found in (unchecked, checked, refused)] == ["first", "second", "first"]
+    assert seen == [ELSEWHERE]
+    assert "nothing here can check s3://bucket/tiles/1" in unchecked.log[0]
+
+
+def test_e22_an_async_handler_may_ask_a_store_to_check() -> None:
+    async def check(artifact: Artifact) -> bool:
+        return artifact == ELSEWHERE
+
+    assert run_handler(coroutine(check=check), after=saving(first=ELSEWHERE)).output[0] == "first"
+
+
+@both
+def test_e22_a_store_that_cannot_be_asked_is_the_environments_fault_and_no_proof(loading) -> None:
+    def check(_artifact: Artifact) -> bool:
+        raise ConnectionError("the store is away")
+
+    assert run_handler(loading(check=check), after=saving(first=ELSEWHERE)).blame == "environment"
+
+
+@pytest.mark.parametrize(
+    ("artifact", "code"),
+    [
+        ("/nowhere/at/all", "checkpoint.no-artifact"),
+        (tempfile.gettempdir(), "checkpoint.bad-artifact"),
+        ("s3://bucket/tiles/1", "checkpoint.bad-artifact"),
+    ],
+)
+def test_e22_what_cannot_be_described_cannot_be_saved(artifact, code) -> None:
+    trial = saving(first=artifact)
+
+    assert trial.error is not None
+    assert trial.error["code"] == code
+    assert not trial.saved
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_e22_a_checkpoint_has_a_size_limit_that_is_told(is_async) -> None:
+    def save(ctx: Any) -> None:
+        ctx.save_checkpoint("much", "x" * MAX_BYTES)
+
+    async def save_too(ctx: Any) -> None:
+        await ctx.save_checkpoint("much", "x" * MAX_BYTES)
+
+    trial = run_handler(save_too if is_async else save)
+
+    assert trial.error is not None
+    assert trial.error["code"] == "checkpoint.too-large"
+    assert "262,144 allowed" in trial.error["message"]
+    assert "file" in trial.error["hint"]
+    assert run_handler(lambda ctx: ctx.save_checkpoint("fits", "x" * (MAX_BYTES - 100))).status == "succeeded"
+
+
+@pytest.mark.parametrize("name", ["", "x" * 201, None, "nul\0"])
+def test_e22_a_checkpoint_has_a_name_that_can_be_kept(name) -> None:
+    assert run_handler(lambda ctx: ctx.save_checkpoint(name)).status == "failed"
+
+
+@pytest.mark.parametrize("flag", ["cancelled", "shutting_down"])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_e22_a_handler_that_was_told_to_stop_stops_where_it_saves(flag, is_async) -> None:
+    def go_on(ctx: Any) -> None:
+        assert getattr(ctx, flag)
+        ctx.save_checkpoint("kept")
+        raise AssertionError("it went on")
+
+    async def go_on_too(ctx: Any) -> None:
+        assert getattr(ctx, flag)
+        await ctx.save_checkpoint("kept")
+        raise AssertionError("it went on")
+
+    trial = run_handler(go_on_too if is_async else go_on, **{f"{flag}_after": 0})
+
+    assert trial.status == ("cancelled" if flag == "cancelled" else "returned")
+    assert list(trial.checkpoints) == ["kept"]
+
+
+def test_e22_an_artifact_is_known_by_whatever_name_its_place_has(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "a b#c?%20ä.bin"
+    file.write_text("x")
+
+    by_path, by_name, by_uri = Artifact.of(file), Artifact.of(file.name), Artifact.of(file.as_uri())
+
+    assert by_path == by_name == by_uri
+    assert problem_of(by_path) is None
+
+
+def test_h3_multi_phase_gives_the_same_result_wherever_it_was_interrupted(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    names = [f"phase_{number}" for number in range(1, 5)]
+    whole = run_handler("multi_phase", {"phases": 4})
+    for done in range(4):
+        stopped = run_handler("multi_phase", {"phases": 4}, shutting_down_after=done)
+        rest = run_handler("multi_phase", {"phases": 4}, after=stopped)
+
+        assert (stopped.status, rest.output["phases_run"]) == ("returned", names[done:])
+        assert rest.output["digest"] == whole.output["digest"]
+    again = run_handler("multi_phase", {"phases": 4}, after=whole)
+    assert again.output == {"phases_run": [], "resumed_after": "finished", "digest": whole.output["digest"]}
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()], "it cleans up"
