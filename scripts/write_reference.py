@@ -8,6 +8,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime
 from enum import StrEnum
 from http import HTTPStatus
 from pathlib import Path
@@ -22,17 +23,18 @@ from pydantic_core import PydanticUndefined
 
 import dagmaster
 from dagmaster import errors
-from dagmaster.api import problems
+from dagmaster.api import problems as api_problems
 from dagmaster.api.app import create_app
 from dagmaster.cli import main as command_line
 from dagmaster.handlers import shipped
 from dagmaster.handlers.registry import DEFAULT_TIMEOUT_SECONDS, Registration, installed
 from dagmaster.operations.catalog import Catalog
 from dagmaster.settings import Settings
+from dagmaster.web import problems
 from dagmaster.workflows import model
 
 FOLDER = Path(__file__).parent.parent / "docs" / "reference"
-PACKAGES = ("api", "database", "operations", "jobs", "workflows")
+PACKAGES = ("api", "web", "database", "operations", "jobs", "workflows")
 Schema = dict[str, Any]
 
 
@@ -227,10 +229,11 @@ def _raised() -> set[tuple[str, str, str]]:
 
 def _answered() -> Iterator[tuple[int, str, str]]:
     """The problems that the API makes without an error of ours, beside those of HTTP: status, code, detail."""
-    for node in ast.walk(ast.parse(Path(problems.__file__).read_text())):
+    texts = [Path(module.__file__).read_text() for module in (api_problems, problems)]
+    for node in ast.walk(ast.parse("\n".join(texts))):
         match node:
             case ast.Call(
-                func=ast.Name(id="answer"),
+                func=ast.Attribute(attr="answer"),
                 args=[ast.Attribute(attr=name), ast.Constant(value=str(code)), detail, *_],
             ) if code not in problems.OF_HTTP.values():
                 yield int(HTTPStatus[name]), code, DETAILS.get(code) or _text(detail)
@@ -419,7 +422,15 @@ MEANINGS: Mapping[str, str] = {
 }
 # What the models share with others, and the check refuses.
 REFUSED = {(model.ConditionalNode, "next"), (model.EndNode, "next")}
-_WORDS = {str: "text", int: "whole number", float: "number", bool: "true or false", Any: "any value", dict: "object"}
+_WORDS = {
+    str: "text",
+    int: "whole number",
+    float: "number",
+    bool: "true or false",
+    datetime: "time",
+    Any: "any value",
+    dict: "object",
+}
 
 
 def workflow_page() -> str:
@@ -461,12 +472,16 @@ def _type(kind: Any, notes: Iterable[Any] = ()) -> str:
         return ", ".join(f"`{member.value}`" for member in kind)
     if origin is tuple and isinstance(arguments[0], type) and issubclass(arguments[0], BaseModel):
         return f"list of objects, see [{PARTS[arguments[0]][0]}](#{anchor(PARTS[arguments[0]][0])})"
+    if origin is tuple and arguments and all(way in {int, float} for way in arguments):
+        return f"list of {len(arguments)} numbers"
     if origin is tuple:
         return "name or list of names" if arguments[0] is not Any and "str" in str(arguments[0]) else "list"
     if origin is list:
         return f"list of {_type(arguments[0])}s"
     if origin is dict:
         return "object"
+    if isinstance(kind, type) and issubclass(kind, BaseModel) and kind not in PARTS:
+        return f"object with {', '.join(f'`{name}`' for name in kind.model_fields)}"
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         return f"object, see [{PARTS[kind][0]}](#{anchor(PARTS[kind][0])})"
     return _WORDS[kind] + _limits(notes)
@@ -490,8 +505,8 @@ def _limits(notes: Iterable[Any]) -> str:
 HANDLERS_INTRODUCTION = """\
 # Handlers that ship
 
-What a workflow may name as its `handler` without anything else installed, written by `make docs` from the registrations. They
-are for tests, demonstrations and as examples; how to add others is told in [handlers.md](../handlers.md).
+What a workflow may name as its `handler` without anything else installed, written by `make docs` from the registrations: those
+of the raster workflows, and some for tests and as examples. How to add others is told in [handlers.md](../handlers.md).
 
 """
 

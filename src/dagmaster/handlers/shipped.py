@@ -7,6 +7,15 @@ def _example(name: str, *, is_async: bool = True, function: str | None = None) -
     return Registration(name, f"dagmaster.handlers.examples:{function or name}", is_async=is_async)
 
 
+def _stac(function: str) -> Registration:
+    return Registration(f"raster.stac_{function}", f"dagmaster.handlers.stac:{function}")
+
+
+def _raster(module: str, function: str) -> Registration:
+    """In a process of its own: GDAL may crash, hang, or take all memory there is."""
+    return Registration(f"raster.{function}", f"dagmaster.handlers.raster.{module}:{function}", is_async=False)
+
+
 REGISTRATIONS = (
     _example("echo"),
     _example("hello_world"),
@@ -23,4 +32,20 @@ REGISTRATIONS = (
     _example("collect_results"),
     _example("crash", is_async=False),
     _example("allocate", is_async=False),
+    _raster("validate", "validate"),
+    _raster("validate", "validate_collection"),
+    _raster("files", "blob_to_mount"),
+    _raster("tiles", "generate_tiling_scheme"),
+    _raster("tiles", "process_tile"),
+    _raster("tiles", "process_tile_batch"),
+    _raster("cogs", "create_cog"),
+    _raster("mosaic", "create_mosaic"),
+    _raster("mosaic", "describe_dataset"),
+    _raster("files", "inventory"),
+    _raster("files", "stac_documents"),
+    _raster("files", "stac_read_items"),
+    _stac("ensure_collection"),
+    _stac("register_item"),
+    _stac("register_items"),
+    _stac("finalize"),
 )
