@@ -96,10 +96,11 @@ async def _some_work(dsn: str) -> dict[str, str]:
         job = await running.run("demo", count=20)
         for number in range(3):
             await running.ledger.enqueue_message(f"m-{number}", "dag-jobs", {"workflow_id": "nothing"})
+        payload = await running.ledger.store_payload(job["job_id"], b'"large"')
         (letter, *_) = await until(lambda: running.rows("SELECT dead_letter_id FROM dagapp.dag_dead_letters"))
     return {
         "job_id": str(job["job_id"]), "node_id": "verify__3", "workflow_id": "demo", "queue": "container-tasks",
-        "dead_letter_id": str(letter["dead_letter_id"]),
+        "dead_letter_id": str(letter["dead_letter_id"]), "sha256": payload["sha256"],
     }  # fmt: skip
 
 

@@ -3,28 +3,11 @@
 import asyncio
 
 import pytest
-from httpx2 import AsyncClient
 
-from dagmaster import errors
 from dagmaster.api.limits import MAX_BODY_BYTES
-from dagmaster.api.problems import STATUSES, status_of
-from dagmaster.errors import Conflict, DagmasterError, InvalidRequest, Unavailable
 from dagmaster.jobs.model import new_job_id
-from tests.api.serving import V1, api, app_of, client_of, served
-
-FIELDS = {"type", "title", "status", "detail", "instance", "code", "hint", "facts", "errors", "request_id"}
-
-
-def check(answer, status, code):
-    problem = answer.json()
-    assert answer.status_code == status, answer.text
-    assert answer.headers["content-type"] == "application/problem+json"
-    assert set(problem) == FIELDS
-    assert (problem["status"], problem["code"]) == (status, code)
-    assert problem["type"] == f"urn:dagmaster:problem:{code}"
-    assert problem["request_id"] == answer.headers["x-request-id"]
-    return problem
-
+from tests.api.serving import V1, api
+from tests.web.problems import check
 
 JOB = str(new_job_id(1_700_000_000_000))
 
@@ -152,55 +135,6 @@ async def test_the_first_page_leads_to_everything_and_loads_nothing(shared_datab
     assert "<script" not in root.text
 
 
-async def test_x2_a_body_without_length_is_counted_as_it_comes(shared_database):
-    async def endless():
-        for _ in range(40):
-            yield b" " * 65536
-
-    async with served(app_of(shared_database)) as server, AsyncClient(base_url=server.url) as client:
-        answer = await client.post(f"{V1}/workflows/validate", content=endless())
-
-    check(answer, 413, "request.too-large")
-
-
-async def test_o1_the_id_of_a_request_is_echoed(shared_database):
-    async with api(shared_database) as client:
-        given = await client.get("/livez", headers={"X-Request-ID": "abc-1"})
-        odd = await client.get("/livez", headers={"X-Request-ID": "no spaces, please"})
-
-    assert given.headers["x-request-id"] == "abc-1"
-    assert len(odd.headers["x-request-id"]) == 16
-
-
-async def test_x3_an_error_of_ours_tells_nothing_of_itself(shared_database):
-    app = app_of(shared_database)
-
-    @app.get("/broken")
-    async def broken() -> None:
-        raise RuntimeError("password=hunter2 in a stack trace")
-
-    async with client_of(app) as client:
-        answer = await client.get("/broken")
-
-    check(answer, 500, "internal")
-    assert "hunter2" not in answer.text
-    assert "Traceback" not in answer.text
-
-
-async def test_x3_secrets_in_errors_are_redacted(shared_database):
-    app = app_of(shared_database)
-
-    @app.get("/refused")
-    async def refused() -> None:
-        raise Conflict("postgresql://me:hunter2@host/db", hint="sig=hunter2", url="https://x/?sig=hunter2", many=[b"x"])
-
-    async with client_of(app) as client:
-        answer = await client.get("/refused")
-
-    check(answer, 409, "conflict")
-    assert "hunter2" not in answer.text
-
-
 async def test_o1_a_database_that_is_away_is_unavailable_and_says_when_to_try_again():
     async with api("postgresql://nobody@127.0.0.1:1/nothing") as client:
         jobs, submitted, ready, alive, health = await asyncio.gather(
@@ -230,11 +164,3 @@ async def test_d4_a_database_without_schema_says_what_to_do_and_is_deployed(empt
     assert ready.status_code == 503
     assert deployed.json()["is_current"] is True
     assert (after.status_code, ready_now.status_code) == (200, 200)
-
-
-def test_every_error_of_ours_has_a_status():
-    families = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, DagmasterError)]
-
-    assert set(families) == set(STATUSES)
-    assert status_of(Unavailable("x")) == 503
-    assert status_of(InvalidRequest("x")) == 400

@@ -13,12 +13,10 @@ from pathlib import Path
 import numpy as np
 import psycopg
 import pytest
-import structlog
 from pypgstac.db import PgstacDB
 from pypgstac.load import Loader, Methods
 from starlette.testclient import TestClient
 
-from dagmaster import log
 from dagmaster.database.catalog import deploy_catalog
 from dagmaster.database.embedded import Cluster
 from dagmaster.serving.app import create_app
@@ -27,6 +25,7 @@ from dagmaster.storage.location import Edition, Zone
 from dagmaster.storage.zones import Storage, open_storage
 from tests.conftest import administrator
 from tests.serving.data import PUBLIC, collection, href, item, stored
+from tests.web.conftest import plain_logs
 
 NODATA = -9999.0
 BOX = (10.0, 50.0, 11.0, 51.0)
@@ -65,15 +64,6 @@ def served(catalogue: str, storage: Storage, tmp_path_factory: pytest.TempPathFa
 @pytest.fixture(scope="session")
 def app(served: str, storage: Storage):
     return create_app(load(), served, storage=storage)
-
-
-@pytest.fixture(autouse=True)
-def plain_logs() -> Iterator[None]:
-    """As a process has them. Unconfigured ones draw every variable of a traceback, which takes seconds."""
-    before = structlog.get_config()
-    log.configure("warning")
-    yield
-    structlog.configure(**before)
 
 
 @pytest.fixture(scope="session")
@@ -164,4 +154,4 @@ def _grid():
     return tms.get("WebMercatorQuad")
 
 
-__all__ = ["PUBLIC"]
+__all__ = ["PUBLIC", "plain_logs"]

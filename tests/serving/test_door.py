@@ -6,6 +6,7 @@ from starlette.testclient import TestClient
 from dagmaster.serving.app import create_app
 from dagmaster.settings import load
 from tests.serving.data import PUBLIC
+from tests.web.problems import check
 
 
 @pytest.fixture
@@ -39,16 +40,13 @@ def away(storage):
         yield client
 
 
-@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "", "[::"])
-def test_a_foreign_host_is_refused(client, host):
-    answer = client.get("/livez", headers={"Host": host})
+def test_a_foreign_host_is_refused(client, public):
+    answer = client.get("/livez", headers={"Host": "evil.example"})
 
-    assert (answer.status_code, answer.json()["code"]) == (403, "request.foreign-host")
-
-
-@pytest.mark.parametrize("host", ["localhost", "127.0.0.1:8003", "[::1]:8003"])
-def test_loopback_by_all_its_names(client, host):
-    assert client.get("/livez", headers={"Host": host}).json() == {"status": "alive"}
+    problem = check(answer, 403, "request.foreign-host")
+    assert "PUBLIC_URL" in problem["hint"]
+    assert "evil" not in answer.text
+    assert public.get("/livez").status_code == 200
 
 
 def test_links_begin_with_the_public_address(public):
@@ -109,14 +107,11 @@ def test_ready_with_a_catalogue(client):
 def test_a_request_that_is_too_large(client):
     answer = client.post("/stac/search", content=b"[" * 2_000_000, headers={"Content-Type": "application/json"})
 
-    assert answer.status_code == 413
+    check(answer, 413, "request.too-large")
 
 
 def test_what_is_not_there_is_a_problem(client):
-    answer = client.get("/nothing")
-
-    assert answer.status_code == 404
-    assert answer.json()["code"] == "route.not-found"
+    check(client.get("/nothing"), 404, "route.not-found")
 
 
 @pytest.mark.parametrize("name", ["common.css", "index.css", "index.js", "map.css", "map.js", "stac.js"])

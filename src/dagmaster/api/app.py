@@ -26,17 +26,19 @@ from dagmaster.api import (
     jobs,
     logs,
     operate,
+    outputs,
     problems,
     stream,
     waiting,
     workflows,
 )
-from dagmaster.api.door import Door
+from dagmaster.api.door import ApiDoor
 from dagmaster.api.limits import MAX_BODY_BYTES, PREFIX
 from dagmaster.api.parts import Parts
 from dagmaster.operations.catalog import Catalog
 from dagmaster.orchestrator.loop import Orchestrator
 from dagmaster.settings import Settings
+from dagmaster.web.problems import Problem
 
 _TAGS = [
     {"name": "jobs", "description": "Submit jobs, look at them and their parts, follow them live"},
@@ -81,7 +83,7 @@ def create_app(
     app.include_router(health.probes)
     app.include_router(front.router)
     app.add_middleware(
-        Door, max_body_bytes=MAX_BODY_BYTES, own_host=settings.api_host, is_open_to_all=settings.api_insecure
+        ApiDoor, max_body_bytes=MAX_BODY_BYTES, own_hosts=[settings.api_host], is_open_to_all=settings.api_insecure
     )
     return app
 
@@ -92,6 +94,7 @@ def _versioned() -> APIRouter:
         jobs,
         interventions,
         logs,
+        outputs,
         stream,
         waiting,
         workflows,
@@ -121,7 +124,7 @@ class _App(FastAPI):
 
 
 def _describe_problems(schemas: dict[str, Any]) -> None:
-    schema = problems.Problem.model_json_schema(ref_template="#/components/schemas/{model}", mode="serialization")
+    schema = Problem.model_json_schema(ref_template="#/components/schemas/{model}", mode="serialization")
     schemas.update(schema.pop("$defs", {}))
     schemas["Problem"] = schema
     # FastAPI's own errors, which nobody gets.

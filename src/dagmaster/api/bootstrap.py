@@ -21,6 +21,12 @@ router = APIRouter(prefix="/bootstrap", tags=["bootstrap"])
 _log = log.get("api")
 
 
+def _catalog() -> ModuleType:
+    from dagmaster.database import catalog
+
+    return catalog
+
+
 def _deploy() -> ModuleType:
     """Imported when first needed: it brings SQLAlchemy and Alembic along."""
     from dagmaster.database import deploy
@@ -38,6 +44,7 @@ class SchemaStatus(BaseModel):
     pending: list[str] = Field(description="What `migrate` would do, or leaves for you")
     server_version: str
     extensions: dict[str, str]
+    catalog: str | None = Field(description="Version of pgSTAC that is deployed; null where there is no STAC catalogue")
 
 
 class Tables(BaseModel):
@@ -67,9 +74,11 @@ async def get_status(here: Here) -> SchemaStatus:
 
 async def _status(dsn: str) -> SchemaStatus:
     found = await asyncio.to_thread(_deploy().status, dsn)
+    catalog = await asyncio.to_thread(_catalog().catalog_status, dsn)
     return SchemaStatus(
         deployed=found.deployed, is_current=found.is_current, software=found.software, stored=found.stored,
         pending=found.pending, server_version=found.server_version, extensions=found.extensions,
+        catalog=catalog.deployed,
     )  # fmt: skip
 
 
@@ -100,6 +109,7 @@ async def get_ddl() -> PlainTextResponse:
 )
 async def deploy_schema(here: Here) -> SchemaStatus:
     await asyncio.to_thread(_deploy().deploy, here.dsn)
+    await asyncio.to_thread(_catalog().ensure_catalog, here.dsn, is_enabled=here.settings.catalog_enabled)
     return await _status(here.dsn)
 
 

@@ -1,6 +1,7 @@
 """Results over HTTP, for workers without access to the database [E7]."""
 
 import re
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
@@ -12,9 +13,11 @@ from dagmaster.api import examples
 from dagmaster.api.parts import Here
 from dagmaster.api.problems import responses
 from dagmaster.database.bell import RESULTS
-from dagmaster.database.ledger import Demand, Report
+from dagmaster.database.ledger import Demand, Ledger, Report
 from dagmaster.errors import InvalidRequest
+from dagmaster.jobs.payload import INLINE_BYTES
 from dagmaster.jobs.states import Blame, TaskStatus
+from dagmaster.workflows.storable import encode
 
 router = APIRouter(prefix="/callbacks", tags=["callbacks"])
 
@@ -61,11 +64,20 @@ async def report_task_result(here: Here, report: TaskReport) -> Receipt:
     if not await here.reads.may_report(report.worker_id, told.job_id, told.node_id, told.attempt):
         return Receipt(accepted=False)
     async with here.ledgers.one() as ledger:
+        told = await _with_payload(ledger, told)
         answer = await ledger.exchange(
             report.worker_id, [told], _NOTHING_MORE, lease_seconds=here.settings.task_lease_sec
         )
     here.bell.ring(RESULTS)
     return Receipt(accepted=not answer.late)
+
+
+async def _with_payload(ledger: Ledger, report: Report) -> Report:
+    """An output that is too large for a row is stored first, as workers do it."""
+    encoded = encode(report.output, "the output")
+    if len(encoded) <= INLINE_BYTES:
+        return report
+    return replace(report, output=None, output_ref=await ledger.store_payload(report.job_id, encoded))
 
 
 def _as_told(report: TaskReport) -> Report:

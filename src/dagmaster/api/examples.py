@@ -168,6 +168,7 @@ _ATTEMPT = {
     "handler": "hello_world",
     "priority": 5,
     "params": {"name": "Ada"},
+    "params_ref": None,
     "timeout_seconds": 3600.0,
     "retry_count": 0,
     "worker_id": _WORKER_ID,
@@ -185,6 +186,12 @@ _ATTEMPT = {
     "reported_at": _T3,
     "accepted": True,
     "log": [_LOG_LINE],
+}
+_CHECKPOINT = {
+    "name": "downloaded",
+    "attempt": 1,
+    "saved_at": _T3,
+    "artifacts": [{"uri": "file:///data/scene.tif", "facts": {"size_bytes": 2048, "modified_ns": 1767225600000000000}}],
 }
 _BAR = {
     "node_id": "greet",
@@ -329,6 +336,7 @@ _SCHEMA = {
     "pending": [],
     "server_version": "16.4",
     "extensions": {"plpgsql": "1.0"},
+    "catalog": "0.10.0",
 }
 _INPUTS_SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}}, "required": []}
 _REFUSED = {"file": "tiles.yaml", "problems": [_MISTAKE]}
@@ -371,7 +379,10 @@ MODELS: dict[str, Any] = {
     "LogLine": _LOG_LINE,
     "Migrated": {"changes": ["add column dag_jobs.labels"], "pending": [], "is_current": True},
     "Mistake": _MISTAKE,
-    "NodeDetail": {"node": _NODE_STATE, "type": "task", "stage": "greet", "attempts": [_ATTEMPT]},
+    "NodeDetail": {
+        "node": _NODE_STATE, "type": "task", "stage": "greet", "attempts": [_ATTEMPT], "checkpoints": [_CHECKPOINT],
+        "output_url": None,
+    },
     "NodeState": _NODE_STATE,
     "OrchestratorLine": _ORCHESTRATOR,
     "OwnedJob": _OWNED,
@@ -386,6 +397,7 @@ MODELS: dict[str, Any] = {
         "job_id": JOB_ID, "status": "resumed", "nodes": ["join", "end"], "children": {"split": 3}, "resume_count": 1,
     },
     "RunningTask": _RUNNING,
+    "SavedPhase": _CHECKPOINT,
     "SchemaStatus": _SCHEMA,
     "ShownJob": _JOB,
     "ShownNode": _SHOWN_NODE,

@@ -9,10 +9,11 @@ from pydantic import AwareDatetime, BaseModel, Field
 from dagmaster.api.pages import Cursor, Limit, Page, joined, moment_and_id, page_of
 from dagmaster.api.parts import Here
 from dagmaster.api.problems import responses
-from dagmaster.database.janitor import PostgresJanitor
+from dagmaster.database.janitor import PostgresJanitor, Swept
 from dagmaster.database.retention import PostgresRetention
 from dagmaster.jobs.model import JanitorAction
-from dagmaster.orchestrator.janitor import DAY_SECONDS, Janitor
+from dagmaster.orchestrator.janitor import Janitor
+from dagmaster.orchestrator.tidy import DAY_SECONDS, tidy_of
 
 router = APIRouter(prefix="/janitor", tags=["operations"])
 
@@ -60,14 +61,16 @@ async def run_janitor(
 ) -> JanitorRun:
     """As the janitors of orchestrators do it by themselves every `JANITOR_INTERVAL_SEC`. Deleting old jobs is left to them."""
     store, retention = PostgresJanitor(here.dsn, "api-janitor"), PostgresRetention(here.dsn, "api-retention")
-    janitor = Janitor(here.settings, store, retention, here.bell)
+    tidy = tidy_of(here.settings, here.dsn, "api-tidy")
+    janitor = Janitor(here.settings, store, retention, here.bell, tidy=tidy)
     age = here.settings.retention_days * DAY_SECONDS
     try:
         run_id, swept = await janitor.sweep(is_dry=dry_run)
+        tidied = await tidy.turn(run_id, is_dry=dry_run) if tidy else Swept((), ())
         prunable = await retention.count(age) if age else 0
     finally:
         await janitor.close()
     return JanitorRun(
-        run_id=run_id, is_dry_run=dry_run, actions=list(swept.actions), left_to_others=list(swept.left_to_others),
-        prunable_jobs=prunable,
+        run_id=run_id, is_dry_run=dry_run, actions=[*swept.actions, *tidied.actions],
+        left_to_others=[*swept.left_to_others, *tidied.left_to_others], prunable_jobs=prunable,
     )  # fmt: skip

@@ -16,13 +16,13 @@ from dagmaster.api.pages import LONGEST_NAME, Cursor, Limit, Page, joined, name_
 from dagmaster.api.parts import Here, Parts
 from dagmaster.api.problems import responses
 from dagmaster.api.workflows import read_definition
-from dagmaster.database.api_reads import Attempt, Bar, JobSummary
+from dagmaster.database.api_reads import Attempt, Bar, JobSummary, SavedPhase
 from dagmaster.database.bell import JOBS
 from dagmaster.database.reads import EventLine, NodeLine, Snapshot
 from dagmaster.errors import InvalidRequest, NotFound
 from dagmaster.jobs.fan import tolerated
 from dagmaster.jobs.model import Job, NodeState, Submission
-from dagmaster.jobs.outcomes import Deliverable, Outcomes, deliverables, outcomes
+from dagmaster.jobs.outcomes import Deliverable, Outcomes, deliverables, download, outcomes
 from dagmaster.jobs.states import NODE_LIVE, JobStatus, NodeStatus, TaskStatus
 from dagmaster.jobs.view import JobView, NodeView
 from dagmaster.operations.catalog import Catalog
@@ -113,12 +113,14 @@ class JobDetail(BaseModel):
 
 
 class NodeDetail(BaseModel):
-    """A node with its attempts, the last one first: parameters, outcome, log lines."""
+    """A node with its attempts, the last one first: parameters, outcome, log lines. And what its handler has checkpointed."""
 
     node: NodeState
     type: str
     stage: str
     attempts: list[Attempt]
+    checkpoints: list[SavedPhase]
+    output_url: str | None = Field(None, description="Where the output is, if it is too large to be shown here")
 
 
 @router.post(
@@ -169,7 +171,7 @@ async def _catalog_for(here: Parts, submission: JobRequest) -> Catalog:
             f"`workflow_id` is {submission.workflow_id}, and that of the definition is {workflow.workflow_id}",
             code="workflow.other-id",
         )
-    return Catalog({workflow.workflow_id: workflow}, max_params_bytes=here.catalog.max_params_bytes)
+    return Catalog({workflow.workflow_id: workflow}, max_inputs_bytes=here.catalog.max_inputs_bytes)
 
 
 @router.get("", operation_id="list_jobs", summary="List jobs, newest first", responses=responses())
@@ -209,7 +211,7 @@ async def get_job(here: Here, job_id: JobId) -> JobDetail:
         stages=stages(graph, snapshot),
         nodes=nodes,
         outcomes=_outcomes(job, graph, snapshot) if snapshot.is_over else None,
-        deliverables=deliverables(job.result_data) if snapshot.is_over else {},
+        deliverables=deliverables(job_id, job.result_data) if snapshot.is_over else {},
         trouble=None if snapshot.is_over else await _trouble(here, job),
     )
 
@@ -274,7 +276,15 @@ async def get_node(here: Here, job_id: JobId, node_id: NodeName) -> NodeDetail:
     graph, _ = await graph_of(here, job_id)
     of = node.parent_node_id or node_id
     attempts = await here.reads.attempts(job_id, node_id)
-    return NodeDetail(node=node, type=_type_of(graph, node), stage=graph.stages[of][1], attempts=attempts)
+    checkpoints = await here.reads.checkpoints(job_id, node_id)
+    return NodeDetail(
+        node=node,
+        type=_type_of(graph, node),
+        stage=graph.stages[of][1],
+        attempts=attempts,
+        checkpoints=checkpoints,
+        output_url=download(job_id, node_id, node.output_ref) if node.output_ref else None,
+    )
 
 
 def _type_of(graph: Graph, node: NodeState) -> str:

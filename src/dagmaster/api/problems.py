@@ -1,7 +1,6 @@
-"""Errors as RFC 9457 problem details. One table says which status an error has; nothing else in the API does.
+"""The API's problems: what it tells of requests that can't be read, and the description of what its routes may refuse.
 
-A problem's `code` is stable across releases, and its `type` is made of it. Nothing of what was sent comes back, and no
-secrets: texts are redacted.
+Nothing of what was sent comes back.
 """
 
 import re
@@ -9,109 +8,21 @@ from collections.abc import Iterable, Mapping
 from http import HTTPStatus
 from typing import Any, get_args, get_type_hints
 
-import orjson
 import psycopg
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from dagmaster import log
-from dagmaster.errors import (
-    Conflict,
-    DagmasterError,
-    Fenced,
-    HandlerFailed,
-    InvalidRequest,
-    InvalidWorkflow,
-    NotAllowed,
-    NotFound,
-    TimedOut,
-    Unavailable,
-    UnfitData,
-)
+from dagmaster.errors import DagmasterError
+from dagmaster.web.problems import MEDIA_TYPE, Mistake, Problems, request_id_of, status_of
 from dagmaster.workflows.nearest import or_known
 
-MEDIA_TYPE = "application/problem+json"
-RETRY_AFTER_SECONDS = 2
-_LONGEST_TEXT = 4000
+PROBLEMS = Problems()
 _SHOULD = re.compile(r"^[A-Z]\w* should ")
 _log = log.get("api")
-
-# The nearest class of an error's family counts.
-STATUSES: Mapping[type[DagmasterError], HTTPStatus] = {
-    InvalidRequest: HTTPStatus.BAD_REQUEST,
-    InvalidWorkflow: HTTPStatus.UNPROCESSABLE_ENTITY,
-    NotAllowed: HTTPStatus.FORBIDDEN,
-    NotFound: HTTPStatus.NOT_FOUND,
-    Conflict: HTTPStatus.CONFLICT,
-    UnfitData: HTTPStatus.UNPROCESSABLE_ENTITY,
-    Unavailable: HTTPStatus.SERVICE_UNAVAILABLE,
-    HandlerFailed: HTTPStatus.INTERNAL_SERVER_ERROR,
-    TimedOut: HTTPStatus.GATEWAY_TIMEOUT,
-    Fenced: HTTPStatus.CONFLICT,
-    DagmasterError: HTTPStatus.INTERNAL_SERVER_ERROR,
-}
-# Requests that are understood and refused: their family is InvalidRequest, their status is their own.
-STATUSES_BY_CODE: Mapping[str, HTTPStatus] = {
-    "bootstrap.rebuild-off": HTTPStatus.FORBIDDEN,
-    "bootstrap.not-confirmed": HTTPStatus.FORBIDDEN,
-    "request.foreign-host": HTTPStatus.FORBIDDEN,
-    "request.foreign-origin": HTTPStatus.FORBIDDEN,
-    "request.too-large": HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-}
-OF_HTTP: Mapping[int, str] = {
-    404: "route.not-found",
-    405: "route.method-not-allowed",
-    413: "request.too-large",
-    415: "request.media-type",
-}
-
-
-class Mistake(BaseModel):
-    """One of several things that are wrong with a request, or with a workflow file."""
-
-    message: str
-    at: str | None = Field(None, description="Which part of the request, such as body.priority")
-    line: int | None = Field(None, description="Line in the file, from 1; 0 is the file as a whole")
-    column: int | None = None
-    node: str | None = None
-    code: str | None = None
-
-
-class Problem(BaseModel):
-    """What went wrong, to what, and what to do about it (RFC 9457)."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "type": "urn:dagmaster:problem:job.not-found",
-                    "title": "Not Found",
-                    "status": 404,
-                    "detail": "no job has the id 0198b2c4-7c1e-7a10-8f00-2f6f6e1c9a01",
-                    "instance": "/api/v1/jobs/0198b2c4-7c1e-7a10-8f00-2f6f6e1c9a01",
-                    "code": "job.not-found",
-                    "hint": None,
-                    "facts": {"job_id": "0198b2c4-7c1e-7a10-8f00-2f6f6e1c9a01"},
-                    "errors": [],
-                    "request_id": "5f0c1d3a9e4b4f0e",
-                }
-            ]
-        }
-    )
-
-    type: str = Field(description="urn:dagmaster:problem: and the code")
-    title: str
-    status: int
-    detail: str
-    instance: str = Field(description="The path that was asked for")
-    code: str = Field(description="Stable across releases")
-    hint: str | None = Field(None, description="What to do")
-    facts: dict[str, Any] = Field({}, description="What it happened to")
-    errors: list[Mistake] = Field([], description="Every mistake, where there may be several")
-    request_id: str | None = Field(None, description="As in the X-Request-ID header, for the log")
 
 
 def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -129,98 +40,37 @@ def _described(status: int) -> dict[str, Any]:
     return described
 
 
-def status_of(error: DagmasterError) -> HTTPStatus:
-    if error.code in STATUSES_BY_CODE:
-        return STATUSES_BY_CODE[error.code]
-    return next(STATUSES[kind] for kind in type(error).__mro__ if kind in STATUSES)
-
-
 def register(app: FastAPI) -> None:
     """Let every error leave as a problem."""
     app.add_exception_handler(DagmasterError, _on_ours)
     app.add_exception_handler(RequestValidationError, _on_invalid)
-    app.add_exception_handler(HTTPException, _on_http)
+    app.add_exception_handler(HTTPException, PROBLEMS.on_http)
     app.add_exception_handler(psycopg.DataError, _on_unstorable)
     app.add_exception_handler(UnicodeEncodeError, _on_unstorable)
 
 
-def problem_of(error: DagmasterError, path: str, request_id: str | None) -> Response:
-    status = status_of(error)
-    if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        _log.warning("a request failed", path=path, request_id=request_id, code=error.code, error=error.message)
-    return answer(
-        status, error.code, error.message, path, request_id, hint=error.hint, facts=error.facts, errors=_mistakes(error)
-    )
-
-
-def answer(
-    status: HTTPStatus,
-    code: str,
-    detail: str,
-    path: str,
-    request_id: str | None,
-    *,
-    hint: str | None = None,
-    facts: Mapping[str, Any] | None = None,
-    errors: Iterable[Mistake] = (),
-    headers: Mapping[str, str] | None = None,
-) -> Response:
-    problem = Problem(
-        type=f"urn:dagmaster:problem:{code}",
-        title=status.phrase,
-        status=status,
-        detail=_clean(detail),
-        instance=_clean(path),
-        code=code,
-        hint=_clean(hint) if hint else None,
-        facts=_clean_value(log.redact_value(facts or {})),
-        errors=list(errors),
-        request_id=request_id,
-    )
-    retry = {"Retry-After": str(RETRY_AFTER_SECONDS)} if status == HTTPStatus.SERVICE_UNAVAILABLE else {}
-    body = orjson.dumps(problem.model_dump())
-    return Response(body, status_code=status, media_type=MEDIA_TYPE, headers={**retry, **(headers or {})})
-
-
-def bug(path: str, request_id: str | None) -> Response:
-    """Something that is our mistake. What it was is in the log, under the request's id."""
-    return answer(
-        HTTPStatus.INTERNAL_SERVER_ERROR, "internal", "an error of ours; the log says more", path, request_id,
-        hint="report it with the request_id",
-    )  # fmt: skip
-
-
-def _mistakes(error: DagmasterError) -> list[Mistake]:
-    if not isinstance(error, InvalidWorkflow):
-        return []
-    return [
-        Mistake(message=_clean(p.message), line=p.line, column=p.column, node=p.node, code=p.code)
-        for p in error.problems
-    ]
-
-
-def request_id_of(request: Request) -> str | None:
-    found: str | None = request.scope.get("state", {}).get("request_id")
-    return found
-
-
 async def _on_ours(request: Request, error: Exception) -> Response:
     assert isinstance(error, DagmasterError)
-    return problem_of(error, request.url.path, request_id_of(request))
+    if status_of(error) >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        _log.warning(
+            "a request failed", path=request.url.path, request_id=request_id_of(request), code=error.code,
+            error=error.message,
+        )  # fmt: skip
+    return await PROBLEMS.on_ours(request, error)
 
 
 async def _on_invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     path, request_id = request.url.path, request_id_of(request)
     if any(tuple(e["loc"]) == ("body",) and e["type"] != "missing" for e in error.errors()) and not _is_json(request):
-        return answer(
+        return PROBLEMS.answer(
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "request.media-type", "the body is not marked as JSON", path, request_id,
             hint="send it with the header `Content-Type: application/json`",
         )  # fmt: skip
     body = _body_of(request)
     mistakes = [_mistake(e, error.body, body) for e in error.errors()]
     detail = "; ".join(f"{mistake.at}: {mistake.message}" for mistake in mistakes[:5])
-    return answer(
+    return PROBLEMS.answer(
         HTTPStatus.UNPROCESSABLE_ENTITY, "request.invalid", detail, path, request_id,
         hint="/docs shows what there is, /openapi.json every field of it", errors=mistakes,
     )  # fmt: skip
@@ -261,7 +111,7 @@ def _mistake(said: Mapping[str, Any], sent: Any, body: type[BaseModel] | None) -
             message = "must be an object"
         case _:
             message = _SHOULD.sub("must ", said["msg"]).removeprefix("Value error, ")
-    return Mistake(message=_clean(message), at=_clean(".".join(map(str, place))), code=said["type"])
+    return Mistake(message=PROBLEMS.clean(message), at=PROBLEMS.clean(".".join(map(str, place))), code=said["type"])
 
 
 def _not_json(said: Mapping[str, Any], sent: str) -> Mistake:
@@ -280,39 +130,9 @@ def _fields_at(model: type[BaseModel] | None, path: Iterable[Any]) -> list[str]:
     return list(model.model_fields) if model else []
 
 
-async def _on_http(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    status = HTTPStatus(error.status_code)
-    code = OF_HTTP.get(status, f"http.{status.value}")
-    hint = "see /openapi.json for what there is" if status in (404, 405) else None
-    detail = error.detail or status.phrase
-    return answer(
-        status, code, detail, request.url.path, request_id_of(request), hint=hint, headers=error.headers
-    )  # fmt: skip
-
-
 async def _on_unstorable(request: Request, error: Exception) -> Response:
     said = error.diag.message_primary if isinstance(error, psycopg.Error) else None
     detail = f"a value can't be stored: {said or 'it is not text that PostgreSQL takes'}"
-    return answer(
+    return PROBLEMS.answer(
         HTTPStatus.BAD_REQUEST, "request.not-storable", detail, request.url.path, request_id_of(request)
     )  # fmt: skip
-
-
-def _clean(text: str) -> str:
-    """Bounded, without secrets, and without halves of characters, which JSON can't carry."""
-    clean = log.redact(text)  # whole: what is cut in the middle of a secret is no longer recognised as one
-    short = clean if len(clean) <= _LONGEST_TEXT else f"{clean[: _LONGEST_TEXT - 1]}…"
-    return short.encode("utf-8", "replace").decode()
-
-
-def _clean_value(value: Any) -> Any:
-    if isinstance(value, str):
-        return _clean(value)
-    if value is None or isinstance(value, bool | int | float):
-        return value
-    if isinstance(value, Mapping):
-        return {_clean(str(name)): _clean_value(part) for name, part in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [_clean_value(part) for part in value]
-    return _clean(str(value))

@@ -1,71 +1,23 @@
 """The app on a port, as a task beside the orchestrator's loop: started and stopped with it."""
 
-import asyncio
-import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-import uvicorn
-from fastapi import FastAPI
-
 from dagmaster import log
 from dagmaster.api.parts import Parts
-from dagmaster.listen import url_of
+from dagmaster.web.server import WebServer
 
-_GRACE_SECONDS = 5
-_KEEP_ALIVE_SECONDS = 30
 _log = log.get("api")
 
 
-class ApiServer:
+class ApiServer(WebServer):
     """Serves until `stop`. Its streams end first, or they would keep it from stopping."""
-
-    def __init__(self, app: FastAPI, bound: socket.socket) -> None:
-        self._app = app
-        self._bound = bound
-        config = uvicorn.Config(
-            app, log_config=None, access_log=False, lifespan="on", timeout_graceful_shutdown=_GRACE_SECONDS,
-            timeout_keep_alive=_KEEP_ALIVE_SECONDS, server_header=False, proxy_headers=False,
-        )  # fmt: skip
-        self._server = _Server(config)
-
-    @property
-    def url(self) -> str:
-        return url_of(self._bound)
-
-    @property
-    def is_started(self) -> bool:
-        return self._server.started
 
     async def run(self) -> None:
         _log.info("the API listens", url=self.url)
-        try:
-            await self._server.serve(sockets=[self._bound])
-        finally:
-            self._server.has_started.set()
-            self._bound.close()
+        await super().run()
 
     async def stop(self) -> None:
         """Told while it starts, it stops once it has started: what it opened by then is closed in order."""
-        await self._server.has_started.wait()
+        await self.until_started()
         parts: Parts = self._app.state.parts
-        if self._server.started:
+        if self.is_started:
             await parts.follower.close()
-        self._server.should_exit = True
-
-
-class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.has_started = asyncio.Event()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        try:
-            await super().startup(sockets)
-        finally:
-            self.has_started.set()
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Signals are the role's business, not the server's."""
-        yield
+        self.finish()

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from dagmaster import __version__
 from dagmaster.database.served import Served
 from dagmaster.serving import caching, files, health, legends, pages, problems, stac, tiles
-from dagmaster.serving.door import Door
+from dagmaster.serving.door import MapDoor
 from dagmaster.serving.mosaics import Mosaics
 from dagmaster.serving.parts import Parts
 from dagmaster.serving.sources import PgstacSources, Remembered
@@ -69,7 +69,10 @@ def create_app(settings: Settings, dsn: str, *, storage: Storage | None = None) 
             expose_headers=["Accept-Ranges", "Content-Length", "Content-Range", "ETag", "X-Request-ID"],
         )  # fmt: skip
     app.add_middleware(
-        Door, own_host=settings.serving_host, public_url=settings.public_url, is_open_to_all=settings.serving_insecure
+        MapDoor,
+        own_host=settings.serving_host,
+        public_url=settings.public_url,
+        is_open_to_all=settings.serving_insecure,
     )
     return app
 

@@ -20,9 +20,9 @@ from starlette.responses import Response
 
 from dagmaster import __version__
 from dagmaster.database.catalog import not_deployed
-from dagmaster.errors import DagmasterError, InvalidRequest, Unavailable
+from dagmaster.errors import InvalidRequest, Unavailable
 from dagmaster.serving.pages import page
-from dagmaster.serving.problems import problem_of, request_id_of
+from dagmaster.serving.problems import PROBLEMS
 
 # At import it makes settings that nobody uses, and warns that they are not set.
 logging.getLogger("stac_fastapi.types.config").setLevel(logging.ERROR)
@@ -142,17 +142,15 @@ async def _get_help() -> Response:
 
 
 async def _on_no_catalogue(request: Request, _error: Exception) -> Response:
-    return _problem(request, not_deployed())
+    return await PROBLEMS.on_ours(request, not_deployed())
 
 
 async def _on_away(request: Request, _error: Exception) -> Response:
-    return _problem(request, Unavailable("the database is not available", code="database.unavailable"))
+    away = Unavailable("the database is not available", code="database.unavailable")
+    return await PROBLEMS.on_ours(request, away)
 
 
 async def _on_unreadable(request: Request, _error: Exception) -> Response:
     hint = "see /stac/api for what there is"
-    return _problem(request, InvalidRequest("a value can't be read", code="request.invalid", hint=hint))
-
-
-def _problem(request: Request, error: DagmasterError) -> Response:
-    return problem_of(error, request.url.path, request_id_of(request))
+    unreadable = InvalidRequest("a value can't be read", code="request.invalid", hint=hint)
+    return await PROBLEMS.on_ours(request, unreadable)

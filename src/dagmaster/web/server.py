@@ -1,0 +1,67 @@
+"""An app on a port that was taken before."""
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+from fastapi import FastAPI
+
+from dagmaster.listen import url_of
+
+_GRACE_SECONDS = 5
+_KEEP_ALIVE_SECONDS = 30
+
+
+class WebServer:
+    """Serves until `finish`."""
+
+    def __init__(self, app: FastAPI, bound: socket.socket) -> None:
+        self._app = app
+        self._bound = bound
+        config = uvicorn.Config(
+            app, log_config=None, access_log=False, lifespan="on", timeout_graceful_shutdown=_GRACE_SECONDS,
+            timeout_keep_alive=_KEEP_ALIVE_SECONDS, server_header=False, proxy_headers=False,
+        )  # fmt: skip
+        self._server = _Server(config)
+
+    @property
+    def url(self) -> str:
+        return url_of(self._bound)
+
+    @property
+    def is_started(self) -> bool:
+        return self._server.started
+
+    async def run(self) -> None:
+        try:
+            await self._server.serve(sockets=[self._bound])
+        finally:
+            self._server.has_started.set()
+            self._bound.close()
+
+    async def until_started(self) -> None:
+        """Or until it has failed to."""
+        await self._server.has_started.wait()
+
+    def finish(self) -> None:
+        """What is under way is finished first."""
+        self._server.should_exit = True
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.has_started = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        try:
+            await super().startup(sockets)
+        finally:
+            self.has_started.set()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are the role's business, not the server's."""
+        yield

@@ -1,0 +1,89 @@
+"""Outputs over HTTP, however large: whole, with their hash, asked for again only when they are others [E18]."""
+
+import hashlib
+from uuid import uuid4
+
+import orjson
+
+from dagmaster.database.ledger import Demand
+from dagmaster.jobs.payload import INLINE_BYTES
+from tests.api.serving import V1, api, ok
+from tests.engine.harness import engine, until, workflow
+
+SIZED = """
+    workflow_id: sized
+    inputs: {count: {type: integer}}
+    nodes:
+      start: {type: start, next: items}
+      items: {handler: make_list, params: {count: "{{ inputs.count }}"}, next: each}
+      each:
+        type: fan_out
+        source: [1, 2, 3]
+        tolerate: 1
+        task: {handler: give, params: {value: "{{ [item, item] }}", fail: "{{ item == 2 }}"}, retry: {max_attempts: 0}}
+        next: all
+      all: {type: fan_in, aggregation: concat, next: end}
+      end: {type: end}
+"""
+
+
+async def test_e18_an_output_is_downloaded_with_its_hash_and_not_a_second_time(database):
+    async with engine(database) as running, api(database, running) as client:
+        for count in (3, 60_000):
+            job = await running.run(workflow(SIZED), count=count)
+            path = f"{V1}/jobs/{job['job_id']}/nodes/items/output"
+            answer = await client.get(path)
+            again = await client.get(path, headers={"If-None-Match": answer.headers["etag"]})
+            other = await client.get(path, headers={"If-None-Match": '"0000"'})
+            detail = await ok(client.get(f"{V1}/jobs/{job['job_id']}/nodes/items"))
+
+            assert answer.json() == {"items": list(range(count)), "count": count}
+            assert answer.headers["etag"] == f'"{hashlib.sha256(answer.content).hexdigest()}"'
+            assert int(answer.headers["content-length"]) == len(answer.content)
+            assert (again.status_code, again.content) == (304, b"")
+            assert other.content == answer.content
+            assert (detail["output_url"] is not None) == (count > 3)
+            assert detail["output_url"] is None or (await client.get(detail["output_url"])).content == answer.content
+            assert len(orjson.dumps(detail)) < INLINE_BYTES
+
+
+async def test_e18_what_has_no_output_says_so(database):
+    async with engine(database) as running, api(database, running) as client:
+        job = await running.run(workflow(SIZED), count=3)
+        of_job = f"{V1}/jobs/{job['job_id']}"
+        failed = await client.get(f"{of_job}/nodes/each__1/output")
+        nobody = await client.get(f"{of_job}/nodes/nobody/output")
+        nothing = await client.get(f"{of_job}/payloads/{'0' * 64}")
+        no_hash = await client.get(f"{of_job}/payloads/abc")
+        no_job = await client.get(f"{V1}/jobs/{uuid4()}/payloads/{'0' * 64}")
+        gathered = await ok(client.get(f"{of_job}/nodes/all/output"))
+
+        assert (failed.status_code, failed.json()["code"]) == (404, "node.no-output")
+        assert (nobody.status_code, nobody.json()["code"]) == (404, "node.not-found")
+        assert (nothing.status_code, nothing.json()["code"]) == (404, "payload.missing")
+        assert no_hash.status_code == 422
+        assert (no_job.status_code, no_job.json()["code"]) == (404, "job.not-found")
+        assert gathered["results"] == [1, 1, 3, 3]
+
+
+async def test_e18_a_worker_that_reports_over_http_needs_not_know_of_references(database):
+    definition = workflow("""
+        workflow_id: outside
+        nodes:
+          start: {type: start, next: work}
+          work: {handler: give, next: end}
+          end: {type: end}
+        """)
+    worker_id, output = uuid4(), {"text": "x" * INLINE_BYTES}
+    async with engine(database, workers=0) as running, api(database, running) as client:
+        job_id = await running.submit(definition)
+        await until(lambda: running.rows("SELECT 1 FROM dagapp.dag_tasks"))
+        demand = Demand(("dag-worker-tasks",), ("give",), 1)
+        (task,) = (await running.ledger.exchange(worker_id, (), demand, lease_seconds=60)).claimed
+        told = {"task_id": task.task_id, "worker_id": str(worker_id), "status": "succeeded", "output": output}
+        receipt = await ok(client.post(f"{V1}/callbacks/task-result", json=told))
+        await running.wait(job_id)
+
+        assert receipt == {"accepted": True}
+        assert (await running.nodes(job_id))["work"]["output_ref"]["bytes"] == len(orjson.dumps(output))
+        assert await ok(client.get(f"{V1}/jobs/{job_id}/nodes/work/output")) == output

@@ -1,0 +1,100 @@
+"""An app with a few routes behind each server's door, and nothing else of that server."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+import structlog
+from fastapi import FastAPI, Request
+from starlette.testclient import TestClient
+
+from dagmaster import log
+from dagmaster.api import problems as api_problems
+from dagmaster.api.door import ApiDoor
+from dagmaster.errors import Conflict, InvalidWorkflow, Problem, Unavailable
+from dagmaster.serving import problems as map_problems
+from dagmaster.serving.door import MapDoor
+
+HOST = "maps.internal"
+LIMIT = 1_048_576
+
+
+@dataclass(frozen=True)
+class House:
+    app: FastAPI
+    is_discreet: bool
+
+    def client(self) -> TestClient:
+        return TestClient(self.app, base_url="http://localhost:8000")
+
+
+def api(*, is_open_to_all: bool) -> House:
+    app = _app(api_problems.register)
+    app.add_middleware(ApiDoor, max_body_bytes=LIMIT, own_hosts=[HOST], is_open_to_all=is_open_to_all)
+    return House(app, is_discreet=False)
+
+
+def maps(*, is_open_to_all: bool) -> House:
+    app = _app(map_problems.register)
+    app.add_middleware(MapDoor, own_host=HOST, public_url=None, is_open_to_all=is_open_to_all)
+    return House(app, is_discreet=True)
+
+
+@pytest.fixture(params=[api, maps], ids=["api", "serving"])
+def build(request: pytest.FixtureRequest) -> Callable[..., House]:
+    made: Callable[..., House] = request.param
+    return made
+
+
+@pytest.fixture
+def house(build: Callable[..., House]) -> House:
+    return build(is_open_to_all=False)
+
+
+@pytest.fixture
+def client(house: House) -> TestClient:
+    return house.client()
+
+
+@pytest.fixture(autouse=True)
+def plain_logs() -> Iterator[None]:
+    """As a process has them. Unconfigured ones draw every variable of a traceback, which takes seconds."""
+    before = structlog.get_config()
+    log.configure("warning")
+    yield
+    structlog.configure(**before)
+
+
+def _app(register: Callable[[FastAPI], None]) -> FastAPI:
+    app = FastAPI()
+    register(app)
+
+    @app.get("/here")
+    async def here() -> str:
+        return "here"
+
+    @app.post("/length")
+    async def length(request: Request) -> int:
+        return len(await request.body())
+
+    @app.get("/broken")
+    async def broken() -> None:
+        raise RuntimeError("password=hunter2 in a stack trace")
+
+    @app.get("/refused")
+    async def refused() -> None:
+        raise Conflict("postgresql://me:hunter2@host/db", hint="sig=hunter2", url="https://x/?sig=hunter2", many=[b"x"])
+
+    @app.get("/long")
+    async def long() -> None:
+        raise Unavailable("y" * 10_000, code="long.away")
+
+    @app.get("/halves")
+    async def halves() -> None:
+        raise Conflict("\ud800")
+
+    @app.get("/file")
+    async def file() -> None:
+        raise InvalidWorkflow("demo.yaml", [Problem("no such node", line=3, column=5, node="a")])
+
+    return app

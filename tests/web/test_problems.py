@@ -1,0 +1,55 @@
+"""Every error is an RFC 9457 problem with a stable code, and tells no secrets."""
+
+from http import HTTPStatus
+
+from dagmaster import errors
+from dagmaster.errors import DagmasterError, InvalidRequest, Unavailable
+from dagmaster.web.problems import STATUSES, status_of
+from tests.web.problems import check
+
+
+def test_x3_secrets_in_errors_are_redacted(client, house):
+    answer = client.get("/refused")
+
+    problem = check(answer, 409, "conflict")
+    assert "hunter2" not in answer.text
+    assert set(problem["facts"]) == (set() if house.is_discreet else {"url", "many"})
+
+
+def test_texts_are_bounded_and_what_is_away_may_be_asked_for_again(client, house):
+    answer = client.get("/long")
+
+    problem = check(answer, 503, "long.away")
+    assert len(problem["detail"]) == (1000 if house.is_discreet else 4000)
+    assert problem["detail"].endswith("y…")
+    assert answer.headers["retry-after"] == "2"
+    assert answer.headers.get("cache-control") == ("no-store" if house.is_discreet else None)
+
+
+def test_halves_of_characters_do_not_stand_in_the_way(client):
+    assert check(client.get("/halves"), 409, "conflict")["detail"] == "?"
+
+
+def test_mistakes_in_a_file_have_their_places(client, house):
+    problem = check(client.get("/file"), 422, "workflow.invalid")
+
+    places = [(each["message"], each["line"], each["column"], each["node"]) for each in problem["errors"]]
+    assert places == ([] if house.is_discreet else [("no such node", 3, 5, "a")])
+
+
+def test_what_is_not_there_says_where_to_look(client):
+    missing = check(client.get("/nowhere"), 404, "route.not-found")
+    other = client.delete("/here")
+
+    assert (missing["detail"], missing["instance"]) == (HTTPStatus.NOT_FOUND.phrase, "/nowhere")
+    assert "/openapi.json" in missing["hint"]
+    check(other, 405, "route.method-not-allowed")
+    assert other.headers["allow"] == "GET"
+
+
+def test_every_error_of_ours_has_a_status():
+    families = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, DagmasterError)]
+
+    assert set(families) == set(STATUSES)
+    assert status_of(Unavailable("x")) == 503
+    assert status_of(InvalidRequest("x")) == 400
