@@ -4,7 +4,7 @@ PYTEST_ARGS ?=
 
 .PHONY: demo test check bench docs setup lock format clean
 
-demo: setup          ## a visible workflow with live progress, from nothing
+demo: setup          ## a scene of 105 megapixels becomes a map, live, from nothing; see demo-output
 	@$(PY) -m dagmaster.cli.main demo
 
 test: setup          ## every test, on a real PostgreSQL

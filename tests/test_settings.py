@@ -67,6 +67,12 @@ def test_m2_a_janitor_may_not_be_quicker_than_the_owners_it_looks_after(monkeypa
     assert told.startswith("ORPHAN_THRESHOLD_SEC=60 must be shorter than JANITOR_PATIENCE_SEC=60")
 
 
+def test_m2_a_payload_is_kept_for_longer_than_any_lease(monkeypatch):
+    (told,) = refusal(monkeypatch, PAYLOAD_GRACE_SEC="60", TASK_LEASE_SEC="60")
+
+    assert told.startswith("TASK_LEASE_SEC=60 must be shorter than PAYLOAD_GRACE_SEC=60")
+
+
 @pytest.mark.parametrize("value", ["file:///etc", "nowhere", "http://", "https://me:secret@host/hook"])
 def test_m2_a_webhook_is_the_address_of_a_web_server_and_never_echoed(monkeypatch, value):
     assert refusal(monkeypatch, JANITOR_WEBHOOK_URL=value) == ["JANITOR_WEBHOOK_URL: expected text"]

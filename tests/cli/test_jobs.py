@@ -194,11 +194,51 @@ def _until_it_runs(on_platform, correlation_id: str) -> None:
     eventually(is_running)
 
 
+def test_a_node_shows_its_checkpoints_and_what_they_are_trusted_by_e22(on_platform):
+    wanted = ("-p", "phases=2", "-p", "seconds_per_phase=0")
+    job_id = on_platform("submit", "multi_phase_test", *wanted, "--wait", "--json").json["job_id"]
+
+    shown = on_platform("jobs", "node", job_id, "work")
+    saved = on_platform("jobs", "node", job_id, "work", "--json").json["checkpoints"]
+
+    assert [(line["name"], line["attempt"]) for line in saved] == [("finished", 1), ("phase_2", 1), ("phase_1", 1)]
+    (artifact,) = saved[1]["artifacts"]
+    assert artifact["uri"].endswith(f"{job_id}-work/phase_2")
+    assert artifact["facts"]["size_bytes"] == 64
+    assert "checkpoints, the last one first" in shown.out
+    assert "phase_1" in shown.out
+
+
+def test_a_large_output_is_written_to_a_file_e18(on_platform, tmp_path):
+    job_id = on_platform("submit", "fan_out_test", "-p", "count=3", "--wait", "--json").json["job_id"]
+    bulk = tmp_path / "bulk.yaml"
+    bulk.write_text(
+        "workflow_id: bulk\nversion: 1\nnodes:\n  start: {type: start, next: big}\n"
+        "  big: {handler: make_list, params: {count: 60000}, next: end}\n  end: {type: end}\n"
+    )
+    large_id = on_platform("submit", str(bulk), "--wait", "--json").json["job_id"]
+
+    shown = on_platform("jobs", "node", large_id, "big")
+    saved = on_platform("jobs", "node", large_id, "big", "--output", str(tmp_path / "big.json"))
+    printed = on_platform("jobs", "node", large_id, "big", "--output", "-")
+    small = on_platform("jobs", "node", job_id, "gather", "--output", str(tmp_path / "small.json"), "--json")
+    none = on_platform("jobs", "node", job_id, "nobody", "--output", str(tmp_path / "none.json"))
+
+    assert f"jobs node {large_id} big --output FILE" in shown.out
+    assert json.loads((tmp_path / "big.json").read_text()) == {"items": list(range(60_000)), "count": 60_000}
+    assert saved.out == f"{(tmp_path / 'big.json').stat().st_size:,} bytes written to {tmp_path / 'big.json'}\n"
+    assert json.loads(printed.out) == json.loads((tmp_path / "big.json").read_text())
+    assert json.loads((tmp_path / "small.json").read_text())["count"] == 3
+    assert small.json["bytes"] == (tmp_path / "small.json").stat().st_size
+    assert none.code == 4
+    assert sorted(file.name for file in tmp_path.iterdir() if "json" in file.name) == ["big.json", "small.json"]
+
+
 def test_history_is_verified_for_one_job_and_for_all_m3(on_platform):
     job_id = on_platform("submit", "retry_test", "--wait", "--json").json["job_id"]
 
     one = on_platform("verify-history", job_id, "--json")
-    every = on_platform("verify-history", "--all")
+    every = on_platform("verify-history", "--all", "--payloads")
 
     assert one.code == every.code == 0
     assert one.json["jobs_checked"] == 1

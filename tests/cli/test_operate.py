@@ -244,3 +244,26 @@ def test_a_follower_outlives_the_api_and_misses_nothing_m3(from_afar, platform, 
     assert "was lost; waiting up to 60 s for it" in err
     assert "the platform answers again" in err
     assert follower.returncode == 0
+
+
+def test_the_janitor_tells_what_it_would_do_acts_and_its_actions_are_listed_e21(on_platform, server):
+    nothing = on_platform("janitor", "actions", "--type", "messages_unread")
+    with psycopg.connect(server) as connection:
+        connection.execute(
+            "INSERT INTO dagapp.dag_job_messages (message_id, queue, body, enqueued_at)"
+            " VALUES ('m-1', 'unread', '{}', now() - interval '1 day')"
+        )
+
+    dry = on_platform("janitor", "run", "--dry-run")
+    wet = on_platform("janitor", "run", "--json")
+    again = on_platform("janitor", "run")
+    listed = on_platform("janitor", "actions", "--type", "messages_unread", "--target", "unread")
+    as_json = on_platform("janitor", "actions", "--json", "--limit", "1").json
+
+    assert "found nothing" in nothing.err
+    assert dry.out.startswith("would do:")
+    assert "messages_unread" in dry.out
+    assert (wet.code, wet.json["is_dry_run"]) == (0, False)
+    assert "nothing to do" in again.out
+    assert "messages_unread" in listed.out
+    assert as_json["actions"][0]["target_id"] == "unread"

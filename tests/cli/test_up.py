@@ -24,7 +24,7 @@ from dagmaster.database.embedded import Cluster
 from dagmaster.errors import Conflict, DagmasterError
 from dagmaster.listen import bind
 from dagmaster.settings import Settings
-from tests.cli.processes import Up, alive, call, descendants, eventually, start, up
+from tests.cli.processes import Up, alive, call, eventually, start, up
 
 # A crash is noticed sooner than by default.
 QUICK = {
@@ -108,17 +108,6 @@ def test_ctrl_c_while_starting_stops_what_was_started_p1(folder):
     assert process.returncode == 0
     assert out.index("stopping …") < out.index("everything stopped")
     assert not alive({server})
-
-
-def test_ctrl_c_while_a_demonstration_starts_says_that_it_stops_p1():
-    process = start("demo")
-    eventually(lambda: descendants(process.pid))
-
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
-
-    assert process.returncode == 130, err
-    assert out.index("stopping …") < out.index("stopped, its data removed")
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ import time
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from tests.cli.processes import call, environment, start
+from dagmaster.database.catalog import software_version
+from tests.cli.processes import environment, start
 
 BROKEN = """
 workflow_id: broken
@@ -112,7 +113,9 @@ def test_the_schema_is_deployed_and_looked_at_d4(dagmaster, monkeypatch, empty_d
     assert deployed.code == 0
     assert migrated == {"changes": [], "pending": [], "is_current": True}
     assert after["is_current"] is True
+    assert (before["catalog"], after["catalog"]) == (None, software_version())
     assert "up to date" in text
+    assert f"catalogue pgSTAC {software_version()}" in text
     assert tables["tables"]["dag_jobs"] == 0
     assert "CREATE TABLE dagapp.dag_jobs" in ddl
 
@@ -230,12 +233,3 @@ def test_an_interrupt_is_quiet_m3():
 
     assert process.returncode == 130
     assert "Traceback" not in err
-
-
-def test_demo_shows_a_job_and_leaves_nothing_behind_m3():
-    done = call("demo", "--count", "60")
-
-    assert done.returncode == 0, done.stderr
-    assert "job completed" in done.stdout
-    assert "clean" in done.stdout
-    assert done.stdout.rstrip().endswith("everything stopped, its data removed")

@@ -101,7 +101,7 @@ def test_the_tests_of_the_examples_pass(handlers):
 
 def test_every_example_of_a_handler_is_called(handlers):
     assert set(handlers) == {
-        "greetings.hello", "crypto.digest", "geometry.area", "files.check", "waiting.for_a_while", "files.move",
+        "greetings.hello", "crypto.digest", "geometry.area", "files.check", "waiting.for_a_while", "files.move", "orders.wait",
         "numbers.largest",
     }  # fmt: skip
 
@@ -123,10 +123,24 @@ def test_the_example_of_errors_blames_rightly(handlers):
     assert "params.text" in trial(handlers["crypto.digest"], {"rounds": 3}).error["message"]
 
 
-def test_the_example_of_checkpoints_continues(handlers):
-    done = trial(handlers["files.move"], checkpoints={"download": {"number": 1}})
+def test_the_example_of_checkpoints_continues(handlers, tmp_path):
+    params = {"folder": str(tmp_path)}
+    whole = trial(handlers["files.move"], params)
+    for file in tmp_path.glob("*load"):
+        file.unlink()
 
-    assert done.output == {"phases_run": ["convert", "upload"]}
+    done = trial(handlers["files.move"], params, after=whole)
+
+    assert whole.output == {"phases_run": ["download", "convert", "upload"]}
+    assert done.output == {"phases_run": ["upload"]}
+
+
+def test_the_example_of_waiting_orders_once(handlers):
+    first = trial(handlers["orders.wait"], {"what": "a map"})
+    second = trial(handlers["orders.wait"], {"what": "another map"}, after=first)
+
+    assert first.output["order"].startswith("order of a map for ")
+    assert second.output == first.output
 
 
 def test_the_example_of_stopping_early_gives_back(handlers):

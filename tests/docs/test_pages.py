@@ -14,7 +14,7 @@ from tests.docs.pages import ROOT, blocks, name_of, pages, prose
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#{1,6} (.+)$", re.MULTILINE)
 _COMMAND = re.compile(r"(?<![\w./-])dagmaster ((?:[a-z][a-z-]*)(?: (?:[a-z][a-z-]*))?)")
-_GROUPS = ("jobs", "workflows", "db", "queues", "workers", "orchestrators", "dead-letters")
+_GROUPS = ("jobs", "workflows", "db", "queues", "workers", "orchestrators", "dead-letters", "janitor")
 DECISIONS = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
 
 

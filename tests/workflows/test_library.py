@@ -2,6 +2,7 @@
 
 import pytest
 
+from dagmaster.handlers.shipped import REGISTRATIONS
 from dagmaster.testing.trial import run_handler
 from dagmaster.workflows.draw import mermaid
 from dagmaster.workflows.expressions import Context
@@ -10,9 +11,9 @@ from dagmaster.workflows.inputs import check_inputs
 from dagmaster.workflows.load import read_all, shipped
 from dagmaster.workflows.model import FanInNode, work_of
 
-from .builders import HANDLERS, QUEUES, a_graph
+from .builders import QUEUES, a_graph
 
-LOADED = read_all(shipped(), handlers=HANDLERS, queues=QUEUES)
+LOADED = read_all(shipped(), handlers={found.name for found in REGISTRATIONS}, queues=QUEUES)
 
 
 def test_w10_every_workflow_that_ships_is_accepted():

@@ -138,13 +138,23 @@ class NodeFacts(Answer):
     completed_at: datetime | None = None
 
 
+class SavedPhase(Answer):
+    """A checkpoint."""
+
+    name: str
+    attempt: int
+    saved_at: datetime
+    artifacts: list[Json] | None = None
+
+
 class NodeDetail(Answer):
-    """A node with its attempts, the last one first."""
+    """A node with its attempts and checkpoints, the last ones first."""
 
     node: NodeFacts
     type: str
     stage: str
     attempts: list[Attempt]
+    checkpoints: list[SavedPhase] = []
 
 
 class Stage(Answer):
@@ -385,6 +395,21 @@ class Orchestrator(Answer):
     job_count: int
 
 
+class JanitorAction(Answer):
+    action_type: str
+    target_type: str
+    target_id: str
+    reason: str
+    created_at: datetime
+
+
+class JanitorRun(Answer):
+    is_dry_run: bool
+    actions: list[JanitorAction]
+    left_to_others: list[str] = []
+    prunable_jobs: int = 0
+
+
 class DeadLetter(Answer):
     dead_letter_id: str
     queue: str
@@ -404,6 +429,7 @@ class SchemaStatus(Answer):
     pending: list[str]
     server_version: str
     extensions: dict[str, str]
+    catalog: str | None = None
 
 
 class Migrated(Answer):

@@ -7,6 +7,7 @@
 Where the platform is, is asked anew after a lost connection: one that was started again may listen elsewhere.
 """
 
+import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
-from typing import Any
+from typing import Any, BinaryIO
 from uuid import UUID
 
 import httpx2
@@ -39,6 +40,7 @@ TIMEOUT_SECONDS = 30.0
 CONNECT_TIMEOUT_SECONDS = 5.0
 # A stream shows a sign of life every 15 seconds.
 STREAM_TIMEOUT_SECONDS = 50.0
+JANITOR_TIMEOUT_SECONDS = 120.0
 # Deploying and migrating wait for locks.
 SCHEMA_TIMEOUT_SECONDS = 900.0
 _LARGEST_EVENT_BYTES = 64 * 1024 * 1024
@@ -116,6 +118,24 @@ class Client:
     def node(self, job_id: str, node_id: str) -> Json:
         """A node with its attempts."""
         return self._object("GET", f"/jobs/{job_id}/nodes/{_segment(node_id)}")
+
+    def download_output(self, job_id: str, node_id: str, file: BinaryIO) -> int:
+        """Write a node's whole output to a file, however large. Answers its size."""
+        url, http = self._connection()
+        patience = httpx2.Timeout(self._timeout_seconds, connect=self._connect_seconds())
+        path = f"{url}{PREFIX}/jobs/{job_id}/nodes/{_segment(node_id)}/output"
+        digest, size = hashlib.sha256(), 0
+        with self._translated(url), http.stream("GET", path, timeout=patience) as response:
+            if response.status_code != HTTPStatus.OK:
+                response.read()
+            _refuse_unless_ok(response, url, "application/json")
+            for piece in response.iter_bytes():
+                digest.update(piece)
+                size += file.write(piece)
+        tag = response.headers.get("etag", "")
+        if not tag.startswith("W/") and tag.strip('"') != digest.hexdigest():
+            raise unexpected("what came is not what its ETag says")
+        return size
 
     def events(
         self, job_id: str, limit: int, after: int = 0, node_id: str | None = None
@@ -242,6 +262,16 @@ class Client:
 
     def replay(self, dead_letter_id: UUID) -> Json:
         return self._object("POST", f"/dead-letters/{dead_letter_id}/replay")
+
+    def janitor_actions(
+        self, limit: int, after: str | None = None, **filters: str | None
+    ) -> tuple[list[Json], str | None]:
+        return self._page("/janitor/actions", limit, after, **filters)
+
+    def run_janitor(self, *, is_dry_run: bool) -> Json:
+        # Each of its statements may take 10 seconds, and there are some.
+        params = {"dry_run": "true" if is_dry_run else "false"}
+        return self._object("POST", "/janitor/run", params=params, timeout=JANITOR_TIMEOUT_SECONDS)
 
     # The schema
 

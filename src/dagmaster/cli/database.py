@@ -37,13 +37,14 @@ class _Direct:
     def __init__(self, state: State) -> None:
         self._dsn = state.dsn
         self._may_rebuild = state.settings.allow_rebuild
+        self._has_catalog = state.settings.catalog_enabled
 
     def schema_status(self) -> "Json":
-        from dagmaster.database import deploy
+        from dagmaster.database import catalog, deploy
 
         found = deploy.status(self._dsn)
         facts = {name: value for name, value in asdict(found).items() if name != "tables"}
-        return {**facts, "is_current": found.is_current}
+        return {**facts, "is_current": found.is_current, "catalog": catalog.catalog_status(self._dsn).deployed}
 
     def tables(self) -> "Json":
         from dagmaster.database import deploy
@@ -51,9 +52,10 @@ class _Direct:
         return {"tables": deploy.status(self._dsn).tables}
 
     def deploy(self) -> "Json":
-        from dagmaster.database import deploy
+        from dagmaster.database import catalog, deploy
 
         deploy.deploy(self._dsn)
+        catalog.ensure_catalog(self._dsn, is_enabled=self._has_catalog)
         return self.schema_status()
 
     def migrate(self) -> "Json":
@@ -108,6 +110,7 @@ def status(state: State) -> None:
     told = read(SchemaStatus, found)
     state.say(f"PostgreSQL {told.server_version}; schema {_in_words(told.deployed, told.is_current)}")
     state.say(f"software {told.software}, deployed {told.stored or 'never'}")
+    state.say(f"catalogue pgSTAC {told.catalog}" if told.catalog else "no catalogue")
     for name, version in told.extensions.items():
         state.say(f"extension {name} {version}")
     for change in told.pending:

@@ -1,101 +1,215 @@
-"""`dagmaster demo`: a platform of its own, a workflow with hundreds of tasks, live; then everything is gone again."""
+"""`dagmaster demo`: a scene of a hundred megapixels becomes a map, on a platform of its own; what it made stays to be looked at.
 
-import os
+demo-output/
+    .dagmaster-demo    says whose folder this is: the next demonstration clears no other
+    preview.png        what the map server shows
+    storage/, …        the platform's data folder: `dagmaster up --data demo-output` serves it
+"""
+
 import shutil
-import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import click
 
-from dagmaster.cli.command import Command, State, as_json, pass_state
-from dagmaster.cli.printable import counted
+from dagmaster.cli.command import INTERRUPTED, Command, State, pass_state
+from dagmaster.cli.printable import counted, size_text
+from dagmaster.errors import Conflict
 
 if TYPE_CHECKING:
     from dagmaster.cli.local import LocalPlatform
+    from dagmaster.cli.made import Made
     from dagmaster.cli.show import Page
+    from dagmaster.database.embedded import Cluster
     from dagmaster.database.reads import TaskTotals
     from dagmaster.settings import Settings
+    from dagmaster.storage.location import Location
+    from dagmaster.storage.zones import Storage
 
-_WORKFLOW = "demo"
+_WORKFLOW = "process_large_raster"
+_SCENE = "landscape.tif"
+_DATASET = "landscape"
+_MARK = ".dagmaster-demo"
+_OVERLAP = 0  # all tiles lie on one grid: neighbours fit without it
+# Whatever else is configured is none of the demonstration's business.
+_UNSET = ("POSTGRES_HOST", "PUBLIC_URL", "STORAGE_FOLDER", "BRONZE_FOLDER", "SILVER_FOLDER", "EXTERNAL_FOLDER")
+_CONTAINERS = {"bronze_container": "bronze", "silver_container": "silver", "external_container": "external"}
 
 
 @click.command(cls=Command)
-@click.option("--count", type=click.IntRange(1, 20_000), default=300, show_default=True, help="Chunks to process")
-@click.option("--workers", type=click.IntRange(min=1), default=2, show_default=True)
+@click.option(
+    "--size", type=click.IntRange(1024, 40_960), default=10_240, show_default=True, metavar="N",
+    help="Pixels the scene is wide and high, a multiple of 512",
+)  # fmt: skip
+@click.option("--tile-size", type=click.IntRange(min=512), default=1536, show_default=True, metavar="N")
+@click.option(
+    "--output", type=click.Path(file_okay=False, path_type=Path), default=Path("demo-output"), show_default=True,
+    help="Where everything goes; what an earlier demonstration left there is removed",
+)  # fmt: skip
+@click.option("--remove", "is_removal", is_flag=True, help="Only remove what an earlier demonstration left")
 @pass_state
-def demo(state: State, count: int, workers: int) -> int:
-    """See it work: a private platform, a workflow with retries, live progress, a summary, and nothing left behind."""
+def demo(state: State, size: int, tile_size: int, output: Path, is_removal: bool) -> int:
+    """See it work: a made-up satellite scene becomes COGs, a mosaic, a STAC catalogue and map tiles, live."""
+    from dagmaster.cli.serving import require_software
     from dagmaster.cli.up import stopping_on_signals
+    from dagmaster.database.embedded import Cluster
 
     state.log()
-    code = 130
-    with _temporary(state, workers) as local, stopping_on_signals(local):
-        if not state.json:
-            state.say("starting a private PostgreSQL, an orchestrator and workers …")
+    folder = output.absolute()
+    cluster = Cluster.at(folder)
+    _clear(folder, cluster)
+    if is_removal:
+        return 0
+    require_software()
+    local, storage = _platform(state, folder, cluster)
+    code = INTERRUPTED
+    with _kept_if(folder, cluster, lambda: code != INTERRUPTED), stopping_on_signals(local):
+        scene = _make_scene(state, storage, folder, size)
+        _say(state, "2  platform: a private PostgreSQL, an orchestrator, a worker, a map server …")
         with local.running():
-            if not state.json:
-                state.say(f"ready in {local.ready_seconds:.1f} s; running workflow `{_WORKFLOW}`\n")
-            code = _run(state, local, count)
-    if not state.json:
-        state.say("\neverything stopped, its data removed" if code == 0 else "\nstopped, its data removed")
+            _say(state, f"   ready in {local.ready_seconds:.1f} s\n3  job: {_WORKFLOW}\n")
+            code = _run(state, local, storage, scene, tile_size)
+    _say(state, _farewell(output, code))
     return code
 
 
+def _say(state: State, text: str) -> None:
+    if not state.json:
+        state.say(text)
+
+
+def _farewell(output: Path, code: int) -> str:
+    if code == INTERRUPTED:
+        return "stopped, its data removed"
+    see = f"\n  dagmaster up --data {output}\n"
+    gone = f"and remove everything with:\n  dagmaster demo --output {output} --remove"
+    if code:
+        return f"\neverything stopped; look closer with:{see}and `dagmaster jobs show --data {output} last`; {gone}"
+    return f"\neverything stopped; what was made stays. Serve it again with:{see}{gone}"
+
+
+def _clear(folder: Path, cluster: "Cluster") -> None:
+    from dagmaster.cli.platform import running_platform
+
+    if not folder.exists():
+        return
+    if not (folder / _MARK).exists() and any(folder.iterdir()):
+        raise Conflict(
+            f"{folder} is not a demonstration's, and is left alone", code="demo.folder", hint="choose another --output"
+        )
+    if running := running_platform(folder):
+        raise Conflict(
+            f"a platform runs on {folder} (process {running.pid})", code="platform.running", hint="stop it with Ctrl-C"
+        )
+    _remove(folder, cluster)
+
+
+def _remove(folder: Path, cluster: "Cluster") -> None:
+    cluster.remove()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
 @contextmanager
-def _temporary(state: State, workers: int) -> "Iterator[LocalPlatform]":
-    """A platform whose data lives no longer than it does."""
-    from dagmaster.cli.local import LocalPlatform
-    from dagmaster.cli.up import say_stopping
-    from dagmaster.database.embedded import Cluster
-
-    _remove_leftovers()
-    folder = Path(tempfile.mkdtemp(prefix="dagmaster-demo-"))
-    # Root's clusters live elsewhere, since PostgreSQL's user can't enter root's folders.
-    cluster = Cluster.at(None if os.geteuid() == 0 else folder, f"demo-{os.getpid()}")
+def _kept_if(folder: Path, cluster: "Cluster", is_worth_it: Callable[[], bool]) -> Iterator[None]:
+    """A folder that stays if something came of it."""
+    folder.mkdir(parents=True)
+    (folder / _MARK).touch()
     try:
-        yield LocalPlatform(
-            _own_settings(state), folder, cluster.dsn, state.note, cluster, workers=workers,
-            on_stopping=lambda: say_stopping(state),
-        )  # fmt: skip
+        yield
     finally:
-        cluster.remove()
-        shutil.rmtree(folder, ignore_errors=True)
+        if not is_worth_it():
+            _remove(folder, cluster)
 
 
-def _own_settings(state: State) -> "Settings":
-    """Whatever server is configured is none of the demonstration's business, nor the port that others shall find."""
-    own = {"database_url": None, "postgres_host": None, "api_enabled": True, "api_host": "127.0.0.1", "api_port": 0}
-    return state.settings.model_copy(update=own)
+def _platform(state: State, folder: Path, cluster: "Cluster") -> "tuple[LocalPlatform, Storage]":
+    from dagmaster.cli.local import LocalPlatform
+    from dagmaster.cli.process import processes_for
+    from dagmaster.cli.up import say_stopping
+    from dagmaster.storage.zones import open_storage
+
+    settings = _own_settings(state, folder)
+    overrides = {**dict.fromkeys(_UNSET, ""), **{name.upper(): told for name, told in _CONTAINERS.items()}}
+    local = LocalPlatform(
+        settings, folder, cluster.dsn, state.note, cluster, on_stopping=lambda: say_stopping(state),
+        overrides={**overrides, **processes_for(settings)},
+    )  # fmt: skip
+    return local, open_storage(settings)
 
 
-def _remove_leftovers() -> None:
-    """A demonstration ended by SIGKILL takes its processes along but leaves its files."""
-    for folder in Path("/var/lib/dagmaster").glob("demo-*") if os.geteuid() == 0 else ():
-        pid = folder.name.rpartition("-")[2]
-        if pid.isdigit() and not Path("/proc", pid).exists():
-            shutil.rmtree(folder, ignore_errors=True)
-            shutil.rmtree(f"/run/dagmaster-{folder.name}", ignore_errors=True)
+def _own_settings(state: State, folder: Path) -> "Settings":
+    """The API takes any port: others shall find what they expect at the usual one."""
+    own: dict[str, Any] = {name.lower(): None for name in ("DATABASE_URL", *_UNSET)}
+    own |= {**_CONTAINERS, "data_folder": folder, "api_enabled": True, "api_host": "127.0.0.1", "api_port": 0}
+    return state.settings.model_copy(update={**own, "serving_enabled": True, "catalog_enabled": True})
 
 
-def _run(state: State, local: "LocalPlatform", count: int) -> int:
+def _make_scene(state: State, storage: "Storage", folder: Path, size: int) -> "Location":
+    from dagmaster.raster.landscape import CRS, PIXEL_METRES, make_landscape
+    from dagmaster.storage.location import Zone
+
+    about = f"{size:,} × {size:,} pixels of {PIXEL_METRES:.0f} m in {CRS}"
+    _say(state, f"1  scene: a made-up landscape of {about} …")
+    begun = time.monotonic()
+    with _bar(state) as on_progress:
+        make_landscape(folder / _SCENE, size, on_progress=on_progress)
+    stored = storage.put_file(storage.location(_SCENE, zone=Zone.BRONZE), folder / _SCENE, move=True)
+    taken = time.monotonic() - begun
+    _say(state, f"   {size * size / 1e6:,.0f} megapixels, {size_text(stored.size_bytes)}, made in {taken:.1f} s")
+    return stored.location
+
+
+@contextmanager
+def _bar(state: State) -> Iterator[Callable[[float], None]]:
+    """On a terminal, how far something is."""
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    columns = TextColumn("  "), BarColumn(), TextColumn("{task.percentage:.0f} %")
+    is_shown = state.console.is_terminal and not state.json
+    with Progress(*columns, console=state.console, transient=True, disable=not is_shown) as progress:
+        task = progress.add_task("", total=1.0)
+        yield lambda fraction: progress.update(task, completed=fraction)
+
+
+def _run(state: State, local: "LocalPlatform", storage: "Storage", scene: "Location", tile_size: int) -> int:
     import asyncio
 
     from dagmaster.cli.feed import Patience
     from dagmaster.cli.follow import watch
+    from dagmaster.cli.made import preview_of, what_was_made
     from dagmaster.cli.show import Page
+    from dagmaster.storage.location import Edition
 
     state.server = local.api_url
-    client = state.client
-    job_id = client.submit({"workflow_id": _WORKFLOW, "input_params": {"count": count}})["job_id"]
-    watch(state, job_id, Patience(state, job_id), on_tick=local.tend, heartbeat_seconds=1.0)
-    page = Page.ask(client, job_id)
+    edition = Edition(_DATASET)
+    inputs = {
+        "container_name": scene.container, "blob_name": scene.blob, "dataset_id": edition.dataset,
+        "title": "A made-up landscape", "tile_size": tile_size, "overlap": _OVERLAP,
+    }  # fmt: skip
+    job_id = state.client.submit({"workflow_id": _WORKFLOW, "input_params": inputs})["job_id"]
+    watch(state, job_id, Patience(state, job_id), on_tick=local.tend, heartbeat_seconds=5.0)
+    page = Page.ask(state.client, job_id)
     totals, history = asyncio.run(_measured(local.dsn, UUID(job_id)))
-    _summarise(state, page, totals, history)
-    return 0 if page.detail.job.status == "completed" and history["is_clean"] is not False else 1
+    if page.detail.job.status != "completed":
+        return _tell_failure(state, page)
+    made = what_was_made(storage, edition, page.answer["job"]["result_data"], local.maps_url)
+    made = replace(made, preview=preview_of(state, made, local.folder / "preview.png", local.maps_url))
+    _summarise(state, _facts(page, totals), made, history)
+    return 0 if made.preview and history["is_clean"] else 1
+
+
+def _tell_failure(state: State, page: "Page") -> int:
+    from dagmaster.cli.show import print_page
+
+    if state.json:
+        state.emit(page.public(), line=True)
+    else:
+        print_page(state.console, page)
+    return 1
 
 
 async def _measured(dsn: str, job_id: UUID) -> "tuple[dict[str, TaskTotals], dict[str, Any]]":
@@ -110,41 +224,33 @@ async def _measured(dsn: str, job_id: UUID) -> "tuple[dict[str, TaskTotals], dic
     return totals, public(report) | {"summary": summary(report)}
 
 
-def _summarise(state: State, page: "Page", totals: "dict[str, TaskTotals]", history: dict[str, Any]) -> None:
-    facts = _facts(page, totals)
+def _summarise(state: State, facts: dict[str, Any], made: "Made", history: dict[str, Any]) -> None:
+    from dagmaster.cli.made import print_made
+
     if state.json:
-        state.emit({**facts, "history": history}, line=True)
+        state.emit({**facts, **made.public(), "history": history}, line=True)
         return
-    state.say(f"\njob {facts['status']} in {facts['seconds']:.2f} s")
-    state.say(
-        f"{counted(facts['tasks'], 'task')}, {counted(facts['attempts'], 'attempt')}, "
-        f"{counted(facts['retries'], 'retry', 'retries')}; "
-        f"{facts['tasks_per_second']:.0f} tasks/s from submission to end"
-    )
-    state.say("where the time went:")
+    state.say(f"\n4  result: {counted(made.cog_count, 'COG')} and their mosaic in {facts['seconds']:.1f} s\n")
+    print_made(state, made)
+    state.say("\n  where the time went:")
     for stage in facts["stages"]:
         state.say(
-            f"  {stage['name']:<10} {stage['seconds']:>6.2f} s   {stage['tasks']:>5} tasks, {stage['retries']:>3} retries; "
-            f"mean wait {stage['mean_wait_ms']:.0f} ms, mean run {stage['mean_run_ms']:.1f} ms"
+            f"    {stage['name']:<10} {stage['seconds']:>6.1f} s   {counted(stage['tasks'], 'task')}, "
+            f"{stage['mean_run_ms'] / 1000:.2f} s each"
         )
-    state.say(f"result: {as_json(facts['result'], indent=False)}")
-    state.say(f"history: {history['summary']}")
+    state.say(f"  history: {history['summary']}")
 
 
 def _facts(page: "Page", totals: "dict[str, TaskTotals]") -> dict[str, Any]:
-    tasks, attempts = sum(t.tasks for t in totals.values()), sum(t.attempts for t in totals.values())
     job, seconds = page.answer["job"], page.detail.seconds
     return {
         "job_id": job["job_id"],
         "status": job["status"],
         "seconds": round(seconds, 3),
-        "tasks": tasks,
-        "attempts": attempts,
-        "retries": attempts - tasks,
-        "tasks_per_second": round(tasks / seconds, 1) if seconds else 0.0,
+        "tasks": sum(t.tasks for t in totals.values()),
+        "attempts": sum(t.attempts for t in totals.values()),
         "stages": [row for row in (_stage_row(page, totals, stage.name) for stage in page.detail.stages) if row],
         "result": job["result_data"],
-        "error": job["error_message"],
     }
 
 
@@ -152,14 +258,11 @@ def _stage_row(page: "Page", totals: "dict[str, TaskTotals]", name: str) -> dict
     """A stage lasts from its first task's dispatch to its last task's end."""
     mine = [totals[node.node_id] for node in page.detail.nodes if node.stage == name and node.node_id in totals]
     begun, ended = [t.first_at for t in mine if t.first_at], [t.last_at for t in mine if t.last_at]
-    attempts = sum(t.attempts for t in mine)
     if not begun or not ended:
         return None
     return {
         "name": name,
         "seconds": round((max(ended) - min(begun)).total_seconds(), 3),
         "tasks": sum(t.tasks for t in mine),
-        "retries": attempts - sum(t.tasks for t in mine),
-        "mean_wait_ms": round(1000 * sum(t.waited_seconds for t in mine) / attempts, 1),
-        "mean_run_ms": round(1000 * sum(t.ran_seconds for t in mine) / attempts, 2),
+        "mean_run_ms": round(1000 * sum(t.ran_seconds for t in mine) / sum(t.attempts for t in mine), 2),
     }

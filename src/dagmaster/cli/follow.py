@@ -96,12 +96,13 @@ def watch(
     *,
     on_tick: Callable[[], None] = lambda: None,
     heartbeat_seconds: float = 30.0,
+    display: Display | None = None,
 ) -> JobDetail:
     """Show a job until it is over; how it was then is the answer."""
     client = state.client
     detail = patiently(patience, lambda: read(JobDetail, client.job(job_id)))
     asked_at = changed_at = time.monotonic()
-    display, why = _display(state, heartbeat_seconds), HoldUps(client, job_id)
+    display, why = display or _display(state, heartbeat_seconds), HoldUps(client, job_id)
     feed = Feed(client, job_id, detail.job.last_sequence)
     try:
         while True:

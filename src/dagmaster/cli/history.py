@@ -20,8 +20,9 @@ _MOST_FINDINGS_SHOWN = 200
 @click.command("verify-history", cls=Command)
 @click.argument("job", required=False)
 @click.option("--all", "everything", is_flag=True, help="Every job")
+@click.option("--payloads", is_flag=True, help="Read large outputs and params too, and compare their hashes")
 @pass_state
-def verify_history(state: State, job: str | None, everything: bool) -> int:
+def verify_history(state: State, job: str | None, everything: bool, payloads: bool) -> int:
     """Check that a job's events, nodes, tasks and results tell one possible story.
 
     JOB is an id, the beginning of one, or `last`. Exit code 1 if something is wrong. It reads the database itself: the one
@@ -35,7 +36,7 @@ def verify_history(state: State, job: str | None, everything: bool) -> int:
         raise InvalidRequest(
             "a history is verified on its database, not over --server", code="usage", hint="set DATABASE_URL"
         )
-    report = asyncio.run(_verified(state, job))
+    report = asyncio.run(_verified(state, job, reads_payloads=payloads))
     if state.json:
         state.emit(public(report))
     else:
@@ -43,7 +44,7 @@ def verify_history(state: State, job: str | None, everything: bool) -> int:
     return 0 if report.is_clean else 1
 
 
-async def _verified(state: State, job: str | None) -> "HistoryReport":
+async def _verified(state: State, job: str | None, *, reads_payloads: bool) -> "HistoryReport":
     from dagmaster.database.history import verify
     from dagmaster.database.reads import Reads
 
@@ -51,7 +52,7 @@ async def _verified(state: State, job: str | None) -> "HistoryReport":
     if job is not None:
         async with Reads(state.dsn) as reads:
             job_ids = [await reads.find_job(job)]
-    return await verify(state.dsn, job_ids, lambda report: _show_progress(state, report))
+    return await verify(state.dsn, job_ids, lambda report: _show_progress(state, report), reads_payloads=reads_payloads)
 
 
 def _show_progress(state: State, report: "HistoryReport") -> None:

@@ -314,14 +314,21 @@ def nodes(state: State, *, job: str, parent: str | None, status: str | None, lim
 @jobs.command("node")
 @click.argument("job", shell_complete=complete_jobs)
 @click.argument("node")
+@click.option(
+    "--output", metavar="FILE", type=click.Path(dir_okay=False, allow_dash=True),
+    help="Write its whole output to this file instead, as JSON; - is standard output",
+)  # fmt: skip
 @pass_state
-def show_node(state: State, job: str, node: str) -> None:
+def show_node(state: State, job: str, node: str, output: str | None) -> None:
     """Show a node and its attempts: workers, times, errors with their hints; with -v their tracebacks.
 
     A fan_out's child is NODE__INDEX.
     """
-    from dagmaster.cli.node import print_node
+    from dagmaster.cli.node import print_node, save_output
 
+    if output is not None:
+        save_output(state, state.client.find_job(job), node, output)
+        return
     answer = state.client.node(state.client.find_job(job), node)
     if state.json:
         state.emit(answer)

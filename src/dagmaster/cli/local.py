@@ -1,6 +1,6 @@
 """A whole platform on one machine: a database, orchestrators and workers, from start to stop.
 
-Used by `up` and by `demo`. Everything it starts dies with it, also when it is killed; what is in the database stays, and
+Used by `up`, `process` and `demo`. Everything it starts dies with it, also when it is killed; what is in the database stays, and
 the next start goes on from there.
 """
 
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from dagmaster.cli import platform
 from dagmaster.cli.children import Child, Say, stop_all
-from dagmaster.errors import Conflict, Unavailable
-from dagmaster.listen import HEALTH, bind, bind_somewhere
+from dagmaster.errors import Conflict, NotAllowed, Unavailable
+from dagmaster.listen import API, HEALTH, SERVING, Entrance, bind, bind_somewhere
 
 if TYPE_CHECKING:
     from dagmaster.database.embedded import Cluster
@@ -44,7 +44,7 @@ def fast_profile(settings: "Settings") -> dict[str, float]:
 
 @dataclass(slots=True)
 class LocalPlatform:
-    """`cluster` is the private PostgreSQL, None where a server is configured."""
+    """`cluster` is the private PostgreSQL, None where a server is configured. `overrides` are settings of the children."""
 
     settings: "Settings"
     folder: Path
@@ -55,8 +55,10 @@ class LocalPlatform:
     workers: int = 1
     log_level: str = "warning"
     on_stopping: Callable[[], None] = lambda: None
+    overrides: Mapping[str, str] = field(default_factory=dict)
     children: list[Child] = field(default_factory=list)
     api_url: str | None = None
+    maps_url: str | None = None
     ready_seconds: float = 0.0
     _is_hurried: bool = False
     _database_checked_at: float = 0.0
@@ -67,10 +69,10 @@ class LocalPlatform:
         begun = time.monotonic()
         with platform.hold(self.folder):
             # Before anything is made: whoever made a mistake shall find nothing left behind.
-            port = self._api_port()
+            port, maps_port = self._api_port(), self._maps_port()
             try:
                 self._start_database()
-                self._start_children(port)
+                self._start_children(port, maps_port)
                 asyncio.run(self._wait_until_ready())
                 self._publish()
                 self.ready_seconds = time.monotonic() - begun
@@ -94,7 +96,7 @@ class LocalPlatform:
     def _start_database(self) -> None:
         if self.cluster:
             self.cluster.start()
-        ensure_schema(self.dsn, self.say)
+        ensure_schema(self.dsn, self.say, has_catalog=self.settings.catalog_enabled)
 
     def _tend_database(self) -> None:
         if self.cluster is None or time.monotonic() - self._database_checked_at < _DATABASE_CHECK_SECONDS:
@@ -104,8 +106,14 @@ class LocalPlatform:
             self.say("PostgreSQL has ended; it starts again")
             self.cluster.start()
 
-    def _start_children(self, port: int) -> None:
+    def _start_children(self, port: int, maps_port: int | None) -> None:
+        if maps_port is not None:
+            self.maps_url = _url(self.settings.serving_host, maps_port)
         environment = self._environment()
+        # It links to the address that it is asked by, and what is catalogued names files by this one.
+        maps = {**environment, "SERVING_PORT": str(maps_port)}
+        if self.maps_url and not self.settings.public_url:
+            environment = {**environment, "PUBLIC_URL": self.maps_url}
         roles = [("orchestrator", n) for n in range(self.orchestrators)] + [("worker", n) for n in range(self.workers)]
         # One of them serves the API: several would fight for the port.
         without_api = {**environment, "API_ENABLED": "false"}
@@ -118,6 +126,8 @@ class LocalPlatform:
             Child(role, number + 1, with_api if (role, number) == ("orchestrator", 0) else without_api)
             for role, number in roles
         ]
+        if maps_port is not None:
+            self.children.append(Child("serving", 1, maps))
         for child in self.children:
             child.start()
 
@@ -128,19 +138,31 @@ class LocalPlatform:
             bind(settings.health_host, 0, is_insecure=settings.health_insecure, entrance=HEALTH).close()
         if not settings.api_enabled:
             return settings.api_port
-        take = bind if "api_port" in settings.model_fields_set else bind_somewhere
+        return self._free_port(API, settings.api_host, settings.api_port, settings.api_insecure)
+
+    def _maps_port(self) -> int | None:
+        from dagmaster.cli.serving import is_installed
+
+        settings = self.settings
+        if not settings.serving_enabled or not is_installed():
+            return None
+        return self._free_port(SERVING, settings.serving_host, settings.serving_port, settings.serving_insecure)
+
+    def _free_port(self, entrance: Entrance, host: str, port: int, is_insecure: bool) -> int:
+        name = f"{entrance.name}_port"
+        take = bind if name in self.settings.model_fields_set else bind_somewhere
         try:
-            with take(settings.api_host, settings.api_port, is_insecure=settings.api_insecure) as trial:
+            with take(host, port, is_insecure=is_insecure, entrance=entrance) as trial:
                 return int(trial.getsockname()[1])
         except Conflict as error:
-            hint = "choose another one with API_PORT=… (0 takes any that is free)"
+            hint = f"choose another one with {name.upper()}=… (0 takes any that is free)"
             raise Unavailable(error.message, code=error.code, hint=hint, **error.facts) from None
 
     def _environment(self) -> Mapping[str, str]:
         """Ours, handed on as it is, with what this machine decides."""
-        decided = {"DATABASE_URL": self.dsn, "LOG_LEVEL": self.log_level}
+        decided = {"DATABASE_URL": self.dsn, "LOG_LEVEL": self.log_level, "DAGMASTER_DATA": str(self.folder)}
         decided |= {name.upper(): str(value) for name, value in fast_profile(self.settings).items()}
-        return {**os.environ, **decided}
+        return {**os.environ, **decided, **self.overrides}
 
     async def _wait_until_ready(self) -> None:
         """Until one orchestrator and one worker of ours have shown themselves."""
@@ -168,7 +190,9 @@ class LocalPlatform:
 
     def _publish(self) -> None:
         started_at = datetime.now(UTC).isoformat(timespec="seconds")
-        platform.publish(self.folder, platform.Platform(self.dsn, os.getpid(), started_at, self.api_url))
+        storage = platform.storage_of(self.settings)
+        here = platform.Platform(self.dsn, os.getpid(), started_at, self.api_url, self.maps_url, storage)
+        platform.publish(self.folder, here)
 
     def _stop(self) -> None:
         with suppress(OSError):
@@ -186,15 +210,19 @@ def _url(host: str, port: int) -> str:
     return f"http://[{here}]:{port}" if ":" in here else f"http://{here}:{port}"
 
 
-def ensure_schema(dsn: str, say: Callable[[str], None]) -> None:
-    """Create or extend the schema; what only a person may decide is told."""
-    from dagmaster.database import deploy
+def ensure_schema(dsn: str, say: Callable[[str], None], *, has_catalog: bool) -> None:
+    """Create or extend the schema; what only a person may decide is told. A catalogue that can't be is done without."""
+    from dagmaster.database import catalog, deploy
 
     deploy.deploy(dsn)
     status = deploy.status(dsn)
     if not status.is_current:
         for change in deploy.migrate(dsn):
             say(f"schema: {change}")
+    try:
+        catalog.ensure_catalog(dsn, is_enabled=has_catalog)
+    except (Conflict, NotAllowed, Unavailable) as error:
+        say(f"no STAC catalogue: {error}")
 
 
 def database_of(settings: "Settings", name: str = "default") -> "tuple[str, Cluster | None]":

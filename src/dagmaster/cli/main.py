@@ -22,6 +22,7 @@ from dagmaster.cli.printable import neutral, prepare_streams
 # Each is imported when it is needed: whoever lists jobs need not wait for what an orchestrator is made of.
 COMMANDS = {
     "up": "up:up",
+    "process": "process:process",
     "submit": "submit:submit",
     "jobs": "jobs:jobs",
     "workflows": "workflows:workflows",
@@ -29,11 +30,13 @@ COMMANDS = {
     "workers": "operate:workers",
     "orchestrators": "operate:orchestrators",
     "dead-letters": "operate:dead_letters",
+    "janitor": "janitor:janitor",
     "db": "database:db",
     "doctor": "doctor:doctor",
     "verify-history": "history:verify_history",
     "orchestrator": "serve:orchestrator",
     "worker": "serve:worker",
+    "serving": "serving:serving",
     "demo": "demo:demo",
     "completion": "completion:completion",
 }
@@ -105,7 +108,7 @@ def _without_subcommand(state: State, context: click.Context) -> None:
         raise errors.InvalidRequest(
             f"RUN_MODE={state.settings.run_mode} is not part of this version",
             code="settings.invalid",
-            hint="use up, orchestrator or worker",
+            hint="use up, orchestrator, worker or serving",
         )
     context.invoke(role)
 

@@ -1,16 +1,19 @@
 """`dagmaster jobs node`: a node with its attempts, and what went wrong in each."""
 
+import sys
 from collections.abc import Iterator, Sequence
 from datetime import datetime
+from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
-from dagmaster.cli.answers import Attempt, Json, NodeDetail, read
-from dagmaster.cli.command import as_json
+from dagmaster.cli.answers import Attempt, Json, NodeDetail, SavedPhase, read
+from dagmaster.cli.command import State, as_json
 from dagmaster.cli.follow import fault_text
 from dagmaster.cli.printable import counted, one_line
 from dagmaster.cli.tables import Column, at, print_table, state_text
+from dagmaster.errors import InvalidRequest
 
 _VALUE_LENGTH = 300
 
@@ -30,6 +33,9 @@ def print_node(console: Console, answer: Json, *, has_tracebacks: bool) -> None:
     if detail.attempts:
         console.print(Text("\nattempts, the last one first", style="bold"))
         _print_attempts(console, detail.attempts)
+    if detail.checkpoints:
+        console.print(Text("\ncheckpoints, the last one first", style="bold"))
+        _print_checkpoints(console, detail.checkpoints)
     for attempt in detail.attempts if has_tracebacks else ():
         if attempt.error and attempt.error.traceback:
             console.print(Text(f"\ntraceback of attempt {attempt.attempt}", style="bold"))
@@ -60,11 +66,37 @@ def _facts(answer: Json, detail: NodeDetail) -> Iterator[tuple[str, str]]:
         yield "ended", f"{at(node.completed_at)} UTC"
     latest: Json = next(iter(answer["attempts"]), {})
     for name, value in (
-        ("params", latest.get("params") or raw.get("input_params")), ("output", raw.get("output")),
-        ("stored in", raw.get("output_ref")),
+        ("params", latest.get("params") or latest.get("params_ref") or raw.get("input_params")),
+        ("output", raw.get("output")),
     ):  # fmt: skip
         if value is not None:
             yield name, _short(value)
+    if isinstance(reference := raw.get("output_ref"), dict):
+        size = f"{reference['bytes']:,} bytes" if isinstance(reference.get("bytes"), int) else _short(reference)
+        yield "output", f"{size}; get it with `dagmaster jobs node {raw.get('job_id')} {node.node_id} --output FILE`"
+
+
+def save_output(state: State, job_id: str, node_id: str, name: str) -> None:
+    """Into a file that is there whole or not at all."""
+    if name == "-":
+        if sys.stdout.isatty():
+            raise InvalidRequest("an output may be anything; it is not written to a terminal", code="usage")
+        state.client.download_output(job_id, node_id, sys.stdout.buffer)
+        sys.stdout.buffer.flush()
+        return
+    unfinished = Path(f"{name}.part")
+    try:
+        with unfinished.open("wb") as file:
+            size = state.client.download_output(job_id, node_id, file)
+        unfinished.replace(name)
+    except OSError as error:
+        raise InvalidRequest(f"{name}: {error.strerror}", code="file.not-writable") from None
+    finally:
+        unfinished.unlink(missing_ok=True)
+    if state.json:
+        state.emit({"file": name, "bytes": size})
+    else:
+        state.say(f"{size:,} bytes written to {name}")
 
 
 def _short(value: object) -> str:
@@ -85,6 +117,20 @@ def _print_attempts(console: Console, attempts: Sequence[Attempt]) -> None:
             one_line(attempt.queue), attempt.worker_id or "", _remark(attempt),
         )
         for attempt in attempts
+    ]  # fmt: skip
+    print_table(console, columns, rows)
+
+
+def _print_checkpoints(console: Console, checkpoints: Sequence[SavedPhase]) -> None:
+    columns = [
+        Column("checkpoint"), Column("attempt", is_number=True), Column("saved (UTC)"), Column("artifacts", is_long=True),
+    ]  # fmt: skip
+    rows = [
+        (
+            one_line(saved.name), str(saved.attempt), at(saved.saved_at),
+            ", ".join(one_line(str(artifact.get("uri"))) for artifact in saved.artifacts or ()),
+        )
+        for saved in checkpoints
     ]  # fmt: skip
     print_table(console, columns, rows)
 

@@ -13,28 +13,41 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from dagmaster.errors import Conflict, DagmasterError, InvalidRequest, NotAllowed, Unavailable
 from dagmaster.settings import Settings
 
-_ROOT_HOME = Path("/var/lib/dagmaster")
 _NO_DETOUR = os.O_NOFOLLOW | os.O_CLOEXEC
+_STORAGE_FOLDERS = ("storage_folder", "bronze_folder", "silver_folder", "external_folder")
+_CONTAINERS = ("bronze_container", "silver_container", "external_container")
 
 
 @dataclass(frozen=True, slots=True)
 class Platform:
+    """`storage` are the settings of where it keeps objects, which may be another's than those of whoever reads this."""
+
     database_url: str
     pid: int
     started_at: str
     api_url: str | None = None
+    maps_url: str | None = None
+    storage: dict[str, str] = field(default_factory=dict)
+
+    def with_its_storage(self, settings: Settings) -> Settings:
+        folders = {name: Path(told) for name, told in self.storage.items() if name.endswith("_folder")}
+        return settings.model_copy(update={**dict.fromkeys(_STORAGE_FOLDERS), **self.storage, **folders})
+
+
+def storage_of(settings: Settings) -> dict[str, str]:
+    named = {name: getattr(settings, name) for name in (*_STORAGE_FOLDERS, *_CONTAINERS)}
+    told = {name: value.absolute() if isinstance(value, Path) else value for name, value in named.items()}
+    return {name: str(value) for name, value in told.items() if value}
 
 
 def data_folder(settings: Settings) -> Path:
-    if settings.data_folder:
-        return settings.data_folder.absolute()
-    return _ROOT_HOME if os.geteuid() == 0 else Path.home() / ".local/share/dagmaster"
+    return settings.home()
 
 
 def find_database(settings: Settings) -> str:

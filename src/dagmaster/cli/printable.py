@@ -66,6 +66,14 @@ def counted(number: int, thing: str, several: str | None = None) -> str:
     return f"{number} {thing if number == 1 else several or f'{thing}s'}"
 
 
+def size_text(size_bytes: int) -> str:
+    """In the unit that people would take: `12.3 MB`."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size_bytes >= size:
+            return f"{size_bytes / size:,.1f} {unit}"
+    return counted(size_bytes, "byte")
+
+
 def is_unicode(encoding: str | None) -> bool:
     return (encoding or "").lower().replace("-", "").startswith("utf")
 

@@ -1,6 +1,7 @@
 """The roles: an orchestrator or a worker, wired together and run until told to stop.
 
-The first SIGTERM or SIGINT lets it finish cleanly; a second one ends it at once, which is as safe as a crash.
+The first SIGTERM or SIGINT lets it finish cleanly. A second one lets a worker wait no longer for its handlers: it gives their
+tasks back; and ends an orchestrator at once, as a third one does a worker. That is as safe as a crash.
 """
 
 import asyncio
@@ -42,7 +43,7 @@ class _Role(Protocol):
 def orchestrator(state: State, host: str | None, port: int | None, no_api: bool) -> None:
     """Run one orchestrator: it decides what jobs do next. Its process serves the API too."""
     given = {"api_host": host, "api_port": port, "api_enabled": False if no_api else None}
-    settings = _settings_of_role(state)
+    settings = settings_of_role(state)
     settings = settings.model_copy(update={name: value for name, value in given.items() if value is not None})
     asyncio.run(_serve(settings, state.dsn, "orchestrator", _orchestrator))
 
@@ -56,12 +57,12 @@ def worker(state: State, queues: str | None, slots: int | None, processes: int |
     """Run one worker: it executes the handlers of tasks."""
     names = tuple(part.strip() for part in (queues or "").split(",") if part.strip())
     given = {"worker_queue": names or None, "worker_slots": slots, "worker_processes": processes}
-    settings = _settings_of_role(state)
+    settings = settings_of_role(state)
     settings = settings.model_copy(update={name: value for name, value in given.items() if value is not None})
     asyncio.run(_serve(settings, state.dsn, "worker", _worker))
 
 
-def _settings_of_role(state: State) -> "Settings":
+def settings_of_role(state: State) -> "Settings":
     from dagmaster import log
 
     _ = state.dsn  # before: looking for the database sets logging up as commands want it
@@ -77,7 +78,7 @@ async def _serve(settings: "Settings", dsn: str, name: str, wire: Callable[..., 
     await _require_schema(dsn, name)
     _arm(faults.arm, settings.crash_point)
     async with wire(settings, dsn) as role:
-        _stop_on_signals(role)
+        stop_on_signals(role)
         gc.freeze()  # what was loaded until here stays: looking through it again and again would hold the loop up
         await role.run()
 
@@ -91,15 +92,15 @@ def _arm(arm: Callable[[str | None], None], crash_point: str | None) -> None:
         raise InvalidRequest(f"CRASH_POINT: {error}", code="settings.invalid") from None
 
 
-def _stop_on_signals(role: _Role) -> None:
+def stop_on_signals(role: _Role) -> None:
     loop = asyncio.get_running_loop()
-    received: list[signal.Signals] = []
+    hurry: Callable[[], None] | None = getattr(role, "hurry", None)
+    steps = [role.stop, hurry] if hurry else [role.stop]
 
     def stop(which: signal.Signals) -> None:
-        received.append(which)
-        if len(received) > 1:
+        if not steps:
             os._exit(128 + which)
-        role.stop()
+        steps.pop(0)()
 
     for which in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(which, stop, which)
@@ -140,6 +141,7 @@ async def _orchestrator(settings: "Settings", dsn: str) -> AsyncIterator[_Role]:
     from dagmaster.orchestrator.janitor import Janitor
     from dagmaster.orchestrator.loop import Orchestrator
     from dagmaster.orchestrator.routing import RegistryRouter
+    from dagmaster.orchestrator.tidy import tidy_of
     from dagmaster.transports.postgres import PostgresTransport
 
     # Before anything else: a port that is taken shall be told before this instance claims jobs.
@@ -157,7 +159,8 @@ async def _orchestrator(settings: "Settings", dsn: str) -> AsyncIterator[_Role]:
     )
     bell = PostgresBell(dsn, [JOBS, RESULTS])
     ledger, beats = PostgresLedger(dsn, "orchestrator"), PostgresLedger(dsn, "beat")
-    janitor = Janitor(settings, PostgresJanitor(dsn), PostgresRetention(dsn), bell)
+    tidy = tidy_of(settings, dsn)
+    janitor = Janitor(settings, PostgresJanitor(dsn), PostgresRetention(dsn), bell, tidy=tidy)
     async with _closing(ledger.close, beats.close, janitor.close, bell.close):
         bell.start()
         role = Orchestrator(

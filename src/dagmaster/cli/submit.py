@@ -51,8 +51,8 @@ def submit(
     }  # fmt: skip
     chosen, schema = _from_file(state, Path(workflow)) if is_file(workflow) else _known(state, workflow, pairs)
     inputs = _inputs(schema, pairs, given)
-    with _held_back() as is_interrupted:
-        answer = _submitted(state, {**submission, **chosen, "input_params": inputs}, force=force, resume=resume)
+    with held_back() as is_interrupted:
+        answer = submitted(state, {**submission, **chosen, "input_params": inputs}, force=force, resume=resume)
         read(Submitted, answer)  # or it is no answer to a submission
     if is_interrupted():
         return detached(state, answer["job_id"])
@@ -68,7 +68,7 @@ def submit(
 
 
 @contextmanager
-def _held_back() -> Iterator[Callable[[], bool]]:
+def held_back() -> Iterator[Callable[[], bool]]:
     """The first Ctrl-C waits until it is known which job was created; a second one does not."""
     received: list[int] = []
 
@@ -106,7 +106,7 @@ def _from_file(state: State, path: Path) -> tuple[dict[str, Any], Schema]:
     return chosen, checked.get("inputs_schema") or {}
 
 
-def _submitted(state: State, submission: dict[str, Any], *, force: bool, resume: bool) -> dict[str, Any]:
+def submitted(state: State, submission: dict[str, Any], *, force: bool, resume: bool) -> dict[str, Any]:
     """Submit. Whoever does not get the answer is told what that means."""
     unknown = "whether the job was created is not known; see `dagmaster jobs ls`"
     try:

@@ -117,6 +117,8 @@ def _rows(local: "LocalPlatform") -> list[tuple[str, str, str]]:
     if local.cluster:
         rows.append(("", "", f"data in {local.cluster.folder}"))
     served = {"orchestrator 1": f"API at {local.api_url}/docs"} if local.api_url else {}
+    if local.maps_url:
+        served["serving 1"] = f"maps at {local.maps_url}"
     rows += [(child.name, str(child.pid), served.get(child.name, "")) for child in local.children]
     return [*rows, ("platform", str(os.getpid()), f"data folder {local.folder}")]
 
@@ -131,6 +133,7 @@ def _facts(local: "LocalPlatform") -> dict[str, Any]:
         "data_folder": str(local.folder),
         "database_url": redact(local.dsn),
         "api_url": local.api_url,
+        "maps_url": local.maps_url,
         "postgres_pid": local.cluster.server_pid() if local.cluster else None,
         "children": [{"role": c.role, "number": c.number, "pid": c.pid} for c in local.children],
     }

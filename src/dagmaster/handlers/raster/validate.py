@@ -28,6 +28,7 @@ from dagmaster.raster.grid import (
 )
 from dagmaster.stac.values import slug
 from dagmaster.stac.when import choose_when
+from dagmaster.storage.location import dataset_name
 from dagmaster.storage.sources import Kind, Source
 
 
@@ -105,7 +106,7 @@ def _about(params: ValidateParams, source: Source, facts: RasterFacts, supplied_
         )
     when = choose_when(given=params.datetime, tags=facts.tags, supplied_at=supplied_at)
     return About(
-        dataset_id=params.collection_id or params.dataset_id or slug(source.name),
+        dataset_id=params.collection_id or params.dataset_id or dataset_name(PurePosixPath(source.name).stem),
         version_ordinal=params.version_ordinal,
         revision=params.revision,
         version_label=params.version_label,

@@ -1,0 +1,118 @@
+"""A picture of a dataset, put together from the map tiles that everyone is served: what it shows is what a map shows."""
+
+import itertools
+import math
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from dagmaster.errors import Unavailable
+
+LONGEST_SIDE = 1024
+_TILE = 256
+_LARGEST_SIDE = 4096  # where the coarsest tiles that there are make a larger one
+_AT_ONCE = 4
+_TIMEOUT_SECONDS = 60.0
+_START_PATIENCE_SECONDS = 45.0  # what serves maps takes seconds to load
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    path: Path
+    width: int
+    height: int
+    zoom: int
+    tiles: int
+
+
+def make_preview(tilejson_url: str, target: Path, longest_side: int = LONGEST_SIDE) -> Preview:
+    """Fetch the tiles of the finest zoom at which the dataset fits into a picture, and save it."""
+    from dagmaster.raster.picture import stitched
+
+    with _translated(), httpx2.Client(timeout=_TIMEOUT_SECONDS, trust_env=False) as http:
+        tilejson = _tilejson(http, tilejson_url)
+        zoom, box = _fitting(tilejson, longest_side)
+        tiles = _fetched(http, tilejson["tiles"][0], zoom, box)
+    if not tiles:
+        raise Unavailable("the map server has no tiles of it", code="preview.empty")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = target.with_name(f".{target.name}.new")
+    unfinished.write_bytes(stitched(tiles, box, _TILE))
+    unfinished.replace(target)
+    left, top, right, bottom = box
+    return Preview(target, right - left, bottom - top, zoom, len(tiles))
+
+
+def _tilejson(http: httpx2.Client, url: str) -> Any:
+    """What is to be seen; asked for again while the map server is still starting."""
+    asked = httpx2.URL(url).copy_merge_params({"tilesize": str(_TILE), "tile_format": "png"})
+    deadline = time.monotonic() + _START_PATIENCE_SECONDS
+    while True:
+        try:
+            answer = http.get(asked)
+        except httpx2.TransportError:
+            if time.monotonic() > deadline:
+                raise
+        else:
+            if answer.status_code < HTTPStatus.INTERNAL_SERVER_ERROR or time.monotonic() > deadline:
+                return answer.raise_for_status().json()
+        time.sleep(0.2)
+
+
+def _fitting(tilejson: Any, longest_side: int) -> tuple[int, tuple[int, int, int, int]]:
+    """The zoom, and the bounds in its pixels."""
+    for zoom in range(tilejson["maxzoom"], tilejson["minzoom"] - 1, -1):
+        box = _pixels(tilejson["bounds"], zoom)
+        side = max(box[2] - box[0], box[3] - box[1])
+        if side <= longest_side or (zoom == tilejson["minzoom"] and side <= _LARGEST_SIDE):
+            return zoom, box
+    raise Unavailable("it is too large for a picture", code="preview.large")
+
+
+def _pixels(bounds: list[float], zoom: int) -> tuple[int, int, int, int]:
+    west, south, east, north = bounds
+    (left, top), (right, bottom) = _position(west, north, zoom), _position(east, south, zoom)
+    box = math.floor(left), math.floor(top), math.ceil(right), math.ceil(bottom)
+    return box[0], box[1], max(box[2], box[0] + 1), max(box[3], box[1] + 1)
+
+
+def _position(longitude: float, latitude: float, zoom: int) -> tuple[float, float]:
+    """In pixels from the upper left corner of the world, in Web Mercator."""
+    size = _TILE * 2**zoom
+    slope = math.asinh(math.tan(math.radians(max(-85.05, min(85.05, latitude)))))
+    return (longitude + 180) / 360 * size, (1 - slope / math.pi) / 2 * size
+
+
+def _fetched(
+    http: httpx2.Client, template: str, zoom: int, box: tuple[int, int, int, int]
+) -> dict[tuple[int, int], bytes]:
+    cols, rows = range(box[0] // _TILE, (box[2] - 1) // _TILE + 1), range(box[1] // _TILE, (box[3] - 1) // _TILE + 1)
+
+    def fetch(tile: tuple[int, int]) -> bytes | None:
+        col, row = tile[0] % 2**zoom, tile[1]
+        answer = http.get(template.format(z=zoom, x=col, y=row))
+        if answer.status_code in (HTTPStatus.NOT_FOUND, HTTPStatus.NO_CONTENT):
+            return None  # nothing is there
+        return answer.raise_for_status().content
+
+    tiles = list(itertools.product(cols, rows))
+    with ThreadPoolExecutor(_AT_ONCE) as threads:
+        return {tile: image for tile, image in zip(tiles, threads.map(fetch, tiles), strict=True) if image}
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except httpx2.HTTPStatusError as error:
+        what = f"the map server answered {error.response.status_code} for {error.request.url.path}"
+        raise Unavailable(what, code="preview.refused") from None
+    except httpx2.HTTPError as error:
+        raise Unavailable(f"the map server does not answer: {error}", code="preview.unreachable") from None

@@ -1,0 +1,95 @@
+"""`make demo`: a scene becomes a map, and stays to be looked at."""
+
+import json
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+import rasterio
+from rasterio.transform import from_origin
+
+from dagmaster.cli.demo import demo
+from dagmaster.database.embedded import Cluster
+from dagmaster.raster import landscape
+from dagmaster.raster.facts import read_facts
+from dagmaster.raster.grid import output_grid, tiles_of
+from tests.cli.processes import COMMAND, alive, call, descendants, environment, eventually, start
+
+
+@pytest.fixture
+def output(tmp_path):
+    folder = tmp_path / "demo-output"
+    yield folder
+    Cluster.at(folder).remove()
+
+
+def test_a_demonstration_makes_a_map_and_says_where_it_is_m3(output):
+    arguments = ["demo", "--size", "1024", "--tile-size", "512", "--output", str(output)]
+    # What is configured for other platforms is none of its business.
+    elsewhere = environment(STORAGE_FOLDER=str(output.parent / "elsewhere"), SERVING_PORT="0")
+
+    done = subprocess.run(
+        [*COMMAND, *arguments], env=elsewhere, capture_output=True, text=True, timeout=150, check=False
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = done.stdout.partition("4  result: ")[2]
+    told = dict(line.split(maxsplit=1) for line in result.splitlines() if re.match(r"  \w", line))
+    cogs = Path(told["COGs"].partition("  (")[0])
+    assert cogs.is_relative_to(output)
+    assert f"({len(list(cogs.iterdir()))} files, " in told["COGs"]
+    assert json.loads(Path(told["mosaic"]).read_text())["mosaicjson"] == "0.0.3"
+    assert told["item"].startswith(f"{told['STAC']}/items/landscape-v0-")
+    assert "{z}/{x}/{y}.png" in told["tiles"]
+    with rasterio.open(told["preview"]) as picture:
+        assert picture.read(4).mean() > 0.7 * 255
+    assert told["history:"].endswith(": clean")
+    assert f"Serve it again with:\n  dagmaster up --data {output}\n" in done.stdout
+    assert not (output.parent / "elsewhere").exists()
+    assert Cluster.at(output).server_pid() is None
+
+    removed = call("demo", "--output", str(output), "--remove")
+
+    assert removed.returncode == 0
+    assert not output.exists()
+    assert not Cluster.at(output).folder.exists()
+
+
+def test_the_usual_demonstration_has_thirty_tiles_of_a_hundred_megapixels_m3(tmp_path):
+    size, tile_size = (next(p.default for p in demo.params if p.name == name) for name in ("size", "tile_size"))
+    place = from_origin(*landscape._ORIGIN, landscape.PIXEL_METRES, landscape.PIXEL_METRES)
+    profile = {"driver": "GTiff", "count": 3, "dtype": "uint8", "crs": landscape.CRS, "transform": place, "tiled": True}
+    with rasterio.open(tmp_path / "sparse.tif", "w", width=size, height=size, sparse_ok=True, **profile):
+        pass
+
+    tiles = tiles_of(output_grid(read_facts(tmp_path / "sparse.tif"), "EPSG:4326", None), tile_size, 0)
+
+    assert size * size >= 100_000_000
+    assert len(tiles) >= 40  # a few are without data, beside the footprint
+
+
+def test_ctrl_c_while_a_demonstration_starts_removes_what_it_made_m3(output):
+    process = start("demo", "--size", "1024", "--output", str(output))
+    server = eventually(lambda: Cluster.at(output).server_pid(), 60)
+    everything = {server, *descendants(process.pid)}
+
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+
+    assert process.returncode == 130, err
+    assert out.index("stopping …") < out.index("stopped, its data removed")
+    assert not alive(everything)
+    assert not output.exists()
+
+
+def test_a_folder_of_someone_elses_is_left_alone_m3(output):
+    output.mkdir()
+    (output / "thesis.txt").write_text("years of work")
+
+    told = [call("demo", "--output", str(output), *more) for more in ((), ("--remove",))]
+
+    assert [answer.returncode for answer in told] == [4, 4]
+    assert "is not a demonstration's, and is left alone" in told[0].stderr
+    assert (output / "thesis.txt").read_text() == "years of work"

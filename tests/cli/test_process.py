@@ -1,0 +1,338 @@
+"""`dagmaster process FILE`: from a file to a map, and what is said when that can't be."""
+
+import errno
+import fcntl
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import httpx2
+import morecantile
+import pytest
+import rasterio
+
+from dagmaster.cli import incoming, preview
+from dagmaster.cli.command import State
+from dagmaster.cli.platform import Platform, storage_of
+from dagmaster.database.embedded import Cluster
+from dagmaster.errors import Unavailable
+from dagmaster.raster.landscape import make_landscape
+from dagmaster.settings import Settings
+from dagmaster.storage.location import Zone
+from dagmaster.storage.zones import open_storage
+from tests.cli.processes import alive, call, descendants, eventually, start, up
+
+PNG = b"\x89PNG\r\n\x1a\n"
+TOLD = ("--title", "Mine", "--datetime", "2024-07")
+pytestmark = pytest.mark.filterwarnings("ignore::rasterio.errors.NotGeoreferencedWarning")
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory):
+    path = tmp_path_factory.mktemp("scene") / "My scene.tif"
+    make_landscape(path, 1024)
+    return path
+
+
+@pytest.fixture(scope="module")
+def maps(server, tmp_path_factory):
+    """A platform that serves maps, which takes a while to start."""
+    with up(tmp_path_factory.mktemp("maps"), DATABASE_URL=server, SERVING_ENABLED="true", SERVING_PORT="0") as running:
+        yield running
+        running.end()
+
+
+@pytest.fixture
+def on_maps(dagmaster, maps, monkeypatch):
+    monkeypatch.setenv("DAGMASTER_DATA", maps.facts["data_folder"])
+    return dagmaster
+
+
+@pytest.fixture(scope="module")
+def first(maps, scene):
+    """What was answered when the scene was processed for the first time."""
+    done = call("process", str(scene), *TOLD, "--json", "--data", maps.facts["data_folder"])
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_file_becomes_cogs_a_catalogued_dataset_and_tiles_s1(first, maps):
+    cogs = sorted(Path(first["cogs"]["folder"]).iterdir())
+    collection = httpx2.get(first["stac_collection_url"]).json()
+    item = httpx2.get(first["stac_item_url"]).json()
+
+    assert first["dataset_id"] == "my-scene"
+    assert first["cogs"]["count"] == len(cogs) == 1
+    assert first["cogs"]["size_bytes"] == cogs[0].stat().st_size
+    assert first["mosaic"] is None
+    assert (collection["title"], item["collection"]) == ("Mine", "my-scene")
+    assert item["properties"]["start_datetime"].startswith("2024-07-01")
+    assert first["xyz_url"].startswith(maps.facts["maps_url"])
+    with rasterio.open(first["preview"]) as picture:
+        assert picture.count == 4
+        assert 256 < max(picture.shape) <= preview.LONGEST_SIDE
+        assert picture.read(4).mean() > 0.7 * 255
+
+
+def test_the_same_again_answers_with_the_same_job_and_force_with_another_s1(first, on_maps, scene):
+    again = on_maps("process", str(scene), *TOLD, "--json")
+    forced = on_maps("process", str(scene), *TOLD, "--json", "--force")
+
+    assert again.json == first
+    assert forced.code == 0, forced.err
+    assert forced.json["job_id"] != first["job_id"]
+    assert forced.json["cogs"] == first["cogs"]
+
+
+def test_people_see_progress_and_where_everything_is_s1(on_maps, scene):
+    arguments = ("--workflow", "process_large_raster", "--tile-size", "512", "--dataset", "tiled")
+
+    done = on_maps("process", str(scene), *arguments)
+
+    assert done.code == 0, done.err
+    assert done.out.startswith("My scene.tif: 1,024 × 1,024 pixels, 3 × uint8, EPSG:32632, ")
+    assert "tiles: completed, " in done.out
+    told = dict(line.split(maxsplit=1) for line in done.out.partition("dataset tiled, ")[2].splitlines()[1:])
+    assert list(told) == ["COGs", "mosaic", "STAC", "item", "tiles", "viewer", "preview"]
+    assert json.loads(Path(told["mosaic"]).read_text())["mosaicjson"] == "0.0.3"
+    assert Path(told["preview"]).read_bytes().startswith(PNG)
+    assert httpx2.get(told["viewer"]).status_code == 200
+
+
+@pytest.mark.usefixtures("first")
+def test_another_file_of_the_same_name_gets_a_name_of_its_own_s1(on_maps, maps, scene, tmp_path):
+    other = tmp_path / scene.name
+    make_landscape(other, 1024, seed=5)
+
+    done, again = (on_maps("process", str(other)) for _ in range(2))
+
+    kept = sorted(path.name for path in Path(maps.facts["data_folder"], "storage/bronze/bronze").iterdir())
+    named = [name for name in kept if name.startswith("My scene-")]
+    assert done.code == again.code == 0, done.err
+    assert len(named) == 1
+    assert f"another file is kept as My scene.tif already; this one is kept as {named[0]}\n" in done.err
+    assert "the same was processed before" in again.err
+    assert "dataset my-scene-" in done.out
+
+
+@pytest.mark.usefixtures("first")
+def test_what_was_published_otherwise_needs_another_revision_s1(on_maps, scene):
+    refused = on_maps("process", str(scene), "--tier", "archive")
+    revised = on_maps("process", str(scene), "--tier", "archive", "--revision", "2", "--json")
+
+    assert refused.code == 1
+    assert "take --revision 2 (and on), or another --dataset" in refused.err
+    assert revised.code == 0, revised.err
+    assert revised.json["cogs"]["folder"].endswith("/my-scene/v0/r2")
+
+
+def test_who_detaches_is_told_the_job_s1(on_maps, scene):
+    done = on_maps("process", str(scene), "--dataset", "left", "--detach")
+
+    assert done.code == 0
+    assert done.err == f"watch it with: dagmaster jobs watch {done.out.splitlines()[-1]}\n"
+
+
+def test_ctrl_c_leaves_the_job_to_the_platform_s1(maps, scene):
+    process = start("process", str(scene), "--dataset", "interrupted", "--data", maps.facts["data_folder"])
+    eventually(lambda: "job " in process.stdout.readline(), 40)
+
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+
+    assert process.returncode == 130
+    assert "detached: the job goes on; watch it with:\n  dagmaster jobs watch " in err
+    assert alive({maps.pid})
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Of a platform of the command's own."""
+    folder = tmp_path / "own"
+    yield folder
+    Cluster.at(folder).remove()
+
+
+def test_without_a_platform_one_is_started_and_an_interrupted_job_goes_on_with_the_next_s1(folder, scene):
+    arguments = ("process", str(scene), "--data", str(folder))
+    process = start(*arguments, "--workflow", "process_large_raster", "--tile-size", "512")
+    eventually(lambda: "job running" in process.stdout.readline(), 60)
+    everything = {process.pid, *descendants(process.pid)}
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+
+    done = call(*arguments, "--workflow", "process_large_raster", "--tile-size", "512")
+
+    assert process.returncode == 130
+    assert "stopping …" in out
+    again = f"  dagmaster up --data {folder}\nand is watched with:\n  dagmaster jobs watch --data {folder} "
+    assert again in err
+    assert len(everything) > 4
+    assert not alive(everything)
+    assert done.returncode == 0, done.stderr
+    assert "the same was processed before; this is its job" in done.stderr
+    assert "no preview: no maps are served here" in done.stderr
+    assert f"COGs     {folder}/storage/silver/silver/cogs/my-scene/v0/r1" in done.stdout
+    assert done.stdout.endswith(f"the data stays. Serve it with:\n  dagmaster up --data {folder}\n")
+
+
+def test_a_file_that_is_unfit_is_told_of_before_anything_is_made_s1(dagmaster, scene, tmp_path):
+    broken = tmp_path / "broken.tif"
+    broken.write_bytes(scene.read_bytes()[:5000])
+
+    told, as_json = dagmaster("process", str(broken)), dagmaster("process", str(broken), "--json")
+
+    assert told.code == as_json.code == 1
+    first, error, advice = told.out.splitlines()[:3]
+    assert first.endswith(": rejected")
+    assert error.startswith("  error ")
+    assert error.endswith(" [raster.truncated]")
+    assert advice.strip()
+    assert as_json.json["check"]["verdict"] == "reject"
+    assert as_json.json["check"]["findings"][0]["code"] == "raster.truncated"
+    assert not (tmp_path / "data").exists()
+
+
+def test_what_is_doubtful_is_told_and_done_s1(on_maps, scene, tmp_path):
+    shifted = tmp_path / "doubtful.tif"
+    with rasterio.open(scene) as source:
+        profile = {**source.profile, "tiled": False, "nodata": None}
+        for name in ("blockxsize", "blockysize"):
+            profile.pop(name)
+        with rasterio.open(shifted, "w", **profile) as file:
+            file.write(source.read())
+
+    done = on_maps("process", str(shifted), "--detach")
+
+    assert done.code == 0
+    assert "\n  warn  " in done.out
+
+
+@pytest.fixture
+def at_files(scene, tmp_path, monkeypatch):
+    """In a folder with a good file and bad ones."""
+    shutil.copy(scene, tmp_path / "scene.tif")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "empty.tif").touch()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("none.tif",), 4, "there is no file"),
+        (("folder",), 2, "is not a file"),
+        (("empty.tif",), 2, "is empty"),
+        (("scene.tif", "--datetime", "whenever"), 2, "is no time"),
+        (("scene.tif", "--target-crs", "EPSG:99999999"), 2, "is not a known CRS"),
+        (("scene.tif", "--tile-size", "1000"), 2, "a multiple of 512"),
+        (("scene.tif", "--dataset", "No Name"), 2, "is not the name of a dataset"),
+        (("scene.tif", "--server", "http://127.0.0.1:1"), 2, "can't be sent to a platform elsewhere"),
+        (("scene.tif", "--detach"), 5, "no platform is running"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_what_makes_no_sense_is_refused_before_anything_is_made_s1(dagmaster, at_files, arguments, code, message):
+    told = dagmaster("process", *arguments)
+
+    assert told.code == code
+    assert message in told.err.splitlines()[0]
+    assert not (at_files / "data").exists()
+
+
+class TestIncoming:
+    @pytest.fixture
+    def storage(self, tmp_path):
+        return open_storage(Settings(STORAGE_FOLDER=str(tmp_path / "storage")))
+
+    @pytest.fixture
+    def file(self, tmp_path):
+        path = tmp_path / "a.tif"
+        path.write_bytes(b"pixels")
+        return path
+
+    def test_the_zone_gets_a_copy_that_edits_do_not_reach(self, storage, file):
+        location = incoming.take_in(State(), storage, file)
+        file.write_bytes(b"edited")
+
+        assert storage.get(location) == b"pixels"
+        assert location.path == "bronze/a.tif"
+
+    def test_where_blocks_can_be_shared_nothing_is_copied(self, storage, file, monkeypatch):
+        def share(target, request, source):
+            assert request == 0x40049409
+            os.sendfile(target, source, 0, 1000)
+
+        monkeypatch.setattr(fcntl, "ioctl", share)
+        monkeypatch.setattr("dagmaster.storage.local._copy", None)
+
+        location = incoming.take_in(State(), storage, file)
+
+        assert storage.get(location) == b"pixels"
+        assert file.exists()
+
+    def test_a_clone_that_fails_for_a_reason_of_its_own_is_not_hidden(self, storage, file, monkeypatch):
+        def fail(*_):
+            raise OSError(errno.EIO, "broken disk")
+
+        monkeypatch.setattr(fcntl, "ioctl", fail)
+
+        with pytest.raises(OSError, match="broken disk"):
+            incoming.take_in(State(), storage, file)
+
+    @pytest.mark.parametrize(
+        ("name", "blob"),
+        [("Scène é.TIF", "Scène é.TIF"), ("e\u0301.tif", "é.tif"), ("a\nb .tif", "a-b.tif"), (" a .tif", "a.tif")],
+    )
+    def test_names_that_a_store_would_not_take_are_mended(self, storage, tmp_path, name, blob):
+        path = tmp_path / name
+        path.write_bytes(b"pixels")
+
+        assert incoming.take_in(State(), storage, path).blob == blob
+
+    def test_a_link_stands_for_its_file(self, file, tmp_path):
+        (tmp_path / "link.tif").symlink_to(file)
+
+        assert incoming.source_file(tmp_path / "link.tif") == file
+
+    def test_how_far_a_file_is_read_is_known(self, file):
+        with file.open("rb", buffering=0) as reader:
+            reader.read(4)
+            assert incoming._position_in(file) == 4
+
+        assert incoming._position_in(file) == 0
+
+
+def test_a_platform_tells_where_it_keeps_objects(tmp_path):
+    theirs = Settings(BRONZE_FOLDER=str(tmp_path / "raw"), SILVER_CONTAINER="refined")
+    ours = Settings(STORAGE_FOLDER=str(tmp_path / "mine"), DAGMASTER_DATA=str(tmp_path / "data"))
+
+    seen = open_storage(Platform("", 1, "", storage=storage_of(theirs)).with_its_storage(ours))
+
+    assert seen.gdal_path(seen.location("x", zone=Zone.BRONZE)) == str(tmp_path / "raw/bronze/x")
+    assert seen.gdal_path(seen.location("x", zone=Zone.SILVER)) == str(tmp_path / "data/storage/silver/refined/x")
+
+
+@pytest.mark.parametrize(("lon", "lat", "zoom"), [(9.5, 47.4, 9), (-179.9, -60, 3), (179.99, 84.9, 12)])
+def test_a_position_lies_in_the_tile_that_the_grid_says(lon, lat, zoom):
+    x, y = preview._position(lon, lat, zoom)
+
+    assert (x // 256, y // 256) == morecantile.tms.get("WebMercatorQuad").tile(lon, lat, zoom)[:2]
+
+
+@pytest.mark.parametrize(("longest", "zoom"), [(1024, 10), (300, 8), (100_000, 14), (10, 5)])
+def test_the_picture_is_of_the_finest_zoom_that_fits(longest, zoom):
+    tilejson = {"minzoom": 5, "maxzoom": 14, "bounds": [9.0, 47.0, 10.0, 47.5]}
+
+    found, box = preview._fitting(tilejson, longest)
+
+    assert found == zoom
+    assert box[2] - box[0] == pytest.approx(256 * 2**zoom / 360, abs=2)
+
+
+def test_what_is_too_large_for_a_picture_is_said():
+    with pytest.raises(Unavailable, match="too large"):
+        preview._fitting({"minzoom": 12, "maxzoom": 14, "bounds": [0.0, 40.0, 10.0, 50.0]}, 1024)

@@ -1,0 +1,35 @@
+"""A guide followed word by word: its commands typed, and what it shows looked for in the answers."""
+
+import subprocess
+import time
+from pathlib import Path
+
+from tests.docs.pages import blocks_in
+
+PATIENCE_SECONDS = 20
+
+
+def follow(page: Path, variables: dict[str, str]) -> None:
+    """What is shown may take a moment to come true: then the last command is typed again."""
+    read = last = ""
+    for block in blocks_in(page):
+        if block.info == "console":
+            read, last = typed(block.body, variables), block.body.strip().splitlines()[-1]
+        elif block.info == "text":
+            end = time.monotonic() + PATIENCE_SECONDS
+            while missing(block.body, read) and "show" in last and time.monotonic() < end:
+                time.sleep(0.2)
+                read = typed(last, variables)
+            assert not missing(block.body, read), f"{block}: {read}"
+
+
+def typed(commands: str, variables: dict[str, str]) -> str:
+    done = subprocess.run(
+        ["bash", "-ec", commands], env=variables, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, f"{commands}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def missing(lines: str, read: str) -> list[str]:
+    return [line for line in lines.splitlines() if line not in read]
