@@ -16,8 +16,10 @@ check: setup         ## lint, types, import rules
 	@.venv/bin/mypy
 	@.venv/bin/lint-imports --no-cache
 
-bench: setup         ## the engine beside pgbench, in one run
+bench: setup         ## the engine beside pgbench, rasters beside gdalwarp, tiles beside rio-tiler; each in one run
 	@$(PY) bench/engine.py $(BENCH_ARGS)
+	@$(PY) bench/raster.py $(RASTER_BENCH_ARGS)
+	@$(PY) bench/tiles.py $(TILES_BENCH_ARGS)
 
 docs: setup          ## draw the pages that come from the code
 	@$(PY) scripts/draw_states.py
