@@ -9,7 +9,7 @@ from dagmaster.jobs.model import new_job_id
 from tests.api.serving import V1, api
 from tests.web.problems import check
 
-JOB = str(new_job_id(1_700_000_000_000))
+JOB = str(new_job_id(1_700_000_000_000, bytes(10)))  # the same in every process: tests are named after it
 
 
 @pytest.mark.parametrize(

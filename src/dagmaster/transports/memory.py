@@ -17,7 +17,7 @@ class Broker:
 
     def __init__(self) -> None:
         self._queues: dict[str, deque[Ticket]] = {}
-        self._waiting: set[asyncio.Event] = set()
+        self._waiting: dict[asyncio.Event, None] = {}  # in the order in which they came: a run can be repeated
         self._receipts = itertools.count(1)
 
     def put(self, tickets: Sequence[Ticket]) -> None:
@@ -34,14 +34,14 @@ class Broker:
     async def change(self, timeout_seconds: float) -> None:
         """Until something was put, or the time is over."""
         event = asyncio.Event()
-        self._waiting.add(event)
+        self._waiting[event] = None
         try:
             async with asyncio.timeout(timeout_seconds):
                 await event.wait()
         except TimeoutError:
             return
         finally:
-            self._waiting.discard(event)
+            self._waiting.pop(event, None)
 
 
 class MemoryTransport:
