@@ -239,7 +239,7 @@ class _WithApi:
             if not self._has_ended:
                 self._server = server
                 await server.run()
-        except (Exception, SystemExit) as error:  # uvicorn exits: jobs need the orchestrator more than anyone needs the API
+        except (Exception, SystemExit) as error:  # uvicorn exits; jobs go on
             log.get("orchestrator").error("the API has ended; jobs go on without it", exc_info=error)
 
 
