@@ -79,7 +79,7 @@ async def opened(dsn: str, folder: Path) -> AsyncIterator[Hub]:
 
 async def test_r9_a_large_raster_becomes_tiles_a_mosaic_and_catalogued_items(hub: Hub) -> None:
     job = await hub.run(
-        "process_large_raster", blob_name=hub.file("Scene 7.tif"), tile_size=1024, datetime="2024-05-01T10:00:00Z",
+        "process_large_raster", blob_name=hub.file("Scene 7.tif"), tile_size=1024, overlap=512, datetime="2024-05-01T10:00:00Z",
         license="CC-BY-4.0", band_names=["r", "g", "b"],
     )  # fmt: skip
 

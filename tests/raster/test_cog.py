@@ -493,3 +493,20 @@ def test_r2_a_band_wrongly_marked_as_alpha_is_kept_as_data(tmp_path: Path) -> No
         assert cog.read_masks(1).all()
         assert "alpha" not in [color.name for color in cog.colorinterp]
     assert made.validity == "all"
+
+
+def test_r5_the_fourth_band_of_rgba_is_alpha_also_where_the_file_does_not_say_so(tmp_path: Path) -> None:
+    source, target = tmp_path / "rgba.tif", tmp_path / "cog.tif"
+    bands = np.full((4, 600, 600), 90, dtype="uint8")
+    bands[3] = 255
+    bands[3, :, :200] = 0
+    options = {"driver": "GTiff", "width": 600, "height": 600, "count": 4, "dtype": "uint8", "crs": "EPSG:32633"}
+    place = Affine(1, 0, 500_000, 0, -1, 5_300_000)
+    with rasterio.open(source, "w", photometric="MINISBLACK", alpha="NO", transform=place, **options) as dataset:
+        dataset.write(bands)
+    made = make_cog(source, target, output_grid(read_facts(source), "EPSG:32633"), raster_type=RasterType.RGBA)
+
+    with rasterio.open(target) as cog:
+        assert cog.colorinterp[3] is ColorInterp.alpha
+        assert (cog.read_masks(1)[:, :200] == 0).all()
+    assert made.validity == "alpha"

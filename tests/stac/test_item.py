@@ -179,6 +179,11 @@ def test_a_crs_without_a_code_comes_as_wkt():
             {"rescale": [[14.63, 64.07]] * 3, "bidx": [3, 2, 1]},
         ),
         ("multispectral", (BandFacts("uint16"),) * 8, {"bidx": [1, 2, 3], "rescale": [[14.63, 64.07]] * 3}),
+        (
+            "multispectral",
+            tuple(BandFacts("uint16", description=name) for name in ("B02", "B03", "B04", "B08")),
+            {"bidx": [3, 2, 1]},
+        ),
         ("vegetation_index", (BandFacts("float32"),), {"colormap_name": "rdylgn"}),
         (
             "categorical",

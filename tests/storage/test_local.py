@@ -261,3 +261,15 @@ def test_s4_what_can_not_be_deleted_is_told_of_and_not_in_the_way_of_the_rest(st
         store.sweep_up()
 
     assert list((tmp_path / "silver/.gone").iterdir()) == [bad]
+
+
+def test_s4_a_copy_is_as_old_as_the_file(tmp_path: Path) -> None:
+    """When a source was last written says when its data are from, where nothing else does."""
+    file = tmp_path / "scene.tif"
+    file.write_bytes(b"pixels")
+    os.utime(file, (1_600_000_000, 1_600_000_000))
+    store = LocalStore(Zone.BRONZE, tmp_path / "bronze")
+    location = Location(Zone.BRONZE, "bronze", "scene.tif")
+    store.put_file(location, file)
+
+    assert store.head(location).modified_at.timestamp() == 1_600_000_000

@@ -109,6 +109,8 @@ def _cloned(file: Path, clone: Path) -> bool:
             if error.errno in {errno.EOPNOTSUPP, errno.EXDEV, errno.EINVAL, errno.ENOTTY, errno.ENOSYS, errno.EPERM}:
                 return False
             raise
+        written = os.fstat(source.fileno())
+        os.utime(target.fileno(), ns=(written.st_atime_ns, written.st_mtime_ns))
     return True
 
 

@@ -78,8 +78,8 @@ class _Bands:
     is_point: bool
 
     @staticmethod
-    def of(dataset: Any, *, unset_alpha: bool) -> "_Bands":
-        colors = colors_of(dataset, unset_alpha=unset_alpha)
+    def of(dataset: Any, raster_type: RasterType, *, unset_alpha: bool) -> "_Bands":
+        colors = colors_of(dataset, raster_type, unset_alpha=unset_alpha)
         return _Bands(
             dtype=str(np.result_type(*dataset.dtypes)),
             colors=colors,
@@ -194,7 +194,7 @@ def _plan(
     nodata: float | None,
     unset_alpha: bool,
 ) -> _Plan:
-    bands = _Bands.of(dataset, unset_alpha=unset_alpha)
+    bands = _Bands.of(dataset, raster_type, unset_alpha=unset_alpha)
     require_fit(profile, bands.dtype, [color.name for color in bands.colors])
     kind = raster_type, bands.dtype, bands.palette is not None
     return _Plan(

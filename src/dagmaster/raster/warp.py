@@ -176,15 +176,22 @@ class Source:
             ) from None
 
 
-def colors_of(dataset: Any, *, unset_alpha: bool = False) -> tuple[ColorInterp, ...]:
-    """What each band is of. `unset_alpha`: the band that is marked as alpha is data like the others."""
-    others = {ColorInterp.alpha: ColorInterp.undefined} if unset_alpha else {}
-    return tuple(others.get(color, color) for color in dataset.colorinterp)
+def colors_of(dataset: Any, raster_type: RasterType, *, unset_alpha: bool = False) -> tuple[ColorInterp, ...]:
+    """What each band is of. `unset_alpha`: the band that is marked as alpha is data like the others.
+
+    The fourth band of what is RGBA is alpha, also where the file does not say so.
+    """
+    colors = list(dataset.colorinterp)
+    if unset_alpha:
+        return tuple(ColorInterp.undefined if color is ColorInterp.alpha else color for color in colors)
+    if raster_type is RasterType.RGBA and len(colors) == 4 and ColorInterp.alpha not in colors:
+        colors[3] = ColorInterp.alpha
+    return tuple(colors)
 
 
 def rules_of(dataset: Any, raster_type: RasterType, nodata: float | None = None, *, unset_alpha: bool = False) -> Rules:
     """How a source marks nothing. `nodata` is what to take for it where the file has no mask and no alpha."""
-    colors = colors_of(dataset, unset_alpha=unset_alpha)
+    colors = colors_of(dataset, raster_type, unset_alpha=unset_alpha)
     if ColorInterp.alpha in colors:
         return Rules(Validity.ALPHA, alpha=colors.index(ColorInterp.alpha))
     if MaskFlags.per_dataset in dataset.mask_flag_enums[0] and MaskFlags.alpha not in dataset.mask_flag_enums[0]:

@@ -148,15 +148,21 @@ class MosaicReader(BaseReader):
 
     def preview(self, max_size: int | None = None, width: int | None = None, height: int | None = None,
                 dst_crs: CRS | None = None, **options: Any) -> ImageData:  # fmt: skip
-        west, south, east, north = self.bounds
-        box = (west, south, east + 360 if west > east else east, north)
+        box = self._shown_box()
         width, height = _size(box, max_size, width, height)
-        return self._merged(
-            self.mosaic.all(),
-            lambda cog: cog.part(
-                box, bounds_crs=WGS84_CRS, dst_crs=dst_crs or WGS84_CRS, width=width, height=height, **options
-            ),
-        )
+
+        def read(cog: CogReader) -> ImageData:
+            area = box if cog.extent()[2] > box[0] else _a_turn_less(box)
+            return cog.part(
+                area, bounds_crs=WGS84_CRS, dst_crs=dst_crs or WGS84_CRS, width=width, height=height, **options
+            )
+
+        return self._merged(self.mosaic.all(), read)
+
+    def _shown_box(self) -> BBox:
+        """Its bounds; across the antimeridian, where MosaicJSON can't say them, the catalogue's, on beyond 180."""
+        west, south, east, north = self.input.source.bounds
+        return (west, south, east + 360, north) if west > east else self.bounds
 
     def point(self, lon: float, lat: float, **options: Any) -> PointData:
         """Of the first COG that has data there, else of the first."""
@@ -245,6 +251,11 @@ def _touch(one: BBox, other: BBox) -> bool:
     if one[0] > one[2]:  # across the antimeridian
         return _touch((one[0], one[1], 180, one[3]), other) or _touch((-180, one[1], one[2], one[3]), other)
     return one[0] <= other[2] and other[0] <= one[2] and one[1] <= other[3] and other[1] <= one[3]
+
+
+def _a_turn_less(box: BBox) -> BBox:
+    west, south, east, north = box
+    return west - 360, south, east - 360, north
 
 
 def _size(box: BBox, longest: int | None, width: int | None, height: int | None) -> tuple[int, int]:

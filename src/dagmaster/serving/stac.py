@@ -5,7 +5,8 @@ Its connections are opened by us, since nobody runs the lifespan of an app insid
 """
 
 import logging
-from collections.abc import AsyncIterator
+import re
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -16,7 +17,7 @@ import orjson
 from fastapi import FastAPI, Request
 from psycopg.conninfo import conninfo_to_dict
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from dagmaster import __version__
 from dagmaster.database.catalog import not_deployed
@@ -52,6 +53,12 @@ _AWAY = (OSError, asyncpg.PostgresConnectionError, asyncpg.InterfaceError, async
 # Values that PostgreSQL, pgSTAC or the parsers of queries can't read. Their words may quote anything, so they are not repeated.
 _UNREADABLE = (asyncpg.DataError, asyncpg.RaiseError, orjson.JSONDecodeError)
 
+# Up to where a path of ours begins. No address of files but ours has a zone there.
+_OUR_ADDRESS = re.compile(
+    r"https?://(?P<host>\[[0-9a-f:]+\]|[^/:@?#]+)(?::\d+)?/(?=files/(?:silver|external)/|tiles/|stac(?:/|$))"
+)
+_LOOPBACK = re.compile(r"localhost|127(?:\.\d{1,3}){3}|\[::1\]")
+
 
 class _Settings(StacSettings):  # type: ignore[misc]
     """Only what is said here: the environment and files beside us have no say."""
@@ -64,17 +71,33 @@ class _Settings(StacSettings):  # type: ignore[misc]
 
 
 class _Client(CoreCrudClient):  # type: ignore[misc]
-    """Adds where a person can look at what is catalogued. That depends on where this server is, so it is not stored."""
+    """Adds what depends on where this server is: where a person can look at what is catalogued, and today's addresses."""
 
     async def all_collections(self, request: Request, **asked: Any) -> Any:
         found = await super().all_collections(request=request, **asked)
-        # As JSON already where only some fields are asked for.
-        for collection in found.get("collections", []) if isinstance(found, dict) else []:
+        if isinstance(found, Response):  # as JSON already where only some fields are asked for
+            read = orjson.loads(found.body)
+            _readdress(read["collections"], request)
+            return JSONResponse(read)
+        _readdress(found["collections"], request)
+        for collection in found["collections"]:
             _add_map(collection, collection.get("id"), request)
         return found
 
     async def get_collection(self, collection_id: str, request: Request, **asked: Any) -> Any:
-        return _add_map(await super().get_collection(collection_id, request=request, **asked), collection_id, request)
+        found = await super().get_collection(collection_id, request=request, **asked)
+        _readdress([found], request)
+        return _add_map(found, collection_id, request)
+
+    async def _search_base(self, search_request: Any, request: Request) -> Any:
+        """Every item that is answered comes by here."""
+        found = await super()._search_base(search_request, request=request)
+        _readdress(found["features"], request)
+        if _is_datetime_asked(getattr(search_request, "fields", None)):
+            for item in found["features"]:
+                # Required, and null for an interval; pgSTAC drops nulls.
+                item.setdefault("properties", {}).setdefault("datetime", None)
+        return found
 
     async def get_item(self, item_id: str, collection_id: str, request: Request, **asked: Any) -> Any:
         found = await super().get_item(item_id, collection_id, request=request, **asked)
@@ -87,6 +110,29 @@ def _add_map(found: Any, dataset: str | None, request: Request, query: str = "")
         address = f"{request.base_url}tiles/{quote(dataset, safe='')}/map{query}"
         found["links"].append({"rel": "alternate", "type": "text/html", "title": "Map", "href": address})
     return found
+
+
+def _readdress(found: Iterable[dict[str, Any]], request: Request) -> None:
+    """Let stored addresses of ours begin as the server is reached now: it may have had another port when they were written."""
+    base = str(request.base_url)
+    for one in found:
+        for holder in (*(one.get("links") or ()), *(one.get("assets") or {}).values()):
+            if isinstance(href := holder.get("href"), str):
+                holder["href"] = _readdressed(href, base, request.base_url.hostname)
+
+
+def _readdressed(href: str, base: str, own_host: str | None) -> str:
+    stored = _OUR_ADDRESS.match(href)
+    if stored is None or not (_LOOPBACK.fullmatch(stored["host"]) or stored["host"].strip("[]") == own_host):
+        return href
+    return base + href[stored.end() :]
+
+
+def _is_datetime_asked(fields: Any) -> bool:
+    """Whether `fields` leave it in: what was left out on purpose is not null."""
+    include, exclude = (set(getattr(fields, name, None) or ()) for name in ("include", "exclude"))
+    names = {"properties", "properties.datetime"}
+    return bool(include & names) if include else not exclude & names
 
 
 def create_stac() -> FastAPI:

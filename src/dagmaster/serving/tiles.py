@@ -19,6 +19,7 @@ from urllib.parse import quote, urlencode
 import rasterio
 from attrs import define
 from fastapi import APIRouter, Depends, Path, Query, Request
+from fastapi.routing import APIRoute
 from morecantile import tms as all_grids
 from morecantile.defaults import TileMatrixSets
 from pydantic import Field
@@ -203,7 +204,17 @@ def router() -> APIRouter:
     made: APIRouter = Tiles(
         router=APIRouter(tags=["tiles"]), router_prefix=PREFIX, name="tiles", supported_tms=grids, **dependencies
     ).router
+    _answer_heads(made)
     return made
+
+
+def _answer_heads(router: APIRouter) -> None:
+    """HEAD as GET; the server leaves out the body. Routes of their own, so that the description names each but once."""
+    for route in [route for route in router.routes if isinstance(route, APIRoute)]:
+        router.add_api_route(
+            route.path, route.endpoint, methods=["HEAD"], response_model=route.response_model,
+            response_class=route.response_class, include_in_schema=False,
+        )  # fmt: skip
 
 
 def _ours() -> APIRouter:
@@ -237,7 +248,6 @@ def get_tilejson(
     source = found.source
     with rasterio.Env(**GDAL_ENVIRONMENT), open_source(found) as opened:
         minzoom, maxzoom, info = opened.minzoom, opened.maxzoom, opened.info()
-    west, south, east, north = bounds = _unwrapped(source.bounds)
     return {
         "tilejson": "3.0.0",
         "name": source.title or source.asset_id,
@@ -248,11 +258,12 @@ def get_tilejson(
         "tiles": [_tiles_url(request, source, tilesize, tile_format)],
         "minzoom": minzoom,
         "maxzoom": maxzoom,
-        "bounds": bounds,
-        "center": [(west + east) / 2, (south + north) / 2, minzoom],
+        "bounds": _unwrapped(source.bounds),
+        "center": [*_middle(source.bounds), minzoom],
         "vector_layers": [],
         "dagmaster": {
             "asset_id": source.asset_id, "version": source.ordinal, "revision": source.revision, "kind": source.kind,
+            "bbox": source.bounds,
             "data_type": info.dtype, "bands": info.band_descriptions, "shown": list(source.rendering.bands),
             "rescale": source.rendering.rescale_for(None), "colormap_name": source.rendering.colormap_name,
             "is_palette": bool(source.rendering.colormap or getattr(info, "colormap", None)),
@@ -323,6 +334,12 @@ def _unwrapped(bounds: BBox) -> BBox:
     """TileJSON's bounds may not cross the antimeridian."""
     west, south, east, north = bounds
     return bounds if west <= east else (-180.0, south, 180.0, north)
+
+
+def _middle(bounds: BBox) -> tuple[float, float]:
+    west, south, east, north = bounds
+    lon = (west + east) / 2 if west <= east else (west + east + 360) / 2
+    return lon - 360 if lon > 180 else lon, (south + north) / 2
 
 
 def _range(text: str) -> tuple[float, float]:

@@ -19,6 +19,8 @@ _LIMITS: dict[str, tuple[float, float]] = {
     "uint16": (0, 65535),
     "int16": (-32768, 32767),
 }
+# Red, green and blue by name, and as Sentinel-2 and others number them.
+_NATURAL = (("red", "green", "blue"), ("b04", "b03", "b02"), ("b4", "b3", "b2"))
 _SEVERAL = ("rgb", "rgba", "multispectral", "nir")
 
 
@@ -43,9 +45,14 @@ def renders(cog: Cog) -> Json:
 
 def _shown(cog: Cog) -> list[int]:
     """Red, green and blue where they are known, else the first three of several, else the first."""
-    places = {band.color: place for place, band in reversed(list(enumerate(cog.facts.bands, start=1)))}
-    if {"red", "green", "blue"} <= places.keys():
-        return [places["red"], places["green"], places["blue"]]
+    numbered = list(enumerate(cog.facts.bands, start=1))[::-1]
+    for places in (
+        {band.color: place for place, band in numbered},
+        {(band.description or "").strip().lower(): place for place, band in numbered},
+    ):
+        for wanted in _NATURAL:
+            if all(name in places for name in wanted):
+                return [places[name] for name in wanted]
     data = [place for place, band in enumerate(cog.facts.bands, start=1) if band.color != "alpha"] or [1]
     return data[:3] if cog.raster_type in _SEVERAL and len(data) >= 3 else data[:1]
 

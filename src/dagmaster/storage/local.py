@@ -284,12 +284,15 @@ def _put_in_place(unfinished: Path, path: Path, create_only: bool) -> bool:
 
 
 def _copy(file: Path, target: Path) -> str:
-    """Copy and hash in one reading."""
+    """Copy and hash in one reading. The copy is as old as the file: when it was last written is something to know."""
     digest = hashlib.sha256()
     with file.open("rb") as source, target.open("xb") as copy:
         while chunk := source.read(CHUNK_BYTES):
             digest.update(chunk)
             copy.write(chunk)
+        copy.flush()  # or what is still to be written would make it young again
+        written = os.fstat(source.fileno())
+        os.utime(copy.fileno(), ns=(written.st_atime_ns, written.st_mtime_ns))
         _sync(copy)
     return digest.hexdigest()
 

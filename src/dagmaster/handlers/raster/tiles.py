@@ -13,6 +13,7 @@ from dagmaster.handlers.raster.place import GridParams, SourceParams, is_remote,
 from dagmaster.raster.coverage import tiles_with_data
 from dagmaster.raster.facts import RasterType, read_facts
 from dagmaster.raster.grid import (
+    BLOCK,
     OutputGrid,
     Tile,
     TilingScheme,
@@ -27,7 +28,7 @@ class SchemeParams(GridParams):
     source: SourceParams
     about: About
     tile_size: int | None = None
-    overlap: int = Field(512, ge=0)
+    overlap: int | None = Field(None, ge=0)  # by default a block, where that is little beside the tile
     recipe: Json = {}  # what else tiles are made by: one edition is made in one way
 
 
@@ -39,7 +40,7 @@ def generate_tiling_scheme(ctx: SyncContext, params: SchemeParams) -> Json:
     facts = read_facts(path, source_crs=params.source.source_crs)
     grid = output_grid(facts, params.target_crs, params.resolution)
     size = params.tile_size or auto_tile_size(facts.count, facts.dtype)
-    overlap = min(params.overlap, size - 512)
+    overlap = _default_overlap(size) if params.overlap is None else params.overlap
     cut = tiles_of(grid, size, overlap)
     ctx.progress(0.3, "looking for data", tiles=len(cut))
     with_data = tiles_with_data(
@@ -70,6 +71,10 @@ def generate_tiling_scheme(ctx: SyncContext, params: SchemeParams) -> Json:
             "size_mb": megabytes(facts.size_bytes), "compression": facts.compression,
         },
     }  # fmt: skip
+
+
+def _default_overlap(tile_size: int) -> int:
+    return BLOCK if tile_size >= 8 * BLOCK else 0
 
 
 def _largest_first(tiles: Iterable[Tile]) -> list[Tile]:

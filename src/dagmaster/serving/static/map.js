@@ -69,14 +69,15 @@ const project = (lon, lat) => {
   return { x: lon / 360 + 0.5, y: 0.5 - Math.log((1 + sine) / (1 - sine)) / (4 * Math.PI) };
 };
 const unproject = ({ x, y }) => [(x - 0.5) * 360, (Math.atan(Math.sinh(Math.PI * (1 - 2 * y))) * 180) / Math.PI];
+const turned = (lon) => (lon > 180 ? lon - 360 : lon);
 const width = () => map.clientWidth, height = () => map.clientHeight;
 const world = () => TILE * 2 ** view.zoom;
 const toScreen = ({ x, y }) => [(x - view.x) * world() + width() / 2, (y - view.y) * world() + height() / 2];
 const toPlane = (left, top) => ({ x: view.x + (left - width() / 2) / world(), y: view.y + (top - height() / 2) / world() });
 
 function box() {
-  const [west, south, east, north] = tilejson.bounds;
-  return { from: project(west, north), to: project(east, south) };
+  const [west, south, east, north] = facts.bbox;
+  return { from: project(west, north), to: project(west > east ? east + 360 : east, south) }; // on beyond 180
 }
 
 function fitting() {
@@ -96,7 +97,7 @@ function zoomTo(zoom, left = width() / 2, top = height() / 2) {
 }
 
 function pan(right, down) {
-  view.x = Math.max(0, Math.min(1, view.x - right / world()));
+  view.x = Math.max(0, Math.min(Math.max(1, box().to.x), view.x - right / world()));
   view.y = Math.max(0, Math.min(1, view.y - down / world()));
   draw();
 }
@@ -116,9 +117,9 @@ function draw() {
 
 function visible(z) {
   const count = 2 ** z, { from, to } = box(), first = toPlane(0, 0), last = toPlane(width(), height());
-  const range = (low, high) => [Math.max(0, Math.floor(low * count)), Math.min(count - 1, Math.ceil(high * count) - 1)];
-  const [left, right] = range(Math.max(first.x, from.x), Math.min(last.x, to.x));
-  const [top, bottom] = range(Math.max(first.y, from.y), Math.min(last.y, to.y));
+  const range = (low, high, end) => [Math.max(0, Math.floor(low * count)), Math.min(end - 1, Math.ceil(high * count) - 1)];
+  const [left, right] = range(Math.max(first.x, from.x), Math.min(last.x, to.x), 2 * count);
+  const [top, bottom] = range(Math.max(first.y, from.y), Math.min(last.y, to.y), count);
   const found = [];
   for (let y = top; y <= bottom; y++) for (let x = left; x <= right; x++) found.push([z, x, y]);
   const [mx, my] = [view.x * count - 0.5, view.y * count - 0.5];
@@ -159,7 +160,7 @@ function load(z, x, y) {
   };
   image.addEventListener("load", done("there"));
   image.addEventListener("error", done("empty")); // nothing there: the server says 404
-  image.src = tileAddress().replace("{z}", z).replace("{x}", x).replace("{y}", y);
+  image.src = tileAddress().replace("{z}", z).replace("{x}", x % 2 ** z).replace("{y}", y);
   layer.append(image);
   return image;
 }
@@ -189,10 +190,10 @@ function drawGrid() {
   pen.fillStyle = color("--soft");
   pen.font = "11px system-ui, sans-serif";
   pen.lineWidth = 1;
-  for (let lon = Math.ceil(Math.max(west, -180) / step) * step; lon <= Math.min(east, 180) + 1e-9; lon += step) {
+  for (let lon = Math.ceil(Math.max(west, -180) / step) * step; lon <= Math.min(east, Math.max(180, unproject(box().to)[0])) + 1e-9; lon += step) {
     const [x] = toScreen(project(lon, 0));
     line(pen, x, 0, x, height());
-    pen.fillText(degrees(lon, "E", "W", digits), x + 4, height() - 32);
+    pen.fillText(degrees(turned(lon), "E", "W", digits), x + 4, height() - 32);
   }
   for (let lat = Math.ceil(Math.max(south, -85) / step) * step; lat <= Math.min(north, 85) + 1e-9; lat += step) {
     const [, y] = toScreen(project(0, lat));
@@ -235,7 +236,7 @@ function degrees(value, positive, negative, digits) {
 
 function showPlace(at = view) {
   const [lon, lat] = unproject(at);
-  find("place").textContent = `${degrees(lat, "N", "S", 5)}  ${degrees(lon, "E", "W", 5)}   z ${view.zoom.toFixed(1)}`;
+  find("place").textContent = `${degrees(lat, "N", "S", 5)}  ${degrees(turned(lon), "E", "W", 5)}   z ${view.zoom.toFixed(1)}`;
   const metres = (Math.cos((unproject(view)[1] * Math.PI) / 180) * 40075016.686) / world();
   const long = metres * 110, round = 10 ** Math.floor(Math.log10(long)), shown = [5, 2, 1].find((n) => n * round <= long) * round;
   find("scale").firstElementChild.style.width = `${shown / metres}px`;
@@ -350,7 +351,7 @@ function stretch() {
 // --- values ------------------------------------------------------------------------------------------------------------
 
 async function query(left, top) {
-  const at = toPlane(left, top), [lon, lat] = unproject(at);
+  const at = toPlane(left, top), [east, lat] = unproject(at), lon = turned(east);
   const { from, to } = box();
   if (at.x < from.x || at.x > to.x || at.y < from.y || at.y > to.y) return forget();
   marked = at;
