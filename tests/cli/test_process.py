@@ -15,12 +15,15 @@ import rasterio
 
 from dagmaster.cli import incoming, preview
 from dagmaster.cli.command import State
+from dagmaster.cli.local import LocalPlatform
+from dagmaster.cli.made import is_still_there
 from dagmaster.cli.platform import Platform, storage_of
 from dagmaster.database.embedded import Cluster
-from dagmaster.errors import Unavailable
+from dagmaster.errors import Conflict, Unavailable
+from dagmaster.listen import bind
 from dagmaster.raster.landscape import make_landscape
 from dagmaster.settings import Settings
-from dagmaster.storage.location import Zone
+from dagmaster.storage.location import Edition, Zone
 from dagmaster.storage.zones import open_storage
 from tests.cli.processes import alive, call, descendants, eventually, start, up
 
@@ -84,6 +87,54 @@ def test_the_same_again_answers_with_the_same_job_and_force_with_another_s1(firs
     assert forced.code == 0, forced.err
     assert forced.json["job_id"] != first["job_id"]
     assert forced.json["cogs"] == first["cogs"]
+
+
+def test_what_was_made_and_is_gone_is_made_again_s1(on_maps, scene):
+    arguments = ("process", str(scene), "--dataset", "gone")
+    before = on_maps(*arguments, "--json").json
+    shutil.rmtree(before["cogs"]["folder"])
+
+    done, again = on_maps(*arguments), on_maps(*arguments, "--json")
+
+    assert done.code == 0, done.err
+    assert "the same was processed before, but what was made of it is gone; it is processed again\n" in done.err
+    assert again.json["job_id"] != before["job_id"]
+    assert again.json["cogs"] == before["cogs"]
+
+
+@pytest.mark.parametrize("missing", ["mosaics", "stac", "cogs"])
+@pytest.mark.parametrize("blob", ["blob_path", "mosaic_blob"])
+def test_everything_that_was_promised_is_looked_for(tmp_path, missing, blob):
+    storage, edition = open_storage(Settings(STORAGE_FOLDER=str(tmp_path))), Edition("tiled")
+    result = {blob: edition.mosaic(), "total_tiles": 2}
+    made = [edition.mosaic(), edition.stac("collection.json"), edition.cog("a.tif"), edition.cog("b.tif")]
+    for name in made:
+        storage.put(storage.location(name, zone=Zone.SILVER), b"x")
+
+    assert is_still_there(storage, edition, result)
+    gone = next(name for name in made if name.startswith(missing))
+    storage.delete(storage.location(gone, zone=Zone.SILVER))
+    assert not is_still_there(storage, edition, result)
+
+
+class TestPortOfMaps:
+    @pytest.fixture
+    def platform(self, tmp_path):
+        return lambda **chosen: LocalPlatform(Settings(**chosen), tmp_path, "", print)
+
+    def test_it_is_held_until_the_map_server_has_it(self, platform):
+        with platform()._maps_socket() as one, platform()._maps_socket() as other:
+            ports = [maps.getsockname()[1] for maps in (one, other)]
+            with pytest.raises(Conflict):
+                bind("127.0.0.1", ports[0])
+
+        assert len({0, *ports}) == 3
+
+    def test_one_that_was_chosen_and_is_taken_is_refused(self, platform):
+        with bind("127.0.0.1", 0) as taken, pytest.raises(Unavailable) as refused:
+            platform(SERVING_PORT=taken.getsockname()[1])._maps_socket()
+
+        assert "SERVING_PORT=" in refused.value.hint
 
 
 def test_people_see_progress_and_where_everything_is_s1(on_maps, scene):
@@ -172,7 +223,7 @@ def test_without_a_platform_one_is_started_and_an_interrupted_job_goes_on_with_t
     assert len(everything) > 4
     assert not alive(everything)
     assert done.returncode == 0, done.stderr
-    assert "the same was processed before; this is its job" in done.stderr
+    assert "it is being processed already; watching it" in done.stderr
     assert "no preview: no maps are served here" in done.stderr
     assert f"COGs     {folder}/storage/silver/silver/cogs/my-scene/v0/r1" in done.stdout
     assert done.stdout.endswith(f"the data stays. Serve it with:\n  dagmaster up --data {folder}\n")
@@ -208,6 +259,17 @@ def test_what_is_doubtful_is_told_and_done_s1(on_maps, scene, tmp_path):
 
     assert done.code == 0
     assert "\n  warn  " in done.out
+
+
+def test_advice_names_options_s1(dagmaster, scene, tmp_path):
+    unplaced = tmp_path / "unplaced.tif"
+    with rasterio.open(scene) as source, rasterio.open(unplaced, "w", **{**source.profile, "crs": None}) as file:
+        file.write(source.read())
+
+    told = dagmaster("process", str(unplaced))
+
+    assert told.code == 1
+    assert "pass --source-crs, e.g. EPSG:32633\n" in told.out
 
 
 @pytest.fixture

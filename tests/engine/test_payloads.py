@@ -11,6 +11,7 @@ import orjson
 import pytest
 
 from dagmaster.cli.client import Client
+from dagmaster.database.bell import JOBS
 from dagmaster.database.history import verify
 from dagmaster.database.janitor import Patience, PostgresJanitor
 from dagmaster.database.ledger import Demand
@@ -20,6 +21,7 @@ from dagmaster.errors import HandlerFailed, InvalidRequest, Unavailable
 from dagmaster.handlers.registry import Registration
 from dagmaster.jobs.history import Code
 from dagmaster.jobs.payload import INLINE_BYTES, LOADABLE_BYTES
+from dagmaster.operations.operate import Part, retry
 from tests.api.serving import V1, api, app_of, served
 from tests.engine.harness import Engine, engine, open_gate, until, workflow
 from tests.engine.processes import CRASHED, fleet
@@ -550,6 +552,19 @@ async def test_e18_a_payload_that_is_not_what_was_stored_is_an_error_and_never_a
         hashes = await verify(database, reads_payloads=True)
         assert {finding.code for finding in hashes.findings} == {Code.PAYLOAD}
         assert bool(sizes.findings) == ("set_byte" not in damage)
+
+
+async def test_e18_a_retry_mends_what_was_damaged(database):
+    async with engine(database, workers=1, handlers=HANDLERS) as running:
+        job = await running.run(workflow(CHAIN.format(plain="")), bytes=3 * MB)
+        await running.rows("UPDATE dagapp.dag_payload_parts SET data = set_byte(data, 5, 65) WHERE part = 1")
+        await running.rows("DELETE FROM dagapp.dag_payload_parts WHERE part = 2")
+        assert not (await verify(database, reads_payloads=True)).is_clean
+        await retry(running.ledger, job["job_id"], Part(node="big"))
+        running.bell.ring(JOBS)
+        await running.wait(job["job_id"], until=("completed",))
+
+        assert (await verify(database, reads_payloads=True)).is_clean
 
 
 async def test_e18_damage_on_the_way_breaks_a_long_answer_off(database):

@@ -148,3 +148,9 @@ def test_e18_an_output_beyond_the_hard_limit_fails_with_size_and_limit(monkeypat
 
 def test_h1_the_largest_integers_that_fit_pass() -> None:
     assert to_json([(1 << 64) - 1, -(1 << 63)], "output") == [(1 << 64) - 1, -(1 << 63)]
+
+
+def test_h2_metrics_are_small() -> None:
+    with pytest.raises(HandlerFailed, match="more than the 65,536 allowed") as refusal:
+        accept(HandlerResult(output=1, metrics={"all": "x" * 70_000}))
+    assert refusal.value.code == "handler.metrics-too-large"

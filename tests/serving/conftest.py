@@ -4,6 +4,7 @@ plain   one band of bytes, everywhere 100                    v0
 dem     heights from 0 to 2000, a corner without data        v0, v1
 scene   16 bits, four bands of which the last is infrared    v0
 tiled   four COGs of 10, 20, 30, 40 and their mosaic         v0
+across  two COGs of 10 and 20 at the antimeridian, and their mosaic; catalogued when the server had another port    v0
 """
 
 import json
@@ -24,7 +25,7 @@ from dagmaster.settings import load
 from dagmaster.storage.location import Edition, Zone
 from dagmaster.storage.zones import Storage, open_storage
 from tests.conftest import administrator
-from tests.serving.data import PUBLIC, collection, href, item, stored
+from tests.serving.data import FORMER, PUBLIC, collection, href, item, stored
 from tests.web.conftest import plain_logs
 
 NODATA = -9999.0
@@ -50,7 +51,7 @@ def storage(tmp_path_factory: pytest.TempPathFactory) -> Storage:
 def served(catalogue: str, storage: Storage, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The address of the database, once everything is in it."""
     folder = tmp_path_factory.mktemp("made")
-    pairs = [_plain(storage, folder), _dem(storage, folder), _scene(storage, folder), _tiled(storage, folder)]
+    pairs = [make(storage, folder) for make in (_plain, _dem, _scene, _tiled, _across)]
     with PgstacDB(dsn=catalogue) as database:
         loader = Loader(db=database)
         loader.load_collections(iter([made for made, _ in pairs]), insert_mode=Methods.upsert)
@@ -142,6 +143,32 @@ def _tiled(storage: Storage, folder: Path):
     storage.put(location, json.dumps(mosaic).encode())
     assets = {"mosaic": {"href": href(location), "type": "application/json", "roles": ["index"]}}
     return collection("tiled", BOX, assets=assets), items
+
+
+def _across(storage: Storage, folder: Path):
+    """Two degrees on each side; the west begins at 178."""
+    edition, items, tiles = Edition("across"), [], {}
+    span = {"datetime": None, "start_datetime": "2024-01-01T00:00:00Z", "end_datetime": "2024-02-01T00:00:00Z"}
+    for name, box, value in (("a", (178.0, 0.0, 180.0, 2.0), 10), ("b", (-180.0, 0.0, -178.0, 2.0), 20)):
+        cog = stored(storage, folder, edition.cog(f"{name}.tif"), np.full((1, 256, 256), value, np.uint8), box)
+        made = item(edition, cog, box, f"-{name}", **span)
+        made["assets"]["data"]["href"] = href(cog, FORMER)
+        made["assets"]["foreign"] = {"href": "http://elsewhere.example/files/silver/x.tif"}
+        made["links"] = [
+            {"rel": "tilejson", "href": f"{FORMER}/tiles/across/WebMercatorQuad/tilejson.json"},
+            {"rel": "about", "href": "http://127.0.0.1:9/notes/tiles/"},
+        ]
+        items.append(made)
+        for tile in _grid().tiles(*_inside(box), 6):
+            tiles.setdefault(_grid().quadkey(tile), []).append(f"{name}.tif")
+    mosaic = {
+        "mosaicjson": "0.0.3", "minzoom": 4, "maxzoom": 8, "quadkey_zoom": 6, "bounds": (-180, 0, 180, 2),
+        "tiles": tiles, "asset_type": "COG",
+    }  # fmt: skip
+    location = storage.location(edition.mosaic(), zone=Zone.SILVER)
+    storage.put(location, json.dumps(mosaic).encode())
+    assets = {"mosaic": {"href": href(location, FORMER), "type": "application/json", "roles": ["index"]}}
+    return collection("across", (178.0, 0.0, -178.0, 2.0), assets=assets), items
 
 
 def _inside(box):

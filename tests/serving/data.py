@@ -15,6 +15,7 @@ from dagmaster.storage.location import Edition, Location, Zone
 from dagmaster.storage.zones import Storage
 
 PUBLIC = "http://maps.example"
+FORMER = "http://127.0.0.1:18103"  # where the server was before
 COG_TYPE = "image/tiff; application=geotiff; profile=cloud-optimized"
 BBox = tuple[float, float, float, float]
 
@@ -41,8 +42,8 @@ def stored(storage: Storage, folder: Path, blob: str, pixels: np.ndarray, bounds
     return location
 
 
-def href(location: Location) -> str:
-    return f"{PUBLIC}/files/{location.zone}/{location.container}/{location.blob}"
+def href(location: Location, base: str = PUBLIC) -> str:
+    return f"{base}/files/{location.zone}/{location.container}/{location.blob}"
 
 
 def collection(dataset: str, bbox: BBox, **more: Any) -> dict[str, Any]:

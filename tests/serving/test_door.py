@@ -58,6 +58,8 @@ def test_links_begin_with_the_public_address(public):
     hrefs = [link["href"] for link in collection["links"]]
     assert f"{PUBLIC}/geo/stac/collections/plain" in hrefs
     assert all(href.startswith(f"{PUBLIC}/geo/") for href in hrefs)
+    stored = public.get("/stac/collections/across").json()["assets"]["mosaic"]["href"]
+    assert stored.startswith(f"{PUBLIC}/geo/files/silver/")
     assert forged == collection
 
 

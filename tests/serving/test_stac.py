@@ -56,6 +56,53 @@ def test_what_is_catalogued_links_to_its_map(client):
     assert client.get(maps(item)[0]).status_code == 200
 
 
+def item_answers(client):
+    """The same item, however it is asked for."""
+    wanted = {"collections": ["across"], "ids": ["across-v0-a"]}
+    return [
+        client.get("/stac/collections/across/items/across-v0-a").json(),
+        *(one for one in client.get("/stac/collections/across/items").json()["features"] if one["id"] == "across-v0-a"),
+        *client.get("/stac/search?collections=across&ids=across-v0-a").json()["features"],
+        *client.post("/stac/search", json=wanted).json()["features"],
+        *client.post("/stac/search", json={**wanted, "fields": {"exclude": ["geometry"]}}).json()["features"],
+    ]
+
+
+def test_stored_addresses_of_ours_begin_as_the_server_is_asked(client):
+    answers = item_answers(client)
+
+    assert len(answers) == 5
+    for found in answers:
+        links = {link["rel"]: link["href"] for link in found["links"]}
+        assert found["assets"]["data"]["href"].startswith("http://localhost:8003/files/silver/")
+        assert client.head(found["assets"]["data"]["href"]).status_code == 200
+        assert links["tilejson"] == "http://localhost:8003/tiles/across/WebMercatorQuad/tilejson.json"
+        assert found["assets"]["foreign"]["href"] == "http://elsewhere.example/files/silver/x.tif"
+        assert links["about"] == "http://127.0.0.1:9/notes/tiles/"
+
+
+@pytest.mark.parametrize("query", ["", "?fields=id,assets,links"])
+def test_stored_addresses_of_collections_too(client, query):
+    listed = {one["id"]: one for one in client.get(f"/stac/collections{query}").json()["collections"]}
+
+    for found in (listed["across"], client.get("/stac/collections/across").json()):
+        assert found["assets"]["mosaic"]["href"].startswith("http://localhost:8003/files/silver/")
+
+
+def test_an_interval_has_a_datetime_of_null(client):
+    for found in item_answers(client):
+        assert found["properties"]["datetime"] is None, found
+        assert found["properties"]["start_datetime"].startswith("2024-01-01")
+
+
+def test_a_datetime_that_is_not_asked_for_is_not_null(client):
+    (found,) = client.get("/stac/search?ids=plain-v0&fields=id,properties.title").json()["features"]
+    (without,) = client.get("/stac/search?ids=plain-v0&fields=-properties.datetime").json()["features"]
+
+    assert "datetime" not in found["properties"]
+    assert "datetime" not in without["properties"]
+
+
 @pytest.mark.parametrize(
     ("method", "path"),
     [("POST", "/stac/collections"), ("PUT", "/stac/collections/plain"), ("DELETE", "/stac/collections/plain"),

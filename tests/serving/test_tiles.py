@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from morecantile import tms
 
-from dagmaster.serving.tiles import _unwrapped
+from dagmaster.serving.tiles import _middle, _unwrapped
 from tests.serving.conftest import BOX
 from tests.serving.data import decoded, rounded
 
@@ -256,3 +256,39 @@ def test_a_colormap_as_a_picture(client):
 )
 def test_tilejsons_bounds_do_not_cross_the_antimeridian(bounds, told):
     assert _unwrapped(bounds) == told
+
+
+@pytest.mark.parametrize(
+    ("bounds", "lon"),
+    [((170.0, 0.0, -160.0, 2.0), -175), ((160.0, 0.0, -170.0, 2.0), 175), ((10.0, 0.0, 20.0, 2.0), 15)],
+)
+def test_the_middle_lies_within_the_data(bounds, lon):
+    assert _middle(bounds) == (lon, 1)
+
+
+def test_a_map_across_the_antimeridian_opens_on_the_data(client):
+    told = client.get("/tiles/across/WebMercatorQuad/tilejson.json").json()
+
+    assert told["bounds"] == [-180, 0, 180, 2]
+    assert told["center"] == [180, 1, 4]
+    assert told["dagmaster"]["bbox"] == [178, 0, -178, 2]
+
+
+def test_a_preview_across_the_antimeridian_shows_both_sides(client):
+    picture = decoded(client.get("/tiles/across/preview.png?max_size=100").content)
+
+    assert picture.shape[1:] == (50, 100)
+    assert (picture[0][25, 20], picture[0][25, 80]) == (10, 20)
+    assert (picture[1] == 255).all()
+
+
+@pytest.mark.parametrize(
+    "path", [f"{INSIDE}.png", INSIDE, "preview.png", "WebMercatorQuad/tilejson.json", "map", f"{tile_at(40, 0, 9)}.png"]
+)
+def test_head_answers_as_get_without_the_body(client, path):
+    got, told = client.get(f"/tiles/plain/{path}"), client.head(f"/tiles/plain/{path}")
+
+    assert told.status_code == got.status_code
+    assert told.content == b""
+    for name in ("content-type", "content-length", "etag", "cache-control"):
+        assert told.headers.get(name) == got.headers.get(name), name

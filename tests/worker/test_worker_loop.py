@@ -163,6 +163,19 @@ async def test_e11_leases_are_renewed_with_the_latest_progress() -> None:
         assert bench.ledger.workers[bench.worker.worker_id].stats["running"] == 1
 
 
+async def test_e23_progress_that_is_too_large_to_travel_with_the_leases_is_left_out() -> None:
+    async with working(a_task("sleep", seconds=60)) as bench:
+        await until(lambda: bench.worker.held)
+        context = bench.worker.held[0].context
+        context.progress(0.5, "half", tiles="x" * 1_000_000)  # type: ignore[arg-type]
+
+        assert context.running().progress == {
+            "fraction": 0.5,
+            "message": "half",
+            "dropped": "counts of more than 4,096 bytes",
+        }
+
+
 async def test_e23_progress_is_told_before_the_next_renewal_is_due() -> None:
     async with working(a_task("progresses"), lease_renew_sec=4.0) as bench:
         await until(lambda: any(row.progress for renewal in bench.ledger.renewals for row in renewal), 3)

@@ -11,6 +11,7 @@ dies, however that happens.
 import ctypes
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -31,11 +32,12 @@ _TICK_SECONDS = 0.05
 
 @dataclass(slots=True)
 class Child:
-    """One role. `failures` counts ends that nobody asked for, since it last ran well."""
+    """One role, which serves on `listening` if it has one. `failures` counts ends that nobody asked for, since it last ran well."""
 
     role: str
     number: int
     environment: Mapping[str, str]
+    listening: socket.socket | None = None
     failures: int = 0
     is_given_up: bool = False
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
@@ -56,10 +58,12 @@ class Child:
 
     def start(self) -> None:
         """To be called from the main thread: the kernel sends the death signal when the forking thread ends."""
+        handed = (self.listening.fileno(),) if self.listening else ()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "dagmaster", self.role],
+            [sys.executable, "-m", "dagmaster", self.role, *(f"--fd={number}" for number in handed)],
             env=dict(self.environment),
             stdin=subprocess.DEVNULL,
+            pass_fds=handed,
             start_new_session=True,
             preexec_fn=_die_with(os.getpid()),  # noqa: PLW1509  only a system call, and no import, in the child
         )

@@ -6,9 +6,10 @@ the next start goes on from there.
 
 import asyncio
 import os
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -67,12 +68,12 @@ class LocalPlatform:
     def running(self) -> Iterator[None]:
         """Ready inside the block; afterwards nothing of it runs."""
         begun = time.monotonic()
-        with platform.hold(self.folder):
-            # Before anything is made: whoever made a mistake shall find nothing left behind.
-            port, maps_port = self._api_port(), self._maps_port()
+        # Ports before anything is made: whoever made a mistake shall find nothing left behind.
+        with platform.hold(self.folder), self._maps_socket() or nullcontext() as maps:
+            port = self._api_port()
             try:
                 self._start_database()
-                self._start_children(port, maps_port)
+                self._start_children(port, maps)
                 asyncio.run(self._wait_until_ready())
                 self._publish()
                 self.ready_seconds = time.monotonic() - begun
@@ -106,12 +107,11 @@ class LocalPlatform:
             self.say("PostgreSQL has ended; it starts again")
             self.cluster.start()
 
-    def _start_children(self, port: int, maps_port: int | None) -> None:
-        if maps_port is not None:
-            self.maps_url = _url(self.settings.serving_host, maps_port)
-        environment = self._environment()
-        # It links to the address that it is asked by, and what is catalogued names files by this one.
-        maps = {**environment, "SERVING_PORT": str(maps_port)}
+    def _start_children(self, port: int, maps: socket.socket | None) -> None:
+        if maps:
+            self.maps_url = _url(self.settings.serving_host, maps.getsockname()[1])
+        environment = serving_environment = self._environment()
+        # The map server links to the address that it is asked by, and what is catalogued names files by this one.
         if self.maps_url and not self.settings.public_url:
             environment = {**environment, "PUBLIC_URL": self.maps_url}
         roles = [("orchestrator", n) for n in range(self.orchestrators)] + [("worker", n) for n in range(self.workers)]
@@ -126,8 +126,8 @@ class LocalPlatform:
             Child(role, number + 1, with_api if (role, number) == ("orchestrator", 0) else without_api)
             for role, number in roles
         ]
-        if maps_port is not None:
-            self.children.append(Child("serving", 1, maps))
+        if maps:
+            self.children.append(Child("serving", 1, serving_environment, maps))
         for child in self.children:
             child.start()
 
@@ -138,22 +138,24 @@ class LocalPlatform:
             bind(settings.health_host, 0, is_insecure=settings.health_insecure, entrance=HEALTH).close()
         if not settings.api_enabled:
             return settings.api_port
-        return self._free_port(API, settings.api_host, settings.api_port, settings.api_insecure)
+        with self._taken(API, settings.api_host, settings.api_port, settings.api_insecure) as trial:
+            return int(trial.getsockname()[1])
 
-    def _maps_port(self) -> int | None:
+    def _maps_socket(self) -> socket.socket | None:
+        """Kept, and handed to the map server: until that has started, someone else would take a port that is only looked at,
+        and everything goes on without maps too, with links to theirs."""
         from dagmaster.cli.serving import is_installed
 
         settings = self.settings
         if not settings.serving_enabled or not is_installed():
             return None
-        return self._free_port(SERVING, settings.serving_host, settings.serving_port, settings.serving_insecure)
+        return self._taken(SERVING, settings.serving_host, settings.serving_port, settings.serving_insecure)
 
-    def _free_port(self, entrance: Entrance, host: str, port: int, is_insecure: bool) -> int:
+    def _taken(self, entrance: Entrance, host: str, port: int, is_insecure: bool) -> socket.socket:
         name = f"{entrance.name}_port"
         take = bind if name in self.settings.model_fields_set else bind_somewhere
         try:
-            with take(host, port, is_insecure=is_insecure, entrance=entrance) as trial:
-                return int(trial.getsockname()[1])
+            return take(host, port, is_insecure=is_insecure, entrance=entrance)
         except Conflict as error:
             hint = f"choose another one with {name.upper()}=… (0 takes any that is free)"
             raise Unavailable(error.message, code=error.code, hint=hint, **error.facts) from None

@@ -71,6 +71,13 @@ def what_was_made(storage: "Storage", edition: Edition, result: dict[str, Any], 
     )
 
 
+def is_still_there(storage: "Storage", edition: Edition, result: dict[str, Any]) -> bool:
+    """Whether storage has what a finished job promised: the job outlives objects that someone removes."""
+    promised = [result.get("blob_path") or result.get("mosaic_blob"), edition.stac("collection.json")]
+    has_all = all(storage.exists(_silver(storage, blob)) for blob in promised if blob)
+    return has_all and len(_below(storage, edition.cog("x"))) >= (result.get("total_tiles") or 1)
+
+
 def _silver(storage: "Storage", blob: str) -> Location:
     return storage.location(blob, zone=Zone.SILVER)
 

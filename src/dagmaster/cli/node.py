@@ -1,5 +1,6 @@
 """`dagmaster jobs node`: a node with its attempts, and what went wrong in each."""
 
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from datetime import datetime
@@ -84,11 +85,14 @@ def save_output(state: State, job_id: str, node_id: str, name: str) -> None:
         state.client.download_output(job_id, node_id, sys.stdout.buffer)
         sys.stdout.buffer.flush()
         return
-    unfinished = Path(f"{name}.part")
+    target = Path(name).resolve()  # a link's target is written, not the link
+    if target.exists() and not target.is_file():
+        raise InvalidRequest(f"{name} is not a file; `--output -` writes to a pipe", code="file.not-writable")
+    unfinished = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        with unfinished.open("wb") as file:
+        with unfinished.open("xb") as file:
             size = state.client.download_output(job_id, node_id, file)
-        unfinished.replace(name)
+        unfinished.replace(target)
     except OSError as error:
         raise InvalidRequest(f"{name}: {error.strerror}", code="file.not-writable") from None
     finally:

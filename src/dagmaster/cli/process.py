@@ -7,6 +7,7 @@ long as the job takes, on the usual data folder.
 """
 
 import os
+import re
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,6 +33,8 @@ WORKFLOWS = ("raster_ingest", "process_large_raster")
 TIERS = ("visualization", "analysis", "archive")
 # As in raster.facts, which takes a while to load.
 _CRSS = ("source_crs", "target_crs")
+# Inputs that findings advise on, which are options here.
+_INPUT = re.compile(r"`?\b(source_crs|target_crs|raster_type)\b(=?)`?")
 TYPES = ("auto", "rgb", "rgba", "dem", "categorical", "multispectral", "nir", "vegetation_index")
 
 
@@ -189,7 +192,16 @@ def _print_verdict(state: State, file: Path, checked: "Checked") -> None:
         message = neutral(f"{finding.message} [{finding.code}]")
         state.console.print(Text.assemble(word, message), soft_wrap=True)
         if finding.advice:
-            state.console.print(Text(neutral(f"        {finding.advice}"), style="dim"), soft_wrap=True)
+            state.console.print(Text(neutral(f"        {_in_options(finding.advice)}"), style="dim"), soft_wrap=True)
+
+
+def _in_options(advice: str) -> str:
+    """Advice in the words of this command.
+
+    >>> _in_options("pass raster_type=rgba, or `source_crs`")
+    'pass --raster-type rgba, or --source-crs'
+    """
+    return _INPUT.sub(lambda found: f"--{found[1].replace('_', '-')}{' ' if found[2] else ''}", advice)
 
 
 def _in_short(checked: "Checked") -> str:
@@ -262,10 +274,16 @@ def _detached(state: State, task: Task) -> int:
 
 def _submitted(state: State, task: Task) -> tuple[dict[str, Any], bool]:
     from dagmaster.cli.answers import Submitted, read
+    from dagmaster.cli.made import is_still_there
     from dagmaster.cli.submit import held_back, submitted
 
     with held_back() as is_interrupted:
         answer = submitted(state, task.submission(), force=task.is_forced, resume=task.is_resumed)
+        is_finished = answer.get("status") == "already_completed"
+        if is_finished and not is_still_there(task.storage, task.edition, answer.get("result_data") or {}):
+            if not state.json:
+                state.note("the same was processed before, but what was made of it is gone; it is processed again")
+            answer = submitted(state, task.submission(), force=True, resume=False)
         task.job_id = read(Submitted, answer).job_id
     return answer, is_interrupted()
 
@@ -302,7 +320,11 @@ class _Silent:
 
 
 def _say_known(state: State, answer: dict[str, Any]) -> None:
-    if answer["status"] != "accepted" and not state.json:
+    if state.json or answer["status"] == "accepted":
+        return
+    if answer["status"] == "already_processing":
+        state.note("it is being processed already; watching it")
+    else:
         goes_on = ", which goes on" if answer["status"] == "resumed" else ""
         state.note(f"the same was processed before; this is its job{goes_on}")
 

@@ -21,18 +21,24 @@ if TYPE_CHECKING:
 @click.command(cls=Command)
 @click.option("--host", help="Where it listens (or SERVING_HOST); loopback, unless SERVING_INSECURE")
 @click.option("--port", type=click.IntRange(0, 65535), help="Its port (or SERVING_PORT); 0 takes a free one")
+@click.option("--fd", type=int, hidden=True)
 @pass_state
-def serving(state: State, host: str | None, port: int | None) -> None:
+def serving(state: State, host: str | None, port: int | None, fd: int | None) -> None:
     """Serve maps: the STAC catalogue, tiles, files, and pages to look at them."""
-    from dagmaster.listen import SERVING, bind
-
     given = {"serving_host": host, "serving_port": port}
     settings = settings_of_role(state)
     settings = settings.model_copy(update={name: value for name, value in given.items() if value is not None})
     require_software()
     # Before anything is loaded: a port that is taken is told at once, and who connects meanwhile is served then.
-    bound = bind(settings.serving_host, settings.serving_port, is_insecure=settings.serving_insecure, entrance=SERVING)
+    # `up` hands over a port that it has taken itself.
+    bound = socket.socket(fileno=fd) if fd is not None else _bound(settings)
     asyncio.run(_serve(settings, state.dsn, bound))
+
+
+def _bound(settings: "Settings") -> socket.socket:
+    from dagmaster.listen import SERVING, bind
+
+    return bind(settings.serving_host, settings.serving_port, is_insecure=settings.serving_insecure, entrance=SERVING)
 
 
 def is_installed() -> bool:

@@ -21,12 +21,10 @@ ReadPart = Callable[[dict[str, Any]], Awaitable[bytes | None]]
 async def store(
     connection: Connection, job_id: UUID, reference: Reference, encoded: Encoded, *, is_kept: bool = False
 ) -> None:
-    """Inside a transaction. `is_kept` where that writes what refers to it too."""
+    """Inside a transaction. `is_kept` where that writes what refers to it too. What is there already is mended by it."""
     key = {"job_id": job_id, "sha256": reference["sha256"]}
     head = {**key, "size_bytes": reference["bytes"], "is_kept": is_kept}
-    row = await (await connection.execute(query("store_payload"), head, prepare=True)).fetchone()
-    if row is None or not row[0]:
-        return
+    await connection.execute(query("store_payload"), head, prepare=True)
     whole = memoryview(encoded)
     for part, first in enumerate(range(0, len(whole), PART_BYTES)):
         values = {**key, "part": part, "data": whole[first : first + PART_BYTES]}

@@ -19,6 +19,7 @@ from dagmaster.handlers.context import HandlerResult
 from dagmaster.handlers.registry import Registration
 
 MAX_OUTPUT_BYTES = 100 * 1024 * 1024
+MAX_METRICS_BYTES = 64 * 1024
 MAX_DEPTH = 200  # orjson stops at 254, and a result travels inside a frame
 UNLOADABLE = "handler.unloadable"
 
@@ -104,9 +105,15 @@ def check(returned: Any) -> tuple[Any, dict[str, Any] | None]:
         if not returned.success:
             raise HandlerFailed(returned.error_message or "the handler reported a failure without saying why")
         returned, metrics = returned.output, to_json(returned.metrics, "metrics")
+        if (at_least := least_bytes(metrics)) > MAX_METRICS_BYTES:
+            raise HandlerFailed(
+                f"the metrics have at least {at_least:,} bytes, more than the {MAX_METRICS_BYTES:,} allowed",
+                code="handler.metrics-too-large",
+                hint="return what is large as output",
+            )
     output = to_json(returned, "output")
     # Before it is written: what is far too large may not fit into memory a second time.
-    if (at_least := _least_bytes(output)) > MAX_OUTPUT_BYTES:
+    if (at_least := least_bytes(output)) > MAX_OUTPUT_BYTES:
         raise _too_large(at_least, "at least ")
     return output, metrics
 
@@ -119,15 +126,15 @@ def encode(output: Any) -> bytes:
     return encoded
 
 
-def _least_bytes(value: Any) -> int:
+def least_bytes(value: Any) -> int:
     """What plain JSON types take when written, or less."""
     kind = type(value)
     if kind is str:
         return len(value) + 2
     if kind is dict:
-        return 2 + sum(len(key) + 4 + _least_bytes(item) for key, item in value.items())
+        return 2 + sum(len(key) + 4 + least_bytes(item) for key, item in value.items())
     if kind is list:
-        return 2 + sum(1 + _least_bytes(item) for item in value)
+        return 2 + sum(1 + least_bytes(item) for item in value)
     return 1
 
 

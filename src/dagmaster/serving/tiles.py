@@ -233,6 +233,7 @@ def _ours() -> APIRouter:
     )  # fmt: skip
     router.add_api_route("/map", get_map, include_in_schema=False)
     router.add_api_route(f"/{GRID}/map.html", get_map_elsewhere, include_in_schema=False)
+    _answer_heads(router)
     return router
 
 

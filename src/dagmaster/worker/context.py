@@ -20,7 +20,7 @@ from dagmaster.database.ledger import ChildResult, Ledger, Running
 from dagmaster.errors import Fenced, InvalidRequest, Unavailable
 from dagmaster.handlers import checkpoints
 from dagmaster.handlers.artifacts import Places, problem_of
-from dagmaster.handlers.calling import to_json
+from dagmaster.handlers.calling import least_bytes, to_json
 from dagmaster.handlers.checkpoints import Phase
 from dagmaster.handlers.context import AsyncCheck, GiveBack, IsValid, TaskLogger
 from dagmaster.jobs.model import TaskMessage
@@ -29,6 +29,7 @@ from dagmaster.worker.outcome import bounded
 
 MAX_LOG_LINES = 100
 MAX_LOG_LINE = 500
+MAX_PROGRESS_BYTES = 4096
 LIVE_LOG_LINES = 20  # of an attempt that still runs
 
 OnSignal = Callable[[str], None]
@@ -87,6 +88,8 @@ class TaskContext:
 
     def progress(self, fraction: float | None = None, message: str | None = None, **counts: int) -> None:
         told: dict[str, Any] = dict(to_json(counts, "progress"))
+        if least_bytes(told) > MAX_PROGRESS_BYTES:  # it travels with the leases of all tasks
+            told = {"dropped": f"counts of more than {MAX_PROGRESS_BYTES:,} bytes"}
         if fraction is not None and math.isfinite(fraction):
             told["fraction"] = min(max(float(fraction), 0.0), 1.0)
         if message is not None:

@@ -1,16 +1,18 @@
 -- name: store_payload
 -- Make a payload known, or say that it is stored again: it is then as new as it ever was. Whoever stores the same at the same
--- time waits here. The parts follow in the same transaction, where it is new.
+-- time waits here. The parts follow in the same transaction.
 INSERT INTO dagapp.dag_payloads AS p (job_id, sha256, size_bytes, is_kept)
 VALUES (%(job_id)s, %(sha256)s, %(size_bytes)s, %(is_kept)s)
     ON CONFLICT (job_id, sha256) DO UPDATE
-   SET stored_at = dagapp.clock(), is_kept = p.is_kept OR excluded.is_kept
-RETURNING p.xmax = 0 AS is_new;
+   SET stored_at = dagapp.clock(), is_kept = p.is_kept OR excluded.is_kept;
 
 -- name: store_payload_part
--- One part of a new payload.
-INSERT INTO dagapp.dag_payload_parts (job_id, sha256, part, data)
-VALUES (%(job_id)s, %(sha256)s, %(part)s, %(data)s);
+-- One part of a payload. One that is there stays, unless it is not what it should be.
+INSERT INTO dagapp.dag_payload_parts AS p (job_id, sha256, part, data)
+VALUES (%(job_id)s, %(sha256)s, %(part)s, %(data)s)
+    ON CONFLICT (job_id, sha256, part) DO UPDATE
+   SET data = excluded.data
+ WHERE p.data IS DISTINCT FROM excluded.data;
 
 -- name: load_payload_part
 -- One part of a payload.
