@@ -1,0 +1,213 @@
+"""An event loop on which processes of a simulation live, each in a lane of its own.
+
+Time is virtual: it jumps to the next timer when nothing is left to do. Which lane runs next is drawn from a seeded Random, so that
+every interleaving of the awaits of different processes may come, and the same one comes again. A lane can stand still, as a process
+under SIGSTOP does: its callbacks and its timers wait, while its clock goes on. A lane that was killed never runs again; `bury`
+lets its coroutines unwind when all is over.
+"""
+
+import asyncio
+import contextvars
+import heapq
+from asyncio import events
+from collections import deque
+from collections.abc import Callable, Coroutine
+from random import Random
+from typing import Any
+
+LANE: contextvars.ContextVar["Lane"] = contextvars.ContextVar("lane")
+_MOST_STEPS_OF_A_FUNERAL = 200_000
+
+
+class Standstill(AssertionError):
+    """Everything waits, and no timer will ever wake it."""
+
+
+class Lane:
+    """What one process does next."""
+
+    __slots__ = ("clock_offset", "is_dead", "is_paused", "name", "ready", "tasks")
+
+    def __init__(self, name: str, clock_offset: float = 0.0) -> None:
+        self.name = name
+        self.clock_offset = clock_offset  # machines count their seconds from different beginnings
+        self.is_paused = False
+        self.is_dead = False
+        self.ready: deque[asyncio.Handle] = deque()
+        self.tasks: list[asyncio.Task[Any]] = []
+
+    @property
+    def is_runnable(self) -> bool:
+        return bool(self.ready) and not self.is_paused and not self.is_dead
+
+
+class Clockwork(asyncio.AbstractEventLoop):
+    """As much of an event loop as coroutines without files, threads and sockets need."""
+
+    def __init__(self, random: Random, *, most_steps: int = 10**9, closing: Callable[[], None] = lambda: None) -> None:
+        self.now = 0.0
+        self.steps = 0
+        self._most_steps = most_steps
+        self._closing = closing
+        self.outside = Lane("outside")
+        self.complaints: list[str] = []  # exceptions that nobody has handled
+        self._random = random
+        self._runnable: list[Lane] = []
+        self._timers: list[tuple[float, int, asyncio.TimerHandle, Lane]] = []
+        self._numbers = 0
+        self._running = self.outside
+        self._lanes = [self.outside]
+
+    # Lanes
+
+    def lane(self, name: str, clock_offset: float = 0.0) -> Lane:
+        lane = Lane(name, clock_offset)
+        self._lanes.append(lane)
+        return lane
+
+    def start(self, lane: Lane, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Let a coroutine, and all that it starts, run in a lane."""
+        context = contextvars.copy_context()
+        context.run(LANE.set, lane)
+        return self.create_task(coroutine, context=context)
+
+    def pause(self, lane: Lane) -> None:
+        lane.is_paused = True
+        if lane in self._runnable:
+            self._runnable.remove(lane)
+
+    def resume(self, lane: Lane) -> None:
+        lane.is_paused = False
+        if lane.is_runnable and lane not in self._runnable:
+            self._runnable.append(lane)
+
+    def kill(self, lane: Lane) -> None:
+        self.pause(lane)
+        lane.is_dead = True
+
+    def _queue(self, lane: Lane, handle: asyncio.Handle) -> None:
+        lane.ready.append(handle)
+        if len(lane.ready) == 1 and lane.is_runnable:
+            self._runnable.append(lane)
+
+    # What asyncio asks of a loop
+
+    def time(self) -> float:
+        return self.now + self._running.clock_offset
+
+    def call_soon(self, callback: Callable[..., Any], *args: Any, context: Any = None) -> asyncio.Handle:
+        handle = asyncio.Handle(callback, args, self, context)
+        self._queue(self._lane_of(context), handle)
+        return handle
+
+    call_soon_threadsafe = call_soon
+
+    def call_later(
+        self, delay: float, callback: Callable[..., Any], *args: Any, context: Any = None
+    ) -> asyncio.TimerHandle:
+        return self._call_at(self.now + delay, callback, args, context)
+
+    def call_at(
+        self, when: float, callback: Callable[..., Any], *args: Any, context: Any = None
+    ) -> asyncio.TimerHandle:
+        return self._call_at(when - self._running.clock_offset, callback, args, context)
+
+    def _call_at(self, when: float, callback: Callable[..., Any], args: Any, context: Any) -> asyncio.TimerHandle:
+        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        self._numbers += 1
+        heapq.heappush(self._timers, (when, self._numbers, handle, self._lane_of(context)))
+        return handle
+
+    def _lane_of(self, context: contextvars.Context | None) -> Lane:
+        return LANE.get(self.outside) if context is None else context.get(LANE, self.outside)
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """It is passed over when its time comes."""
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return asyncio.Future(loop=self)
+
+    def create_task(self, coro: Any, *, name: str | None = None, context: Any = None) -> asyncio.Task[Any]:
+        task: asyncio.Task[Any] = asyncio.Task(coro, loop=self, name=name, context=context)
+        self._lane_of(context).tasks.append(task)
+        return task
+
+    def get_debug(self) -> bool:
+        return False
+
+    def is_running(self) -> bool:
+        return True
+
+    def is_closed(self) -> bool:
+        return False
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        self.complaints.append(f"{context['message']}: {context.get('exception')!r}")
+
+    # Running
+
+    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Until this coroutine, which belongs to no process, has ended; then all others are buried."""
+        events._set_running_loop(self)
+        try:
+            main = self.create_task(coroutine)
+            while not main.done():
+                self._step()
+                if self.steps > self._most_steps:
+                    raise Standstill(f"{self.steps} steps, and no end: someone goes round in circles")
+            return main.result()
+        finally:
+            self._closing()
+            self._bury()
+            events._set_running_loop(None)
+
+    def _step(self) -> None:
+        if not self._runnable or (self._timers and self._timers[0][0] <= self.now):
+            self._wake_timers()
+        if not self._runnable:
+            return
+        count = len(self._runnable)
+        lane = self._runnable[0 if count == 1 else int(self._random.random() * count)]
+        handle = lane.ready.popleft()
+        if not lane.ready:
+            self._runnable.remove(lane)
+        if handle.cancelled():
+            return
+        self.steps += 1
+        self._running = lane
+        try:
+            handle._run()
+        finally:
+            self._running = self.outside
+
+    def _wake_timers(self) -> None:
+        """Those that are due; if nobody has anything to do, time passes until the next is."""
+        timers = self._timers
+        while timers and timers[0][2].cancelled():
+            heapq.heappop(timers)
+        if not self._runnable:
+            if not timers:
+                raise Standstill("everything waits for something that can't happen any more")
+            self.now = max(self.now, timers[0][0])
+        while timers and timers[0][0] <= self.now:
+            _, _, handle, lane = heapq.heappop(timers)
+            if not handle.cancelled():
+                self._queue(lane, handle)
+
+    def _bury(self) -> None:
+        """Let every coroutine unwind. Whatever they still try is their world's to refuse."""
+        tasks = [task for lane in self._lanes for task in lane.tasks if not task.done()]
+        for lane in self._lanes:
+            lane.is_dead = False
+            self.resume(lane)
+        for task in tasks:
+            task.cancel()
+        steps = 0
+        while tasks and steps < _MOST_STEPS_OF_A_FUNERAL:
+            if tasks[-1].done():
+                tasks.pop()
+                continue
+            self._step()
+            steps += 1
+        if tasks:
+            raise Standstill(f"these don't end: {tasks}")

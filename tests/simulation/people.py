@@ -1,0 +1,128 @@
+"""People who use the platform: each submits a job, perhaps cancels it, and perhaps lets it run again.
+
+They reach the platform through wires as bad as everyone's, and ask again until they are answered.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+from uuid import UUID
+
+from dagmaster.database.bell import JOBS
+from dagmaster.database.ledger import NewJob
+from dagmaster.errors import Conflict, NotFound, Unavailable
+from dagmaster.jobs.model import NodeState
+from dagmaster.jobs.states import JOB_TERMINAL, NodeStatus
+from dagmaster.operations import operate
+from dagmaster.workflows.model import EndNode, FanOutNode, StartNode
+from tests.simulation.clockwork import Lane
+from tests.simulation.effects import QUEUE
+from tests.simulation.faults import FaultyBell, Wire
+
+_LOOK_SECONDS = 1.5
+_FALLEN = (NodeStatus.FAILED, NodeStatus.CANCELLED)
+
+
+def _has_gaps(fan_out: NodeState) -> bool:
+    """Children are missing: one that has completed can't be run again alone."""
+    return bool((fan_out.failed_count or 0) + (fan_out.cancelled_count or 0))
+
+
+class Person:
+    def __init__(self, world: Any, lane: Lane, workflow_id: str) -> None:
+        self._world = world
+        self._random = world.random
+        self._workflow = world.cases[workflow_id].workflow
+        self._wire: Any = Wire(world, lane, is_user=True)
+        self._bell = FaultyBell(world.post, world.exchange)
+        self._name = f"from-{lane.name}"
+
+    async def live(self) -> None:
+        if self._world.sweep is not None:
+            await self._submit()
+            return
+        await asyncio.sleep(self._random.choice((0.0, 1.0, 6.0)) * self._random.random())
+        if self._random.random() < 0.25:
+            await self._limit_the_queue()
+        job_id = await (self._submit() if self._random.random() < 0.7 else self._send())
+        if self._random.random() < 0.3:
+            await asyncio.sleep(self._random.choice((0.5, 4.0, 12.0)) * self._random.random())
+            await self._once(lambda: operate.cancel(self._wire, job_id, by="ana"))
+        for _ in range(self._random.choice((0, 0, 1, 2))):
+            await self._run_again(job_id)
+
+    async def _submit(self) -> UUID:
+        """The same key each time, so that it is one job however often it is asked for."""
+
+        def ask() -> Awaitable[UUID]:
+            job = NewJob(
+                self._world.job_id(), self._workflow, {}, submitted_by="ana", idempotency_key=self._name,
+                priority=self._random.randint(0, 2),
+            )  # fmt: skip
+            return self._wire.create_once(job, "the same")
+
+        job_id: UUID = await self._until_answered(ask)
+        self._world.acknowledged[self._name] = job_id
+        self._bell.ring(JOBS)
+        return job_id
+
+    async def _send(self) -> UUID:
+        """A message in the queue of submissions, again and again until it is known to be there."""
+        body = {"workflow_id": self._workflow.workflow_id, "input_params": {}}
+        await self._until_answered(lambda: self._wire.enqueue_message(self._name, "dag-jobs", body))
+        self._world.acknowledged[self._name] = None
+        if self._random.random() < 0.3:  # a producer that doesn't know better
+            await self._until_answered(lambda: self._wire.enqueue_message(self._name, "dag-jobs", body))
+        while True:
+            for job in self._world.database.jobs.values():
+                if job.message_id == self._name:
+                    return job.job_id  # type: ignore[no-any-return]
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    async def _run_again(self, job_id: UUID) -> None:
+        """Once it is over, if that is while there are faults."""
+        while self._world.database.jobs[job_id].status not in JOB_TERMINAL:
+            if not self._world.has_faults:
+                return
+            await asyncio.sleep(_LOOK_SECONDS)
+        part = self._a_part(job_id)
+        if self._random.random() < 0.5 or part is None:
+            await self._once(lambda: operate.resume(self._wire, job_id, by="ana"))
+        else:
+            await self._once(lambda: operate.retry(self._wire, job_id, part, by="ana"))
+
+    def _a_part(self, job_id: UUID) -> operate.Part | None:
+        nodes = self._workflow.nodes
+        names = [name for name, node in nodes.items() if not isinstance(node, StartNode | EndNode)]
+        parts = [operate.Part(node=name) for name in names]
+        parts += [operate.Part(failed_children=name) for name in names if isinstance(nodes[name], FanOutNode)]
+        rows = self._world.database.nodes[job_id]
+        parts += [
+            operate.Part(node=row.node_id)
+            for row in rows.values()
+            if row.parent_node_id and (row.status in _FALLEN or not _has_gaps(rows[row.parent_node_id]))
+        ]
+        return self._random.choice(parts) if parts else None
+
+    async def _limit_the_queue(self) -> None:
+        most = self._random.choice((1, 2))
+        await self._until_answered(lambda: self._wire.set_queue(QUEUE, max_running=most))
+        if self._random.random() < 0.3:
+            await self._until_answered(lambda: self._wire.set_queue(QUEUE, is_paused=True))
+            await asyncio.sleep(3 * self._random.random())
+            await self._until_answered(lambda: self._wire.set_queue(QUEUE, is_paused=False))
+
+    async def _once(self, ask: Callable[[], Awaitable[Any]]) -> None:
+        """Nobody asks again whether it was done."""
+        try:
+            await ask()
+        except (Conflict, NotFound, Unavailable):
+            return
+        self._bell.ring(JOBS)
+
+    async def _until_answered(self, ask: Callable[[], Awaitable[Any]]) -> Any:
+        while True:
+            try:
+                return await ask()
+            except Unavailable:
+                await asyncio.sleep(self._random.uniform(0.2, 1.0))

@@ -1,0 +1,456 @@
+"""A platform in one process on one virtual clock: orchestrators, workers, people, and a nemesis.
+
+The loops are the real ones, over the ledger's twin in memory. A seed decides everything: the workflows and what their handlers do,
+what people ask for, the profile of the faults, the order in which the processes run, and when whom something befalls.
+
+    safety     faults to the end, which comes at a set time: nothing bad may ever happen
+    liveness   the faults stop, and what died has been replaced: every job must reach its end in time
+"""
+
+import asyncio
+import hashlib
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from functools import cache
+from random import Random
+from typing import Any
+from uuid import UUID
+
+from dagmaster.database import memory
+from dagmaster.database.bell import JOBS, RESULTS, MemoryExchange
+from dagmaster.database.memory import MemoryDatabase, MemoryLedger
+from dagmaster.errors import Unavailable
+from dagmaster.jobs.model import new_job_id
+from dagmaster.jobs.plan import Planner
+from dagmaster.jobs.states import JOB_TERMINAL
+from dagmaster.operations import operate, submit
+from dagmaster.operations.catalog import Catalog
+from dagmaster.orchestrator import loop as orchestrator_loop
+from dagmaster.orchestrator.loop import Orchestrator
+from dagmaster.orchestrator.routing import RegistryRouter
+from dagmaster.settings import Settings, load
+from dagmaster.testing import history, plain
+from dagmaster.testing.job import KitJob
+from dagmaster.testing.trial import START
+from dagmaster.transports.memory import Broker
+from dagmaster.worker import heartbeat, run
+from dagmaster.worker import loop as worker_loop
+from dagmaster.worker.loop import Worker
+from dagmaster.workflows.graph import Graph, build
+from dagmaster.workflows.model import Workflow
+from tests.jobs.random_workflows import Case, SeededDice, make_case
+from tests.simulation.clockwork import LANE, Clockwork, Lane, Standstill
+from tests.simulation.effects import QUEUE, Stage
+from tests.simulation.faults import FaultyBell, FaultyTransport, Post, Profile, Sweep, Wire, pause_seconds
+from tests.simulation.invariants import Judge, Tally
+from tests.simulation.people import Person
+
+FAULTY_SECONDS = 20.0
+RECOVERY_SECONDS = 200.0  # virtual: retries, waits and timeouts of a whole chain may be left, and take some 60
+_AFTERMATH_SECONDS = 2.0  # for those who come too late
+_LONG_AFTERMATH_SECONDS = 10.0  # in some runs: what is still not told then never will be
+_MOST_STEPS = 40_000  # some fifty times what a run takes
+_TOLD_STEPS = 120
+_LOOSE_CLOCK = 1e5
+_PLAYS = 400
+_NOTHING: Any = object()  # None is an answer too
+
+
+class Mode(StrEnum):
+    SAFETY = "safety"
+    LIVENESS = "liveness"
+
+
+class Broken(AssertionError):
+    """What was wrong, the way there, and how to see it again."""
+
+
+@dataclass
+class Actor:
+    lane: Lane
+    process: Orchestrator | Worker
+    bell: FaultyBell
+    is_stopping: bool = False
+
+
+@cache
+def pace() -> Settings:
+    """Leases and beats short enough for a run to see them lapse, polls rare enough to be cheap."""
+    return load(
+        orchestrator_poll_interval=2.5, heartbeat_interval_sec=2.5, orphan_threshold_sec=7.0, orphan_scan_interval_sec=3.0,
+        worker_poll_interval=3.5, task_lease_sec=7.0, lease_renew_sec=2.5, shutdown_grace_sec=3.0, max_losses=2,
+        worker_slots=3, worker_queue=QUEUE, known_queues=QUEUE, default_queue=QUEUE, orchestrator_batch=2,
+    )  # fmt: skip
+
+
+@cache
+def play(workflow_id: str, number: int) -> Case:
+    """One of a set of workflows with their scripts: made once, and met again under other faults."""
+    random = Random(number)
+    case = make_case(SeededDice(random), 3, workflow_id)
+    if random.random() < 0.15:
+        case.workflow = case.workflow.model_copy(update={"timeout_seconds": random.uniform(3.0, 20.0)})
+    return case
+
+
+_graphs: dict[int, Graph] = {}
+
+
+def graph_of(workflow: Workflow) -> Graph:
+    """Plays are kept, so that each is known by its place."""
+    graph = _graphs.get(id(workflow))
+    if graph is None:
+        graph = _graphs[id(workflow)] = build(workflow)
+    return graph
+
+
+class World:
+    def __init__(self, seed: int, mode: Mode, *, case: Case | None = None, sweep: Sweep | None = None) -> None:
+        """With a case and a sweep: that one job, on a platform of two and two, to which that one thing happens."""
+        self.seed, self.mode, self.sweep = seed, mode, sweep
+        self.random = Random(f"{seed}/{mode}")
+        self.profile = Profile.drawn(self.random) if sweep is None else Profile()
+        self.settings = pace()
+        self.loop = Clockwork(self.random, most_steps=_MOST_STEPS, closing=self._close)
+        self.post = Post(self)
+        self.database = MemoryDatabase(self.clock)
+        self.ledger = MemoryLedger(self.database)
+        self.judge = Judge(self)
+        self.stage = Stage(self)
+        self.registry = self.stage.registry()
+        self.exchange, self.broker = MemoryExchange(), Broker()
+        self.cases = self._draw_cases() if case is None else {case.workflow.workflow_id: case}
+        self.catalog = Catalog({case.workflow.workflow_id: case.workflow for case in self.cases.values()})
+        self.acknowledged: dict[str, UUID | None] = {}  # submissions, by key or message id
+        self.actors: list[Actor] = []
+        self.doubt: Any = None
+        self.is_away = False
+        self.has_faults = True
+        self.is_over = False
+        self.accusations: list[str] = []
+        self.story: list[tuple[float, str, str, Any]] = []
+        self._names: dict[UUID, str] = {}
+        self._started = 0
+        self._healed_at: float | None = None
+        self._end = asyncio.Event()
+        self._people: list[asyncio.Task[Any]] = []
+
+    def _draw_cases(self) -> dict[str, Case]:
+        cases = {}
+        for number in range(self.random.choice((1, 1, 2, 3))):
+            case = play(f"workflow-{number}", self.random.randrange(_PLAYS))
+            cases[case.workflow.workflow_id] = case
+        return cases
+
+    # What others ask
+
+    def clock(self) -> datetime:
+        """The server's."""
+        return START + timedelta(seconds=self.loop.now)
+
+    def case_of(self, job_id: UUID) -> Case:
+        return self.cases[self.database.jobs[job_id].workflow_id]
+
+    def name_of(self, worker_id: UUID | None) -> str | None:
+        return self._names.get(worker_id) if worker_id else None
+
+    def uuid(self) -> UUID:
+        return UUID(bytes=self.random.randbytes(16), version=4)
+
+    def job_id(self) -> UUID:
+        return new_job_id(int(self.loop.now * 1000), self.random.randbytes(10))
+
+    def tell(self, lane: Lane, what: str, answer: Any = _NOTHING) -> None:
+        self.story.append((self.loop.now, lane.name, what, answer))
+
+    @property
+    def calm_seconds(self) -> float:
+        """Since the faults have stopped."""
+        return -1.0 if self._healed_at is None else self.loop.now - self._healed_at
+
+    def alive_names(self) -> set[str]:
+        return {actor.lane.name for actor in self.actors if not actor.is_stopping}
+
+    def accuse(self, what: str, error: BaseException | None = None) -> None:
+        """Something is wrong. The run ends; whoever was at it is not told."""
+        if self.is_over:
+            return
+        details = "" if error is None else "\n" + "".join(traceback.format_exception(error))
+        self.accusations.append(what + details)
+        self.tell(LANE.get(self.loop.outside), f"WRONG: {what}")
+        self._end.set()
+
+    def later(self, seconds: float, call: Callable[..., Any], *arguments: Any) -> None:
+        self.post.later(seconds, call, *arguments)
+
+    # Running
+
+    def run(self) -> Tally:
+        with _under_control(self):
+            try:
+                self.loop.run(self._live())
+            except Standstill as error:
+                self.accusations.append(str(error))
+        self.accusations += self.loop.complaints
+        if self.accusations:
+            raise Broken(self.report())
+        return self.judge.tally
+
+    def _close(self) -> None:
+        self.is_over = True
+
+    async def _live(self) -> None:
+        sizes = (1, 2, 3) if self.sweep is None else (2,)
+        for _ in range(self.random.choice(sizes)):
+            self._start_orchestrator()
+        for _ in range(self.random.choice(sizes)):
+            self._start_worker()
+        for number, workflow_id in enumerate(self.cases):
+            lane = self.loop.lane(f"person-{number}")
+            self._people.append(self.loop.start(lane, Person(self, lane, workflow_id).live()))
+        nemesis = self.loop.start(self.loop.lane("nemesis"), self._torment())
+        if self.sweep is not None:
+            nemesis.cancel()
+        await self._until_quiet(FAULTY_SECONDS)
+        await self._wait(_AFTERMATH_SECONDS)
+        if self.mode is Mode.LIVENESS:
+            nemesis.cancel()
+            self._heal()
+            await self._recover()
+        if not self._end.is_set() or self.mode is Mode.LIVENESS:
+            self.judge.at_the_end(is_quiet=self.mode is Mode.LIVENESS and not self.accusations)
+
+    async def _wait(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._end.wait()
+        except TimeoutError:
+            return
+
+    async def _until_quiet(self, seconds: float) -> None:
+        deadline = self.loop.now + seconds
+        while not self._end.is_set() and not self._is_quiet() and self.loop.now < deadline:
+            await self._wait(1.0)
+
+    async def _recover(self) -> None:
+        await self._until_quiet(RECOVERY_SECONDS)
+        if self.seed % 16 == 1:
+            await self._wait(_LONG_AFTERMATH_SECONDS)
+        if not self._end.is_set() and not self._is_quiet():
+            self.accuse(f"not all jobs have ended within {RECOVERY_SECONDS:g} s after the last fault")
+
+    def _is_quiet(self) -> bool:
+        return (
+            all(person.done() for person in self._people)
+            and all(job.status in JOB_TERMINAL for job in self.database.jobs.values())
+            and not self.database.messages
+        )
+
+    # Processes
+
+    def _start_orchestrator(self) -> None:
+        lane = self._lane("orchestrator")
+        router = RegistryRouter(self.registry, self.settings.known_queues, self.settings.default_queue)
+        chunk = self.random.randint(1, 5)
+        planner = Planner(router, self.random, max_losses=self.settings.max_losses, chunk=chunk)
+        bell = FaultyBell(self.post, self.exchange, JOBS, RESULTS)
+        transport = FaultyTransport(self, self.broker)
+        process = Orchestrator(
+            self.settings, Wire(self, lane), Wire(self, lane), bell, transport, planner, self.catalog, owner_id=self.uuid()  # type: ignore[arg-type]
+        )  # fmt: skip
+        self._start(Actor(lane, process, bell), process.owner_id)
+
+    def _start_worker(self) -> None:
+        lane = self._lane("worker")
+        bell = FaultyBell(self.post, self.exchange)
+        process = Worker(
+            self.settings, Wire(self, lane), FaultyTransport(self, self.broker, (QUEUE,)), bell, self.registry,  # type: ignore[arg-type]
+            lease_ledger=Wire(self, lane), handler_ledger=Wire(self, lane), name=lane.name, worker_id=self.uuid(),  # type: ignore[arg-type]
+            pool=plain.pool(isolate=False), progress_seconds=self.settings.lease_renew_sec, rng=self.random,
+        )  # fmt: skip
+        self._start(Actor(lane, process, bell), process.worker_id)
+
+    def _lane(self, kind: str) -> Lane:
+        self._started += 1
+        return self.loop.lane(f"{kind}-{self._started}", self.random.uniform(0, _LOOSE_CLOCK))
+
+    def _start(self, actor: Actor, identity: UUID) -> None:
+        self._names[identity] = actor.lane.name
+        self.actors.append(actor)
+        self.tell(actor.lane, "starts")
+        running = self.loop.start(actor.lane, actor.process.run())
+        running.add_done_callback(lambda task: self._ended(actor, task))
+
+    def _ended(self, actor: Actor, task: asyncio.Task[None]) -> None:
+        if self.is_over:
+            return
+        error = None if task.cancelled() else task.exception()
+        if error is not None or not actor.is_stopping:
+            self.accuse(f"{actor.lane.name} has ended by itself: {error!r}", error)
+        self._forget(actor)
+
+    def _forget(self, actor: Actor) -> None:
+        self.actors.remove(actor)
+        self.exchange.bells.remove(actor.bell)
+        self.later(self.random.choice((0.1, 1.0, 6.0)), self._replace, actor)
+
+    def _replace(self, actor: Actor) -> None:
+        if not self.is_over:
+            (self._start_orchestrator if isinstance(actor.process, Orchestrator) else self._start_worker)()
+
+    def _actor(self, lane: Lane) -> Actor | None:
+        return next((actor for actor in self.actors if actor.lane is lane), None)
+
+    # Faults
+
+    async def die(self, lane: Lane) -> None:
+        """At this very await."""
+        self._kill(lane)
+        await asyncio.Event().wait()
+
+    def _kill(self, lane: Lane) -> None:
+        actor = self._actor(lane)
+        if actor is None or self.is_over:
+            return
+        self.tell(lane, "is killed")
+        self.loop.kill(lane)
+        self._forget(actor)
+
+    async def stand_still(self, lane: Lane) -> None:
+        self._pause(lane, pause_seconds(self.random))
+        await asyncio.sleep(0)
+
+    def _pause(self, lane: Lane, seconds: float) -> None:
+        if lane.is_paused or self.is_over:
+            return
+        self.tell(lane, f"stands still for {seconds:.1f} s")
+        self.loop.pause(lane)
+        self.later(seconds, self._resume, lane)
+
+    def _resume(self, lane: Lane) -> None:
+        if not lane.is_dead and lane.is_paused:
+            self.tell(lane, "goes on")
+            self.loop.resume(lane)
+
+    def _jump(self, lane: Lane) -> None:
+        lane.clock_offset += self.random.choice((0.5, 10.0, 3600.0))
+        self.tell(lane, "finds its clock ahead")
+
+    def _cut_off(self, seconds: float) -> None:
+        self.is_away = True
+        self.tell(self.loop.outside, f"the database is away for {seconds:.1f} s")
+        self.later(seconds, self._put_back)
+
+    def _put_back(self) -> None:
+        self.is_away = False
+
+    def _stop(self, actor: Actor) -> None:
+        self.tell(actor.lane, "is told to stop")
+        actor.is_stopping = True
+        actor.process.stop()
+
+    async def _torment(self) -> None:
+        deeds, weights = list(self.profile.deeds), list(self.profile.deeds.values())
+        while True:
+            await asyncio.sleep(self.random.expovariate(1 / self.profile.gap_seconds))
+            deed = self.random.choices(deeds, weights)[0]
+            if deed == "outage":
+                self._cut_off(self.random.choice((0.5, 3.0, 9.0)) * self.random.random())
+            elif self.actors:
+                self._do(deed, self._victim())
+
+    def _victim(self) -> Actor:
+        """Half of the time someone who has work in hand, if there is one."""
+        busy = [actor for actor in self.actors if isinstance(actor.process, Worker) and actor.process.held]
+        return self.random.choice(busy if busy and self.random.random() < 0.5 else self.actors)
+
+    def _do(self, deed: str, actor: Actor) -> None:
+        match deed:
+            case "crash":
+                self._kill(actor.lane)
+            case "stop" if not actor.is_stopping:
+                self._stop(actor)
+            case "pause":
+                self._pause(actor.lane, self.random.uniform(0.05, 3.0))
+            case "freeze":
+                self._pause(actor.lane, self.random.uniform(8.0, 20.0))
+            case "jump":
+                self._jump(actor.lane)
+
+    def _heal(self) -> None:
+        """No more faults from outside. Handlers still do what is in their scripts."""
+        self.tell(self.loop.outside, "the faults are over")
+        self.has_faults = self.is_away = False
+        self._healed_at = self.loop.now
+        for actor in self.actors:
+            self._resume(actor.lane)
+
+    # Telling
+
+    def trace(self) -> str:
+        """A run in one number: every step of it, and what it left in the tables."""
+        told = hashlib.sha256()
+        for line in self._lines(len(self.story)):
+            told.update(line.encode())
+        for job_id in self.database.jobs:
+            told.update(KitJob.of(self.database, job_id).story().encode())
+        return told.hexdigest()
+
+    def _lines(self, last: int) -> list[str]:
+        return [
+            f"{at:9.3f} s  {name:<16} {what}" + ("" if answer is _NOTHING else f" -> {str(answer)[:300]}")
+            for at, name, what, answer in self.story[-last:]
+        ]
+
+    def report(self) -> str:
+        lines = [f"seed {self.seed} in {self.mode} mode:", *(f"  {each}" for each in self.accusations[:20]), ""]
+        lines += [f"see it again: pytest tests/simulation --seed {self.seed}", f"faults: {self.profile}", ""]
+        lines += self._lines(_TOLD_STEPS)
+        lines += ["", *(KitJob.of(self.database, job_id).story() for job_id in self.database.jobs)]
+        return "\n".join(lines)
+
+
+class _Listener:
+    """The logs of the loops, as part of the story. What they did not expect is a bug."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def _hear(self, event: str, exc_info: BaseException | None = None, **facts: Any) -> None:
+        lane = LANE.get(self._world.loop.outside)
+        self._world.tell(lane, f"says: {event}" + (f" ({facts['error']})" if "error" in facts else ""))
+        if exc_info is not None and not isinstance(exc_info, Unavailable | OSError):
+            self._world.accuse(f"{lane.name}: {event}: {exc_info!r}", exc_info)
+
+    debug = info = warning = error = _hear
+
+
+@contextmanager
+def _under_control(world: World) -> Iterator[None]:
+    """Nothing comes from outside of the seed, and nothing goes to the screen."""
+    listener = _Listener(world)
+    replaced = [
+        (memory, "uuid4", world.uuid),
+        (submit, "new_job_id", lambda *_: world.job_id()),
+        *((module, "build", graph_of) for module in (orchestrator_loop, operate, history)),
+        *((module, "_log", listener) for module in (orchestrator_loop, worker_loop, heartbeat, run)),
+    ]
+    kept = [getattr(module, name) for module, name, _ in replaced]
+    for module, name, value in replaced:
+        setattr(module, name, value)
+    try:
+        yield
+    finally:
+        for (module, name, _), value in zip(replaced, kept, strict=True):
+            setattr(module, name, value)
+
+
+def simulate(seed: int) -> World:
+    """The world of a seed, after its run. Even seeds are for safety, odd ones for liveness."""
+    world = World(seed, Mode.LIVENESS if seed % 2 else Mode.SAFETY)
+    world.run()
+    return world
