@@ -1,7 +1,6 @@
 # The commands people type. `make demo` and `make test` do all the set-up by themselves.
 PY := .venv/bin/python
 PYTEST_ARGS ?=
-TEST_PROCESSES ?= 2
 
 .PHONY: demo test check bench docs setup lock format clean
 
@@ -9,7 +8,7 @@ demo: setup          ## a scene of 105 megapixels becomes a map, live, from noth
 	@$(PY) -m dagmaster.cli.main demo
 
 test: setup          ## every test, on a real PostgreSQL
-	@$(PY) -m pytest -n $(TEST_PROCESSES) --dist loadfile $(PYTEST_ARGS)
+	@scripts/test $(PYTEST_ARGS)
 
 check: setup         ## lint, types, import rules
 	@.venv/bin/ruff check .

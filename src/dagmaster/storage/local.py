@@ -31,7 +31,7 @@ LEFTOVER_SECONDS = 24 * 3600.0
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK})
 # Folders are deleted when their last object is: one that is just made may be gone before it is used.
-_TRIES = 5
+_TRIES = 100
 
 
 class LocalStore:
@@ -265,19 +265,14 @@ def _unavailable(error: OSError, what: Location | Folder | str) -> DagmasterErro
 def _put_in_place(unfinished: Path, path: Path, create_only: bool) -> bool:
     """Whether it is there now, by one step that can't be seen half done."""
     for tries_left in reversed(range(_TRIES)):
-        made = _make_folders(path.parent)
         try:
-            if create_only:
-                path.hardlink_to(unfinished)
-            else:
-                unfinished.replace(path)
-        except FileExistsError:
-            return False
+            made = _make_folders(path.parent)
+            if not _moved(unfinished, path, create_only):
+                return False
+            break
         except FileNotFoundError:
             if not tries_left:
                 raise
-        else:
-            break
     for folder in made:
         _sync_folder(folder)
     return True
@@ -297,12 +292,28 @@ def _copy(file: Path, target: Path) -> str:
     return digest.hexdigest()
 
 
+def _moved(unfinished: Path, path: Path, create_only: bool) -> bool:
+    if not create_only:
+        unfinished.replace(path)
+        return True
+    try:
+        path.hardlink_to(unfinished)
+    except FileExistsError:
+        return False
+    return True
+
+
 def _make_folders(folder: Path) -> list[Path]:
     """Make what is missing; answers every folder that has a new entry then, once one more is put in `folder`."""
     missing = [folder]
     while not missing[-1].exists():
         missing.append(missing[-1].parent)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        if any(each.exists() and not each.is_dir() for each in missing):
+            raise  # an object is where a folder should be
+        raise FileNotFoundError from None  # it was there, and is gone again
     return missing
 
 
