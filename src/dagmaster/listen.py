@@ -36,7 +36,8 @@ def bind(host: str, port: int, *, is_insecure: bool = False, entrance: Entrance 
     except socket.gaierror as error:
         what = f"{entrance.name.upper()}_HOST: {host}: {error.strerror}"
         raise InvalidRequest(what, code=f"{entrance.name}.bad-host") from None
-    bound = socket.socket(family, socket.SOCK_STREAM)
+    # The protocol by name: asyncio sends small answers at once only on sockets that say they are TCP.
+    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)

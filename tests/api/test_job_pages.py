@@ -11,7 +11,7 @@ from psycopg import RawCursor
 
 from dagmaster.database.api_reads import PLANNING
 from dagmaster.database.connect import conninfo
-from tests.database.test_queries import prepared
+from dagmaster.database.queries import numbered
 
 JOBS = 20_000
 PAGE = 51
@@ -59,7 +59,7 @@ def counted_jobs(many_jobs: str) -> str:
 
 def plan_of(dsn: str, **filters: Any) -> dict[str, Any]:
     """How the API's own connections would answer, and did."""
-    text, names = prepared("api_jobs")
+    text, names = numbered("api_jobs")
     values = [{"limit": PAGE, **filters}.get(name) for name in names]
     with psycopg.connect(conninfo(dsn, "test", 15, 3, 10, settings=PLANNING), autocommit=True) as connection:
         cursor = RawCursor(connection)

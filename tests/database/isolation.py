@@ -21,10 +21,12 @@ from typing import Any, Self
 
 import psycopg
 
+from dagmaster.database import trip
 from dagmaster.database.connect import Connection, connect
 from dagmaster.database.queries import all_queries
 
 PATIENCE_SECONDS = 10.0
+_go = trip.go
 _NAMES = {" ".join(text.split()): name for name, text in all_queries().items()}
 _WRITES = (
     "INSERT INTO", "UPDATE dagapp", "DELETE FROM", "FOR NO KEY UPDATE", "FOR UPDATE", "ensure_event_partitions",
@@ -138,14 +140,24 @@ class GatedConnection:
         self._is_open = False
         await self._connection.execute("COMMIT")
 
-    @asynccontextmanager
-    async def pipeline(self) -> AsyncIterator[None]:
-        """Sent together is still done one after the other, and others may come between."""
-        yield
-
     async def close(self) -> None:
         """After a failure. The real connection stays for the next interleaving."""
         self.closed = True
+
+
+async def go_by_steps(connection: Any, steps: Sequence[trip.Step]) -> dict[str, trip.Rows]:
+    """What shares a round trip is still done one after the other, and others may come between."""
+    if not isinstance(connection, GatedConnection):
+        return await _go(connection, steps)
+    answers: dict[str, trip.Rows] = {}
+    for step in steps:
+        match step:
+            case trip.Call(name, values):
+                cursor = await connection.execute(all_queries()[name], values)
+                answers[name] = await cursor.fetchall() if cursor.description else []
+            case trip.Command(text):
+                await connection.execute(text)
+    return answers
 
 
 class GatedCursor:

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from psycopg.types.json import Jsonb
-from tests.database.test_queries import prepared
 
 from dagmaster.cli.local import ensure_schema
 from dagmaster.database import catalog as module
@@ -26,7 +25,7 @@ from dagmaster.database.catalog import (
     union_box,
 )
 from dagmaster.database.connect import pool
-from dagmaster.database.queries import all_queries
+from dagmaster.database.queries import all_queries, numbered
 from dagmaster.errors import Conflict, NotFound, Unavailable, UnfitData
 
 START = datetime(2024, 1, 1, tzinfo=UTC)
@@ -63,7 +62,7 @@ async def opened(dsn: str, size: int = 4, **options):
 @pytest.mark.parametrize("name", sorted(name for name in all_queries() if name.startswith("catalog_")))
 def test_d1_every_statement_fits_the_deployed_catalogue(cluster, catalog_template, name):
     with psycopg.connect(cluster.dsn_of(catalog_template), autocommit=True) as connection:
-        connection.execute(f"PREPARE it AS {prepared(name)[0]}")
+        connection.execute(f"PREPARE it AS {numbered(name)[0]}")
 
 
 # Deploying

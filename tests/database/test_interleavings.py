@@ -16,8 +16,9 @@ from uuid import UUID
 import orjson
 import psycopg
 import pytest
-from tests.database.isolation import WRITING, GatedConnection, Interleaver, IsStep, Run, Session
+from tests.database.isolation import WRITING, GatedConnection, Interleaver, IsStep, Run, Session, go_by_steps
 
+from dagmaster.database import trip
 from dagmaster.database.bell import JOBS
 from dagmaster.database.history import verify
 from dagmaster.database.janitor import RULES, Patience, PostgresJanitor
@@ -575,7 +576,9 @@ ALONG = frozenset(
         "store_payload_part",
     }
 )  # fmt: skip
-TOGETHER = frozenset({("promote_nodes", "apply_changes"), ("insert_definitions", "create_jobs")})
+TOGETHER = frozenset(
+    {("promote_nodes", "apply_changes"), ("promote_nodes", "apply_steps"), ("insert_definitions", "create_jobs")}
+)
 
 
 def _is_step(before: str, name: str) -> bool:
@@ -806,6 +809,11 @@ async def _check(stage: Stage, pair: str, run: Run) -> str:
         assert report.is_clean, f"{pair}: {[str(finding) for finding in report.findings]}\n{run}"
         stage.clean.add(state)
     return state
+
+
+@pytest.fixture(autouse=True)
+def _by_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trip, "go", go_by_steps)
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from psycopg.rows import dict_row
 from psycopg.types.json import set_json_loads
 from tests.workflows.builders import a_workflow
 
+from dagmaster.database import postgres
 from dagmaster.database.ledger import (
     SMALL_BYTES,
     Claim,
@@ -730,6 +731,39 @@ async def test_a_worker_takes_only_what_it_asked_for(bench):
 
     assert [len(x) for x in (other_queue, other_handler, nothing, light, heavy, rest)] == [0, 0, 0, 2, 2, 1]
     assert len({task.task_id for task in (*light, *heavy, *rest)}) == 5
+
+
+async def test_a_report_does_not_wait_for_a_look_on_a_hunch(bench):
+    await owned(bench, tiles(5))
+    first, second, third = await take(bench, replace(SERVED, light=3))
+    hunch = replace(SERVED, is_hunch=True)
+
+    handed = await bench.ledger.exchange(WORKER, [report_of(first)], hunch, lease_seconds=LEASE)
+    called_for = await bench.ledger.exchange(WORKER, [report_of(second)], replace(SERVED, light=1), lease_seconds=LEASE)
+    late = await bench.ledger.exchange(OTHER_WORKER, [report_of(third)], hunch, lease_seconds=LEASE)
+
+    assert (handed.claimed, handed.accepted) == ((), 1)
+    assert (len(called_for.claimed), called_for.accepted) == (1, 1)
+    assert (late.claimed, late.accepted, late.late) == ((), 0, (third.task_id,))
+
+
+async def test_a_hunch_without_a_report_is_followed(bench):
+    await owned(bench, tiles(2))
+
+    assert len(await take(bench, replace(SERVED, is_hunch=True))) == 2
+
+
+async def test_e19_a_report_makes_room_in_a_limited_queue_and_takes_it(bench, monkeypatch):
+    monkeypatch.setattr(postgres, "LIMITS_SECONDS", 0.0)
+    await owned(bench, tiles(3))
+    await bench.ledger.set_queue(QUEUE, max_running=1)
+    (task,) = await take(bench)
+
+    exchanged = await bench.ledger.exchange(
+        WORKER, [report_of(task)], replace(SERVED, is_hunch=True), lease_seconds=LEASE
+    )
+
+    assert (len(exchanged.claimed), exchanged.accepted) == (1, 1)
 
 
 async def test_a_claimed_task_says_all_that_its_worker_needs(bench):

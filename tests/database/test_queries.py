@@ -7,21 +7,9 @@ import pytest
 from psycopg import ClientCursor
 
 from dagmaster.database.connect import BY_KEY, conninfo
-from dagmaster.database.queries import all_queries, query
+from dagmaster.database.queries import all_queries, numbered
 
 CHILDREN = 10_000
-
-
-def prepared(name: str) -> tuple[str, list[str]]:
-    """The statement with numbered parameters, and their names."""
-    names: list[str] = []
-
-    def numbered(match: re.Match[str]) -> str:
-        if match[1] not in names:
-            names.append(match[1])
-        return f"${names.index(match[1]) + 1}"
-
-    return re.sub(r"%\((\w+)\)s", numbered, query(name)), names
 
 
 # Those that need pgSTAC are prepared where it is deployed.
@@ -30,7 +18,7 @@ OURS = sorted(name for name in all_queries() if not name.startswith(("catalog_",
 
 @pytest.mark.parametrize("name", OURS)
 def test_d1_every_statement_fits_the_deployed_schema(cluster, template_database, name):
-    text, _ = prepared(name)
+    text, _ = numbered(name)
 
     with psycopg.connect(cluster.dsn_of(template_database), autocommit=True) as connection:
         connection.execute(f"PREPARE it AS {text}")
@@ -75,7 +63,10 @@ HOT = (
     "open_jobs",
     "promote_nodes",
     "apply_changes",
+    "apply_steps",
     "exchange",
+    "report_tasks",
+    "claim_tasks",
     "renew_leases",
     "read_results",
     "load_nodes",
@@ -92,14 +83,14 @@ def values_for(name, job_id):
         "job_id": job_id, "node_id": "split", "offset": 0,
         "limit": 100, "most_bytes": 1000,
     }  # fmt: skip
-    return [common[parameter] for parameter in prepared(name)[1]]
+    return [common[parameter] for parameter in numbered(name)[1]]
 
 
 @pytest.mark.parametrize("plan", ["force_generic_plan", "force_custom_plan"])
 @pytest.mark.parametrize("name", HOT)
 def test_e9_hot_statements_enter_large_tables_by_their_whole_key(large_job, name, plan):
     dsn, job_id = large_job
-    text, names = prepared(name)
+    text, names = numbered(name)
 
     with psycopg.connect(conninfo(dsn, "test", 15, 3, 10, settings=BY_KEY), autocommit=True) as connection:
         connection.execute(f"SET plan_cache_mode = {plan}")

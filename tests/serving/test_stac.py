@@ -3,8 +3,7 @@
 import psycopg
 import pytest
 
-from dagmaster.database.queries import all_queries
-from tests.database.test_queries import prepared
+from dagmaster.database.queries import all_queries, numbered
 
 
 def test_every_link_of_the_front_page_answers(client):
@@ -131,7 +130,7 @@ def test_the_environment_has_no_say(monkeypatch, served, storage):
 
 @pytest.mark.parametrize("name", sorted(name for name in all_queries() if name.startswith("served_")))
 def test_every_statement_fits_the_catalogue(served, name):
-    text, _ = prepared(name)
+    text, _ = numbered(name)
 
     with psycopg.connect(served, autocommit=True) as connection:
         connection.execute(f"PREPARE it AS {text}")

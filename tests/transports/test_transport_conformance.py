@@ -13,6 +13,7 @@ import pytest
 
 from dagmaster.database.bell import MemoryExchange, tasks_topic
 from dagmaster.database.bell_postgres import PostgresBell
+from dagmaster.transports import postgres
 from dagmaster.transports.memory import Broker, MemoryTransport
 from dagmaster.transports.postgres import PostgresTransport, topics_of
 from dagmaster.transports.transport import Ticket, Transport
@@ -198,3 +199,28 @@ async def test_a_task_near_a_worker_that_is_gone_reaches_the_others() -> None:
     await PostgresTransport(exchange.bell()).publish([Ticket("light", near="gone")])
 
     assert [delivery.queue for delivery in await far.receive(SOON)] == ["light"]
+
+
+async def test_a_worker_that_keeps_up_leaves_the_others_in_peace(monkeypatch) -> None:
+    """But only as far as its own tasks go: what is near one that is silent reaches the others all the same."""
+    monkeypatch.setattr(postgres, "STAND_BY_SECONDS", 0.2)
+    exchange = MemoryExchange()
+    heard = exchange.bell("tasks:light")
+    orchestrator = PostgresTransport(exchange.bell())
+
+    for _ in range(4):
+        await orchestrator.publish([Ticket("light", near="busy")])
+        assert await heard.wait(0.08) == frozenset()
+    await orchestrator.publish([Ticket("light", near="silent")])
+    for _ in range(2):
+        await orchestrator.publish([Ticket("light", near="busy")])
+        await asyncio.sleep(0.05)
+
+    assert await heard.wait(SOON) == {"tasks:light"}
+
+
+def test_what_the_ledger_may_ring_itself_is_what_would_be_rung() -> None:
+    transport = PostgresTransport(MemoryExchange().bell())
+
+    assert transport.topics([Ticket("light"), Ticket("heavy"), Ticket("light")]) == ["tasks:heavy", "tasks:light"]
+    assert MemoryTransport(Broker()).topics([Ticket("light")]) == ()

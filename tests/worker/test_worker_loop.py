@@ -84,6 +84,43 @@ async def test_q1_a_busy_kind_leaves_the_other_free() -> None:
         assert [task.node_id for task in bench.ledger.queued] == ["heavy2"]
 
 
+async def test_q1_a_kind_that_had_no_place_asks_when_it_has_one() -> None:
+    """What was announced while all its places were taken is not left to the next poll."""
+    heavy = a_task("sleep_blocking", "heavy", seconds=0.5)
+    async with working(heavy, worker_processes=1, worker_poll_interval=60) as bench:
+        await bench.is_running(heavy)
+        bench.add(later := a_task("sleep_blocking", "later", seconds=0))
+
+        await bench.report_of(later)
+
+
+async def test_q1_a_report_waits_for_no_look_where_nothing_is_left() -> None:
+    async with working(worker_poll_interval=60) as bench:
+        await until(lambda: bench.ledger.demands)
+        bench.add(task := a_task("echo", "one"))
+        await bench.report_of(task)
+        await until(lambda: not bench.worker.running)
+
+        assert [demand.is_hunch for demand in bench.ledger.demands] == [False, False, True]
+
+
+async def test_q1_a_report_asks_for_more_where_there_may_be_more() -> None:
+    tasks = [a_task("echo", f"n{i}") for i in range(6)]
+    async with working(*tasks, worker_slots=2, worker_poll_interval=60) as bench:
+        for task in tasks:
+            await bench.report_of(task)
+
+
+async def test_e8_a_hint_that_rode_along_is_not_rung_again() -> None:
+    async with working() as bench:
+        bench.ledger.tells = True
+        bench.add(task := a_task("echo"))
+        await bench.report_of(task)
+
+        assert bench.ledger.told == ["results"]
+        assert await bench.owner.wait(0.1) == frozenset()
+
+
 async def test_e11_a_task_with_which_workers_vanish_runs_alone() -> None:
     neighbour = a_task("sleep", "neighbour", seconds=0.3)
     first, second = (a_task("sleep", node, 3, losses=2, seconds=0.2) for node in ("first", "second"))

@@ -58,6 +58,8 @@ class FakeLedger:
         self.payloads: dict[str, bytes] = {}
         self.refuses_checkpoints = False
         self.is_down = False
+        self.tells = False  # whether hints ride along
+        self.told: list[str] = []
         self.loses_answers = 0  # exchanges with reports that commit and then fail
         self.refuses: Callable[[Report], bool] = lambda _report: False
         self.delay_seconds = 0.0
@@ -69,7 +71,13 @@ class FakeLedger:
             raise Unavailable("the database is gone")
 
     async def exchange(
-        self, _worker_id: UUID, reports: Sequence[Report], demand: Demand, *, lease_seconds: float
+        self,
+        _worker_id: UUID,
+        reports: Sequence[Report],
+        demand: Demand,
+        *,
+        lease_seconds: float,
+        tell: Sequence[str] = (),
     ) -> Exchange:
         assert lease_seconds > 0
         self.calls_in_flight += 1
@@ -81,7 +89,10 @@ class FakeLedger:
             if any(map(self.refuses, reports)):
                 raise ValueError("invalid input syntax for type json")
             self.demands.append(demand)
-            answer = Exchange(tuple(self._claim(demand)), 0, tuple(self._accept(reports)))
+            claimed = () if reports and demand.is_hunch else tuple(self._claim(demand))
+            answer = Exchange(claimed, 0, tuple(self._accept(reports)), is_told=self.tells)
+            if self.tells:
+                self.told += tell
             if self.loses_answers and reports:
                 self.loses_answers -= 1
                 raise Unavailable("connection reset")

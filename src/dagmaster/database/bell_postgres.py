@@ -1,7 +1,8 @@
 """The bell on LISTEN and NOTIFY.
 
 Two connections: one only listens and stays idle otherwise, the other sends, each ring in a transaction of its own and never
-in one that writes state. Losing either costs nothing but the hint; both come back by themselves.
+in one that writes state. Losing either costs nothing but the hint; both come back by themselves. (Where a hint goes with a
+commit, the ledger sends it itself: `trip`.)
 """
 
 import asyncio
@@ -14,6 +15,7 @@ from psycopg import sql
 from dagmaster import log
 from dagmaster.database.bell import COALESCE_SECONDS
 from dagmaster.database.connect import connect, translate_errors
+from dagmaster.database.queries import query
 from dagmaster.errors import DagmasterError
 
 _log = log.get("bell")
@@ -99,7 +101,7 @@ class PostgresBell:
             await connection.close()
 
     async def _deliver(self) -> None:
-        connection = await connect(self._dsn, role="notify", settings={"synchronous_commit": "off"})
+        connection = await connect(self._dsn, role="notify")
         try:
             with translate_errors():
                 while not (self._is_closing and not self._to_send):
@@ -107,9 +109,7 @@ class PostgresBell:
                     self._send.clear()
                     channels, self._to_send = sorted(self._to_send), set()
                     if channels:
-                        await connection.execute(
-                            "SELECT pg_notify(c, '') FROM unnest(%s::text[]) AS c", [channels], prepare=True
-                        )
+                        await connection.execute(query("tell"), {"channels": channels}, prepare=True)
                         await asyncio.sleep(COALESCE_SECONDS)
         finally:
             await connection.close()

@@ -124,6 +124,8 @@ class Held:
 
 
 Decide = Callable[[Held], Sequence[Changes]]
+Tell = Callable[[Sequence[str]], Sequence[str]]
+"""The topics to ring for queues that get tasks, as soon as they have them."""
 Choose = Callable[[LoadedJob], Revival]
 
 
@@ -131,7 +133,7 @@ Choose = Callable[[LoadedJob], Revival]
 class Advanced:
     fenced: frozenset[UUID]  # no longer ours: drop them
     has_more: frozenset[UUID] = frozenset()  # there is more news than one transaction takes
-    queues: frozenset[str] = frozenset()  # got tasks
+    queues: frozenset[str] = frozenset()  # got tasks, and nobody was told yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +159,7 @@ class Demand:
     light: int = 0
     heavy_handlers: tuple[str, ...] = ()
     heavy: int = 0
+    is_hunch: bool = False  # nothing says that there are tasks: reports need not wait for a look
 
     @property
     def total(self) -> int:
@@ -168,6 +171,7 @@ class Exchange:
     claimed: tuple[TaskMessage, ...]
     accepted: int
     late: tuple[str, ...] = ()  # task ids whose report came too late; recorded and ignored
+    is_told: bool = False  # the topics went along with the commit
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +307,11 @@ class Ledger(Protocol):
         """Which jobs have reports; with `sweep` also which have lapsed leases, waits that are over, tasks seen running."""
         ...
 
-    async def advance(self, owner_id: UUID, claims: Sequence[Claim], look: Look, decide: Decide) -> Advanced: ...
+    async def advance(
+        self, owner_id: UUID, claims: Sequence[Claim], look: Look, decide: Decide, *, tell: Tell | None = None
+    ) -> Advanced:
+        """Take the fence, let `decide` decide, write that, commit. A ledger that can rings what `tell` names right after."""
+        ...
 
     async def release_unknown(self, owner_id: UUID, known: Sequence[UUID]) -> int:
         """Give back what this owner has besides the jobs it knows of: a claim's answer was lost on its way."""
@@ -321,9 +329,15 @@ class Ledger(Protocol):
     async def beat_worker(self, worker: WorkerInfo) -> None: ...
 
     async def exchange(
-        self, worker_id: UUID, reports: Sequence[Report], demand: Demand, *, lease_seconds: float
+        self,
+        worker_id: UUID,
+        reports: Sequence[Report],
+        demand: Demand,
+        *,
+        lease_seconds: float,
+        tell: Sequence[str] = (),
     ) -> Exchange:
-        """Hand in what is finished and take new work, in one statement."""
+        """Hand in what is finished and take new work, in one statement. A ledger that can rings these topics right after."""
         ...
 
     async def renew(self, worker_id: UUID, held: Sequence[Running], *, lease_seconds: float) -> frozenset[str]:

@@ -35,6 +35,7 @@ from dagmaster.database.ledger import (
     Report,
     Running,
     Stirrings,
+    Tell,
     WorkerInfo,
     key_conflict,
     no_such_job,
@@ -248,6 +249,10 @@ class MemoryLedger:
         now = self.db.clock()
         before = self.db.queues.get(queue) or QueueSettings(queue=queue, updated_at=now)
         self.db.queues[queue] = before.model_copy(update={**changes, "updated_at": now})
+
+    def _is_limited(self, queue: str) -> bool:
+        settings = self.db.queues.get(queue)
+        return settings is not None and settings.max_running is not None
 
     def _room(self, queue: str) -> int | None:
         """How many more tasks of a queue may run; None: as many as you like."""
@@ -489,7 +494,9 @@ class MemoryLedger:
             if task.status is TaskStatus.RUNNING and self.db.nodes[job_id][task.node_id].status is NodeStatus.DISPATCHED
         ]
 
-    async def advance(self, owner_id: UUID, claims: Sequence[Claim], look: Look, decide: Decide) -> Advanced:
+    async def advance(
+        self, owner_id: UUID, claims: Sequence[Claim], look: Look, decide: Decide, *, tell: Tell | None = None
+    ) -> Advanced:
         asked = [claim for claim in claims if not look.reported_only or self._has_reports(claim.job_id)]
         held = sorted((claim for claim in asked if self._holds(owner_id, claim)), key=lambda claim: claim.job_id)
         saved = self._snapshot(claim.job_id for claim in held)
@@ -859,7 +866,13 @@ class MemoryLedger:
         self.db.workers[worker.worker_id] = worker
 
     async def exchange(
-        self, worker_id: UUID, reports: Sequence[Report], demand: Demand, *, lease_seconds: float
+        self,
+        worker_id: UUID,
+        reports: Sequence[Report],
+        demand: Demand,
+        *,
+        lease_seconds: float,
+        tell: Sequence[str] = (),
     ) -> Exchange:
         for report in reports:
             self._keep_payload(report)
@@ -868,6 +881,8 @@ class MemoryLedger:
             for report in reports
             if not self._accept(worker_id, report)
         )
+        if reports and demand.is_hunch and not any(self._is_limited(queue) for queue in demand.queues):
+            return Exchange((), len(reports) - len(late), late)
         light = self._claim_tasks(worker_id, demand.queues, demand.light_handlers, demand.light, lease_seconds)
         heavy = self._claim_tasks(worker_id, demand.queues, demand.heavy_handlers, demand.heavy, lease_seconds)
         return Exchange((*light, *heavy), len(reports) - len(late), late)

@@ -14,12 +14,12 @@ from typing import Any, Unpack
 from uuid import UUID
 
 import orjson
-from psycopg import AsyncCursor
 from psycopg.rows import class_row, dict_row
 from psycopg.types.json import Jsonb
 
 from dagmaster import faults
-from dagmaster.database import payloads
+from dagmaster.database import payloads, trip
+from dagmaster.database.bell_postgres import channel_of
 from dagmaster.database.connect import BY_KEY, Connection, connect, translate_errors
 from dagmaster.database.ledger import (
     OVERRUN_GRACE_SECONDS,
@@ -41,6 +41,7 @@ from dagmaster.database.ledger import (
     Report,
     Running,
     Stirrings,
+    Tell,
     WorkerInfo,
     key_conflict,
     no_such_job,
@@ -250,7 +251,9 @@ class PostgresLedger:
             owned=next(int(row[2]) for row in rows if row[0] == "owned"),
         )
 
-    async def advance(self, owner_id: UUID, claims: Sequence[Claim], look: Look, decide: Decide) -> Advanced:
+    async def advance(
+        self, owner_id: UUID, claims: Sequence[Claim], look: Look, decide: Decide, *, tell: Tell | None = None
+    ) -> Advanced:
         mine: dict[str, Any] = {
             "owner_id": owner_id,
             "job_ids": [claim.job_id for claim in claims],
@@ -262,7 +265,7 @@ class PostgresLedger:
             changes = [change for change in decide(held) if not change.is_empty]
             await _store_payloads(connection, changes)
             faults.reach("orchestrator.before-commit")
-            queues = await _commit(connection, changes)
+            queues = await _commit(connection, changes, tell)
             faults.reach("orchestrator.after-commit")
         fenced = frozenset() if look.reported_only else frozenset(mine["job_ids"]).difference(held.epochs)
         return Advanced(fenced, has_more, queues)
@@ -287,7 +290,13 @@ class PostgresLedger:
         await self._do("beat_worker", {**values, **lists, "stats": Jsonb(worker.stats)})
 
     async def exchange(
-        self, worker_id: UUID, reports: Sequence[Report], demand: Demand, *, lease_seconds: float
+        self,
+        worker_id: UUID,
+        reports: Sequence[Report],
+        demand: Demand,
+        *,
+        lease_seconds: float,
+        tell: Sequence[str] = (),
     ) -> Exchange:
         limited = await self._limited(demand)
         values = {
@@ -301,13 +310,17 @@ class PostgresLedger:
             "lease": lease_seconds,
             "holds_budgets": bool(limited),
         }
-        if any(report.output_ref for report in reports):
-            rows = await self._exchange_payloads(limited, values, reports)
+        names = _exchanging(reports, demand, limited)
+        has_payloads = any(report.output_ref for report in reports)
+        if has_payloads:
+            rows = await self._exchange_payloads(names, limited, values, reports)
         else:
-            rows = await (self._exchange_within(limited, values) if limited else self._rows("exchange", values))
-        (_, _, _, accepted, *_), *claimed = rows
+            rows = await self._exchange_at_once(names, limited, values, tell)
+        accepted, claimed = (rows[0][3], rows[1:]) if reports else (0, rows)
         late = () if accepted == len(reports) else await self._record_late(worker_id, reports)
-        return Exchange(tuple(_message(row) for row in claimed), len(reports) - len(late), late)
+        return Exchange(
+            tuple(_message(row) for row in claimed), len(reports) - len(late), late, is_told=not has_payloads
+        )
 
     async def _limited(self, demand: Demand) -> list[str]:
         """Which of these queues have a limit, as far as was known a moment ago. An unknown one is closed to us until then."""
@@ -317,26 +330,29 @@ class PostgresLedger:
             self._limits_until = now + LIMITS_SECONDS
         return [queue for queue in demand.queues if queue in self._limits] if demand.total else []
 
-    async def _exchange_within(self, queues: list[str], values: dict[str, Any]) -> list[tuple[Any, ...]]:
-        """The same exchange, holding the budgets of limited queues: one transaction, one round trip."""
+    async def _exchange_at_once(
+        self, names: Sequence[str], limited: list[str], values: dict[str, Any], tell: Sequence[str]
+    ) -> list[tuple[Any, ...]]:
+        """One round trip, whether or not the budgets of limited queues are to be held, and with the hint that follows."""
+        steps: list[trip.Step] = [trip.Call(name, values) for name in names]
+        if limited:
+            steps = [trip.BEGIN, trip.Call("lock_budgets", {"queues": limited}), *steps, trip.COMMIT]
         async with self._connected() as connection:
-            async with connection.pipeline():
-                await connection.execute("BEGIN")
-                await connection.execute(query("lock_budgets"), {"queues": queues}, prepare=True)
-                exchanged = await connection.execute(query("exchange"), values, prepare=True)
-                await connection.execute("COMMIT")
-            return await exchanged.fetchall()
+            answers = await trip.go(connection, [*steps, *_telling(tell)])
+        return [row for name in names for row in answers[name]]
 
     async def _exchange_payloads(
-        self, queues: list[str], values: dict[str, Any], reports: Sequence[Report]
+        self, names: Sequence[str], limited: list[str], values: dict[str, Any], reports: Sequence[Report]
     ) -> list[tuple[Any, ...]]:
         """The same exchange, of reports that refer to payloads: from its commit on these are in use."""
+        rows: list[tuple[Any, ...]] = []
         async with self._connected() as connection, connection.transaction():
-            if queues:
-                await connection.execute(query("lock_budgets"), {"queues": queues}, prepare=True)
-            rows = await (await connection.execute(query("exchange"), values, prepare=True)).fetchall()
+            if limited:
+                await connection.execute(query("lock_budgets"), {"queues": limited}, prepare=True)
+            for name in names:
+                rows += await (await connection.execute(query(name), values, prepare=True)).fetchall()
             await _keep_payloads(connection, reports)
-            return rows
+        return rows
 
     async def take_stops(self, worker_id: UUID) -> frozenset[str]:
         return frozenset(row[0] for row in await self._rows("take_stops", {"worker_id": worker_id}))
@@ -397,6 +413,15 @@ class PostgresLedger:
 
     async def now(self) -> datetime:
         return (await self._rows("clock", {}))[0][0]  # type: ignore[no-any-return]
+
+
+def _exchanging(reports: Sequence[Report], demand: Demand, limited: Sequence[str]) -> tuple[str, ...]:
+    """Which statements make up an exchange. A limited queue's room is counted after the reports have made some."""
+    if not reports:
+        return ("claim_tasks",)
+    if limited:
+        return ("report_tasks", "claim_tasks")
+    return ("exchange",) if demand.total and not demand.is_hunch else ("report_tasks",)
 
 
 def _json(value: Any) -> str:
@@ -548,19 +573,15 @@ def _message(row: tuple[Any, ...]) -> TaskMessage:
 
 
 async def _open(connection: Connection, mine: dict[str, Any], look: Look) -> tuple[Held, frozenset[UUID]]:
-    """Begin the transaction with the fence and take the news.
-
-    One statement after the other: psycopg's pipeline spares round trips on a socket, and costs more than they do.
-    """
+    """Begin the transaction with the fence and take the news."""
     per_job = max(50, look.limit // len(mine["job_ids"]))
     values = {**mine, "per_job": per_job, "small": SMALL_BYTES, "reported_only": look.reported_only}
-    await connection.execute("BEGIN")
-    opened = await connection.execute(query("open_jobs"), values, prepare=True)
+    answers = await trip.go(connection, [trip.BEGIN, trip.Call("open_jobs", values)])
     epochs: dict[UUID, int] = {}
     sequences: dict[UUID, int] = {}
     stops: dict[UUID, StopRequest] = {}
     news: dict[UUID, list[News]] = defaultdict(list)
-    for row in await opened.fetchall():
+    for row in answers["open_jobs"]:
         if row[1] is not None:
             news[row[0]].append(_reported(row))
             continue
@@ -640,30 +661,38 @@ def _other(row: dict[str, Any]) -> News:
 # What was decided
 
 
-async def _commit(connection: Connection, changes: list[Changes]) -> frozenset[str]:
-    """Write the changes and commit; answers the queues that got tasks."""
-    applied = await _apply(connection, changes) if changes else None
-    await connection.execute("COMMIT")
-    row = await applied.fetchone() if applied is not None else None
-    return frozenset(row[1] if row else ())
+async def _commit(connection: Connection, changes: list[Changes], tell: Tell | None) -> frozenset[str]:
+    """Write the changes, commit, and tell who waits for it; answers the queues that got tasks and were not told of."""
+    queues = sorted({task.queue for change in changes for task in change.tasks})
+    topics = tell(queues) if tell and queues else ()
+    answers = await trip.go(connection, [*_applying(changes), trip.COMMIT, *_telling(topics)])
+    again = {queue for _, named in answers.get("apply_changes", ()) for queue in named}
+    return frozenset(again.difference(queues) if topics else again.union(queues))
 
 
-async def _apply(connection: Connection, changes: list[Changes]) -> AsyncCursor[Any]:
+def _telling(topics: Sequence[str]) -> list[trip.Step]:
+    """A hint follows the commit in a transaction of its own: one that rings holds up all others that do, until it is on disk."""
+    return [trip.BREAK, trip.Call("tell", {"channels": [channel_of(topic) for topic in topics]})] if topics else []
+
+
+def _applying(changes: list[Changes]) -> list[trip.Step]:
+    if not changes:
+        return []
+    steps: list[trip.Step] = []
     promoted = [(change.job_id, node_id) for change in changes for node_id in dict.fromkeys(change.promoted)]
     if promoted:
-        keys = {"job_ids": [key[0] for key in promoted], "node_ids": [key[1] for key in promoted]}
-        await connection.execute(query("promote_nodes"), keys, prepare=True)
+        steps.append(trip.Call("promote_nodes", _columns(("job_ids", "node_ids"), promoted)))
     rows = [replace(change, payloads={}) if change.payloads else change for change in changes]
-    values = {"changes": _json(rows), "counts": _counts(changes)}
-    applied = await connection.execute(query("apply_changes"), values, prepare=True)
+    name = "apply_changes" if any(c.children or c.next_attempts or c.poisoned for c in changes) else "apply_steps"
+    steps.append(trip.Call(name, {"changes": _json(rows), "counts": _counts(changes)}))
     gatherings = [
         {"job_id": change.job_id, "node_id": g.node_id, "fan_out": g.fan_out, "aggregation": g.aggregation}
         for change in changes
         for g in change.gatherings
     ]
     if gatherings:
-        await connection.execute(query("gather_children"), {"gatherings": _json(gatherings), "inline": INLINE_BYTES})
-    return applied
+        steps.append(trip.Call("gather_children", {"gatherings": _json(gatherings), "inline": INLINE_BYTES}))
+    return steps
 
 
 def _counts(changes: list[Changes]) -> list[int]:

@@ -1,29 +1,41 @@
 """Every SQL statement, by name, from the files under `sql/`.
 
-A file holds statements, each opened by `-- name: …` and a line of purpose. They are read once; asking for a name that doesn't exist
-fails at import of the module that asks.
+A file holds statements, each opened by `-- name: …` and a line of purpose, and parts that several statements share, each opened
+by `-- part: …` and taken in where a line says `-- use: …`. They are read once; asking for a name that doesn't exist fails at
+import of the module that asks.
 """
 
 import re
 from functools import cache
 from importlib.resources import files
 
-_NAME = re.compile(r"^-- name: (\w+)\s*$", re.MULTILINE)
+_OPENING = re.compile(r"^-- (name|part): (\w+)\s*$", re.MULTILINE)
+_USE = re.compile(r"^-- use: (\w+)\s*$", re.MULTILINE)
+_PARAMETER = re.compile(r"%\((\w+)\)s")
 
 
 @cache
 def all_queries() -> dict[str, str]:
     queries: dict[str, str] = {}
+    parts: dict[str, str] = {}
     for file in sorted(files("dagmaster.database").joinpath("sql").iterdir(), key=lambda entry: entry.name):
         if not file.name.endswith(".sql"):
             continue
-        parts = _NAME.split(file.read_text(encoding="utf-8"))[1:]
-        for name, text in zip(parts[::2], parts[1::2], strict=True):
-            if name in queries:
+        pieces = _OPENING.split(file.read_text(encoding="utf-8"))[1:]
+        for kind, name, text in zip(pieces[::3], pieces[1::3], pieces[2::3], strict=True):
+            kept = queries if kind == "name" else parts
+            if name in kept:
                 raise RuntimeError(f"two statements are named {name}")
-            queries[name] = text.strip().rstrip(";")
-    return queries
+            kept[name] = text.strip().rstrip(";")
+    return {name: _USE.sub(lambda use: parts[use[1]], text) for name, text in queries.items()}
 
 
 def query(name: str) -> str:
     return all_queries()[name]
+
+
+def numbered(name: str) -> tuple[str, tuple[str, ...]]:
+    """The statement with numbered parameters, as PREPARE wants it, and their names in that order."""
+    names: dict[str, int] = {}
+    text = _PARAMETER.sub(lambda match: f"${names.setdefault(match[1], len(names) + 1)}", query(name))
+    return text, tuple(names)

@@ -396,14 +396,17 @@ class Orchestrator:
                     )
             return [plan.changes for plan in plans.values()]
 
+        def tell(queues: Sequence[str]) -> Sequence[str]:
+            near = worker_id if self._is_next_step(plans) else None
+            return self.transport.topics([Ticket(queue, near=near) for queue in queues])
+
         look = self._looking(batch, reported_only=reported_only)
-        advanced = await self.ledger.advance(self.owner_id, [o.claim for o in batch], look, decide)
+        advanced = await self.ledger.advance(self.owner_id, [o.claim for o in batch], look, decide, tell=tell)
         self._dirty.difference_update(job_ids)
         for job_id in advanced.fenced:
             self._drop_fenced(job_id)
-        near = worker_id if self._is_next_step(plans) else None
         if advanced.queues:
-            await self.transport.publish([Ticket(queue, near=near) for queue in sorted(advanced.queues)])
+            await self.transport.publish([Ticket(queue) for queue in sorted(advanced.queues)])
             faults.reach("orchestrator.after-publish")
         await self._keep(plans)
         self._dirty.update(job_id for job_id in advanced.has_more if job_id in self._owned)

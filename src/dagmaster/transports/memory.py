@@ -54,6 +54,9 @@ class MemoryTransport:
     async def publish(self, tickets: Sequence[Ticket]) -> None:
         self._broker.put(tickets)
 
+    def topics(self, tickets: Sequence[Ticket]) -> Sequence[str]:
+        return ()
+
     async def receive(self, timeout_seconds: float) -> Sequence[Delivery]:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_seconds

@@ -19,19 +19,28 @@ class PostgresTransport:
     def __init__(self, bell: Bell, queues: Sequence[str] = (), worker_id: str | None = None) -> None:
         self._bell = bell
         self._queues = topics_of(queues, worker_id)
-        self._standing_by: set[str] = set()
+        self._standing_by: dict[Ticket, asyncio.TimerHandle] = {}
 
     async def publish(self, tickets: Sequence[Ticket]) -> None:
-        topics = sorted({tasks_topic(ticket.queue, ticket.near) for ticket in tickets})
-        if topics:
+        if topics := self.topics(tickets):
             self._bell.ring(*topics)
-        for queue in {ticket.queue for ticket in tickets if ticket.near} - self._standing_by:
-            self._standing_by.add(queue)
-            asyncio.get_running_loop().call_later(STAND_BY_SECONDS, self._tell_the_others, queue)
 
-    def _tell_the_others(self, queue: str) -> None:
-        self._standing_by.discard(queue)
-        self._bell.ring(tasks_topic(queue))
+    def topics(self, tickets: Sequence[Ticket]) -> Sequence[str]:
+        for ticket in tickets:
+            if ticket.near:
+                self._stand_by(ticket)
+        return sorted({tasks_topic(ticket.queue, ticket.near) for ticket in tickets})
+
+    def _stand_by(self, ticket: Ticket) -> None:
+        """Whoever is near once more has finished what it was told of before: about that the others need not hear."""
+        if before := self._standing_by.pop(ticket, None):
+            before.cancel()
+        loop = asyncio.get_running_loop()
+        self._standing_by[ticket] = loop.call_later(STAND_BY_SECONDS, self._tell_the_others, ticket)
+
+    def _tell_the_others(self, ticket: Ticket) -> None:
+        self._standing_by.pop(ticket, None)
+        self._bell.ring(tasks_topic(ticket.queue))
 
     async def receive(self, timeout_seconds: float) -> Sequence[Delivery]:
         loop = asyncio.get_running_loop()

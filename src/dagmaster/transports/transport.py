@@ -29,6 +29,11 @@ class Transport(Protocol):
         """Announce tasks that are committed already."""
         ...
 
+    def topics(self, tickets: Sequence[Ticket]) -> Sequence[str]:
+        """What the ledger may ring itself, in the same breath as it commits these tasks; `publish` is then not called.
+        Nothing, where announcing takes more than the bell."""
+        ...
+
     async def receive(self, timeout_seconds: float) -> Sequence[Delivery]:
         """What arrived for the queues this end listens to; empty after the timeout."""
         ...

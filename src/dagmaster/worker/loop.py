@@ -152,6 +152,7 @@ class Worker:
         self._stop = asyncio.Event()
         self._grace_seconds = settings.shutdown_grace_sec
         self._shall_look = True
+        self._may_be_light = self._may_be_heavy = True  # tasks left to claim, of each kind
         self._claimed_at = 0.0
         self._failures = 0
 
@@ -273,10 +274,11 @@ class Worker:
         heavy_running = len(self._held) - self._light_running
         light = self._settings.worker_slots - self._light_running if self._light_handlers else 0
         heavy = self._settings.worker_processes - heavy_running if self._heavy_handlers else 0
+        light, heavy = max(0, min(light, MAX_CLAIM)), max(0, min(heavy, MAX_CLAIM))
+        is_called_for = self._shall_look or (light and self._may_be_light) or (heavy and self._may_be_heavy)
         return Demand(
-            self._settings.worker_queue,
-            self._light_handlers, max(0, min(light, MAX_CLAIM)),
-            self._heavy_handlers, max(0, min(heavy, MAX_CLAIM)),
+            self._settings.worker_queue, self._light_handlers, light, self._heavy_handlers, heavy,
+            is_hunch=not is_called_for,
         )  # fmt: skip
 
     async def _linger(self) -> None:
@@ -380,7 +382,10 @@ class Worker:
         try:
             async with asyncio.timeout(patience_seconds):  # a half-open connection would hang for ever
                 reports = [item.report for item in handed]
-                return await self._ledger.exchange(self.worker_id, reports, demand, lease_seconds=lease_seconds)
+                tell = (RESULTS,) if reports else ()
+                return await self._ledger.exchange(
+                    self.worker_id, reports, demand, lease_seconds=lease_seconds, tell=tell
+                )
         finally:
             self._in_flight = ()
 
@@ -388,17 +393,21 @@ class Worker:
         if handed:
             faults.reach("worker.after-report")
             self._note_late(answer)
-            self._bell.ring(RESULTS)
+            if not answer.is_told:
+                self._bell.ring(RESULTS)
         if answer.claimed:
             faults.reach("worker.after-claim")
             self._start(answer.claimed)
-        if self._claimed_all(answer.claimed, demand):
-            self._shall_look = True
+        self._note_what_is_left(answer.claimed, demand)
 
-    def _claimed_all(self, claimed: Sequence[TaskMessage], demand: Demand) -> bool:
-        """Whether a kind got all it asked for, so that there may be more of it."""
+    def _note_what_is_left(self, claimed: Sequence[TaskMessage], demand: Demand) -> None:
+        """A kind that got less than it asked for has no more. One that got all may have; so may one that could not ask, and it
+        asks when there is room again."""
         heavy = sum(1 for task in claimed if task.handler in self._heavy_names) if self._heavy_names else 0
-        return 0 < demand.light <= len(claimed) - heavy or 0 < demand.heavy <= heavy
+        self._may_be_heavy = heavy >= demand.heavy
+        self._may_be_light = len(claimed) - heavy >= demand.light
+        if (demand.heavy and self._may_be_heavy) or (demand.light and self._may_be_light):
+            self._shall_look = True
 
     def _note_late(self, answer: Exchange) -> None:
         if answer.late:

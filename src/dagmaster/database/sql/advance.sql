@@ -162,10 +162,10 @@ UPDATE dagapp.dag_node_states n
   FROM unnest(%(job_ids)s::uuid[], %(node_ids)s::text[]) AS k (job_id, node_id)
  WHERE n.job_id = k.job_id AND n.node_id = k.node_id AND n.status <> 'ready';
 
--- name: apply_changes
--- Write what was decided for a set of fenced jobs: node states, children, tasks, events and the jobs themselves. What is to be
--- joined is spread out first (materialized), so that tables are only ever entered by their whole key.
-WITH change AS MATERIALIZED (
+-- part: write
+-- What nearly every decision consists of: node states, tasks, events and the jobs themselves. What is to be joined is spread out
+-- first (materialized), so that tables are only ever entered by their whole key.
+change AS MATERIALIZED (
     SELECT (c ->> 'job_id')::uuid AS job_id, (c ->> 'epoch')::bigint AS epoch, (c ->> 'priority')::smallint AS priority,
            (c ->> 'sequence')::bigint AS sequence, c
       FROM jsonb_array_elements(%(changes)s::jsonb) AS c
@@ -178,11 +178,6 @@ WITH change AS MATERIALIZED (
                  expanded int, ended int, ended_failed int, ended_cancelled int, woken int, taken int, label text,
                  started_at timestamptz,
                  finished_at timestamptz)
-), next_attempt AS MATERIALIZED (
-    SELECT change.job_id, a.node_id, a.attempt, a.attempt - 1 AS before, a.retry_count
-      FROM change
-     CROSS JOIN LATERAL jsonb_to_recordset(change.c -> 'next_attempts')
-           AS a (node_id text, attempt int, retry_count int)
 ), moved AS (
     UPDATE dagapp.dag_node_states n
        SET status = m.status,
@@ -221,15 +216,6 @@ WITH change AS MATERIALIZED (
         ON m.takes_result AND r.job_id = m.job_id AND r.node_id = m.node_id AND r.attempt = m.attempt
      WHERE n.job_id = m.job_id AND n.node_id = m.node_id
     RETURNING 1
-), born AS (
-    INSERT INTO dagapp.dag_node_states
-           (job_id, node_id, status, parent_node_id, fan_out_index, label, attempt, max_retries, dispatched_at)
-    SELECT change.job_id, b.node_id, 'dispatched', family.key, b.index, b.label, 1, b.max_retries, dagapp.clock()
-      FROM change
-     CROSS JOIN LATERAL jsonb_each(change.c -> 'children') AS family
-     CROSS JOIN LATERAL jsonb_to_recordset(family.value)
-           AS b (node_id text, index int, label text, max_retries int)
-    RETURNING 1
 ), queued AS (
     INSERT INTO dagapp.dag_tasks
            (job_id, node_id, attempt, queue, handler, priority, status, params, params_ref, timeout_seconds, retry_count,
@@ -241,30 +227,6 @@ WITH change AS MATERIALIZED (
            AS t (node_id text, attempt int, queue text, handler text, params jsonb, params_ref jsonb, timeout_seconds float8,
                  retry_count int, queue_timeout_seconds float8)
     RETURNING queue
-), queued_again AS (
-    INSERT INTO dagapp.dag_tasks
-           (job_id, node_id, attempt, queue, handler, priority, status, params, params_ref, timeout_seconds, retry_count,
-            expires_at)
-    SELECT p.job_id, p.node_id, a.attempt, p.queue, p.handler, p.priority, 'queued', p.params, p.params_ref,
-           p.timeout_seconds, a.retry_count, dagapp.clock() + (p.expires_at - p.available_at)
-      FROM next_attempt a
-      JOIN dagapp.dag_tasks p
-        ON p.job_id = a.job_id AND p.node_id = a.node_id AND p.attempt = a.before
-    RETURNING queue
-), poison AS MATERIALIZED (
-    SELECT change.job_id, d.node_id, d.attempt, d.description
-      FROM change
-     CROSS JOIN LATERAL jsonb_to_recordset(change.c -> 'poisoned')
-           AS d (node_id text, attempt int, description text)
-), buried AS (
-    INSERT INTO dagapp.dag_dead_letters (queue, message_id, reason, description, body)
-    SELECT t.queue, t.task_id, 'PoisonTask', d.description,
-           jsonb_build_object('task_id', t.task_id, 'job_id', t.job_id, 'node_id', t.node_id, 'handler', t.handler,
-                              'attempt', t.attempt, 'params', t.params)
-           || CASE WHEN t.params_ref IS NULL THEN '{}' ELSE jsonb_build_object('params_ref', t.params_ref) END
-      FROM poison d
-      JOIN dagapp.dag_tasks t
-        ON t.job_id = d.job_id AND t.node_id = d.node_id AND t.attempt = d.attempt
 ), told AS (
     INSERT INTO dagapp.dag_job_events
            (job_id, sequence, node_id, event_type, event_status, attempt, epoch, event_data, created_at)
@@ -295,6 +257,50 @@ WITH change AS MATERIALIZED (
      WHERE j.job_id = change.job_id
     RETURNING 1
 )
+
+-- name: apply_changes
+-- Write what was decided for a set of fenced jobs, with all that a decision can hold: children and attempts of their own besides.
+WITH
+-- use: write
+, next_attempt AS MATERIALIZED (
+    SELECT change.job_id, a.node_id, a.attempt, a.attempt - 1 AS before, a.retry_count
+      FROM change
+     CROSS JOIN LATERAL jsonb_to_recordset(change.c -> 'next_attempts')
+           AS a (node_id text, attempt int, retry_count int)
+), born AS (
+    INSERT INTO dagapp.dag_node_states
+           (job_id, node_id, status, parent_node_id, fan_out_index, label, attempt, max_retries, dispatched_at)
+    SELECT change.job_id, b.node_id, 'dispatched', family.key, b.index, b.label, 1, b.max_retries, dagapp.clock()
+      FROM change
+     CROSS JOIN LATERAL jsonb_each(change.c -> 'children') AS family
+     CROSS JOIN LATERAL jsonb_to_recordset(family.value)
+           AS b (node_id text, index int, label text, max_retries int)
+    RETURNING 1
+), queued_again AS (
+    INSERT INTO dagapp.dag_tasks
+           (job_id, node_id, attempt, queue, handler, priority, status, params, params_ref, timeout_seconds, retry_count,
+            expires_at)
+    SELECT p.job_id, p.node_id, a.attempt, p.queue, p.handler, p.priority, 'queued', p.params, p.params_ref,
+           p.timeout_seconds, a.retry_count, dagapp.clock() + (p.expires_at - p.available_at)
+      FROM next_attempt a
+      JOIN dagapp.dag_tasks p
+        ON p.job_id = a.job_id AND p.node_id = a.node_id AND p.attempt = a.before
+    RETURNING queue
+), poison AS MATERIALIZED (
+    SELECT change.job_id, d.node_id, d.attempt, d.description
+      FROM change
+     CROSS JOIN LATERAL jsonb_to_recordset(change.c -> 'poisoned')
+           AS d (node_id text, attempt int, description text)
+), buried AS (
+    INSERT INTO dagapp.dag_dead_letters (queue, message_id, reason, description, body)
+    SELECT t.queue, t.task_id, 'PoisonTask', d.description,
+           jsonb_build_object('task_id', t.task_id, 'job_id', t.job_id, 'node_id', t.node_id, 'handler', t.handler,
+                              'attempt', t.attempt, 'params', t.params)
+           || CASE WHEN t.params_ref IS NULL THEN '{}' ELSE jsonb_build_object('params_ref', t.params_ref) END
+      FROM poison d
+      JOIN dagapp.dag_tasks t
+        ON t.job_id = d.job_id AND t.node_id = d.node_id AND t.attempt = d.attempt
+)
 SELECT dagapp.demand_counts(
            ARRAY[(SELECT count(*) FROM moved),
                  (SELECT count(*) FROM born),
@@ -302,7 +308,21 @@ SELECT dagapp.demand_counts(
                  (SELECT count(*) FROM told),
                  (SELECT count(*) FROM jobs)],
            %(counts)s::bigint[]),
-       ARRAY(SELECT queue FROM queued UNION SELECT queue FROM queued_again) AS queues;
+       ARRAY(SELECT queue FROM queued_again) AS queues;
+
+-- name: apply_steps
+-- Write what was decided for a set of fenced jobs, none of which has children, next attempts or poisoned tasks in it: a part that
+-- is not there costs nothing.
+WITH
+-- use: write
+SELECT dagapp.demand_counts(
+           ARRAY[(SELECT count(*) FROM moved),
+                 0,
+                 (SELECT count(*) FROM queued),
+                 (SELECT count(*) FROM told),
+                 (SELECT count(*) FROM jobs)],
+           %(counts)s::bigint[]),
+       '{}'::text[] AS queues;
 
 -- name: fan_out_total
 -- How many children a fan_out has.

@@ -175,6 +175,11 @@ UPDATE dagapp.dag_jobs j
  WHERE j.job_id = held.job_id
 RETURNING j.job_id;
 
+-- name: tell
+-- Ring these channels. A hint need not be on disk: nothing is lost with it.
+SELECT set_config('synchronous_commit', 'off', true), pg_notify(channel, '')
+  FROM unnest(%(channels)s::text[]) AS channel;
+
 -- name: forget_silent_instances
 -- Forget orchestrators and workers that have been silent for a day and hold nothing.
 WITH gone AS (

@@ -10,11 +10,9 @@ VALUES (%(worker_id)s, %(host)s, %(pid)s, %(software_version)s, %(worker_type)s,
 DELETE FROM dagapp.workers
  WHERE worker_id = %(worker_id)s;
 
--- name: exchange
--- Hand in what is finished, where this worker still holds it, and take new tasks: one statement, one commit. The first row
--- counts the reports that were accepted; being first, it makes sure that whatever may wait for a lock comes before the
--- claims, which never wait.
-WITH report AS MATERIALIZED (
+-- part: hand_in
+-- What is finished, where this worker still holds it.
+report AS MATERIALIZED (
     SELECT r.*
       FROM jsonb_to_recordset(%(reports)s::jsonb)
            AS r (job_id uuid, node_id text, attempt int, status text, output jsonb, output_ref jsonb, error jsonb,
@@ -42,7 +40,11 @@ WITH report AS MATERIALIZED (
     SELECT job_id, node_id, attempt, status, output, output_ref, error, error ->> 'message', metrics, %(worker_id)s,
            started_at
       FROM done
-), open AS MATERIALIZED (
+)
+
+-- part: take
+-- New tasks, as many of each kind as there is room for.
+open AS MATERIALIZED (
     -- A queue with a limit is open only to whoever holds its budget (lock_budgets, in the transaction of this statement).
     SELECT q.name, q.place,
            CASE WHEN s.max_running IS NOT NULL
@@ -93,10 +95,32 @@ WITH report AS MATERIALIZED (
                    ELSE 0 END AS losses,
               t.params_ref
 )
+
+-- name: exchange
+-- Hand in what is finished and take new tasks: one statement, one commit. The first row counts the reports that were
+-- accepted; being first, it makes sure that whatever may wait for a lock comes before the claims, which never wait.
+WITH
+-- use: hand_in
+,
+-- use: take
 SELECT NULL::text AS task_id, NULL::uuid AS job_id, NULL::text AS node_id, (SELECT count(*) FROM done)::int AS attempt,
        NULL::text AS handler, NULL::jsonb AS params, NULL::text AS queue, NULL::float8 AS timeout_seconds,
        NULL::int AS retry_count, NULL::int AS losses, NULL::jsonb AS params_ref
  UNION ALL
+SELECT task_id, job_id, node_id, attempt, handler, params, queue, timeout_seconds, retry_count, losses, params_ref
+  FROM claimed;
+
+-- name: report_tasks
+-- Hand in what is finished, and take nothing. Answers as an exchange does.
+WITH
+-- use: hand_in
+SELECT NULL::text AS task_id, NULL::uuid AS job_id, NULL::text AS node_id, count(*)::int AS attempt
+  FROM done;
+
+-- name: claim_tasks
+-- Take new tasks, with nothing to hand in.
+WITH
+-- use: take
 SELECT task_id, job_id, node_id, attempt, handler, params, queue, timeout_seconds, retry_count, losses, params_ref
   FROM claimed;
 
