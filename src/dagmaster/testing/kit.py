@@ -14,7 +14,7 @@ from typing import Any, Self, TypeVar
 from uuid import UUID
 
 from dagmaster.database.bell import JOBS, RESULTS, MemoryExchange
-from dagmaster.database.ledger import Advanced, Decide, Look, Report
+from dagmaster.database.ledger import Report
 from dagmaster.database.memory import MemoryDatabase, MemoryLedger
 from dagmaster.handlers.registry import Registration, Registry, installed
 from dagmaster.jobs.model import Submission, new_job_id
@@ -213,8 +213,8 @@ class _Ledger(MemoryLedger):
     async def change(self) -> None:
         await self._changed.wait()
 
-    async def advance(self, owner_id: UUID, claims: Any, look: Look, decide: Decide) -> Advanced:
-        return self._tell(await super().advance(owner_id, claims, look, decide))
+    async def advance(self, *arguments: Any, **options: Any) -> Any:
+        return self._tell(await super().advance(*arguments, **options))
 
     async def exchange(self, *arguments: Any, **options: Any) -> Any:
         return self._tell(await super().exchange(*arguments, **options))
