@@ -6,18 +6,21 @@ import json
 import os
 import shutil
 import signal
+import threading
 from pathlib import Path
 
 import httpx2
 import morecantile
+import numpy as np
 import pytest
 import rasterio
+from affine import Affine
 
 from dagmaster.cli import incoming, preview
 from dagmaster.cli.command import State
 from dagmaster.cli.local import LocalPlatform
 from dagmaster.cli.made import is_still_there
-from dagmaster.cli.platform import Platform, storage_of
+from dagmaster.cli.platform import Platform, awaited_platform, hold, publish, storage_of
 from dagmaster.database.embedded import Cluster
 from dagmaster.errors import Conflict, Unavailable
 from dagmaster.listen import bind
@@ -173,10 +176,42 @@ def test_what_was_published_otherwise_needs_another_revision_s1(on_maps, scene):
     refused = on_maps("process", str(scene), "--tier", "archive")
     revised = on_maps("process", str(scene), "--tier", "archive", "--revision", "2", "--json")
 
-    assert refused.code == 1
-    assert "take --revision 2 (and on), or another --dataset" in refused.err
+    assert refused.code == 4
+    assert refused.err == (
+        "error: revision 1 of version 0 of dataset 'my-scene' was made otherwise: --tier was analysis, not archive\n"
+        "hint: take --revision 2, or another --dataset\n"
+    )
     assert revised.code == 0, revised.err
     assert revised.json["cogs"]["folder"].endswith("/my-scene/v0/r2")
+
+
+def test_polar_data_is_told_what_degrees_cost_s1(on_maps, tmp_path):
+    ice = tmp_path / "ice.tif"
+    profile = {"driver": "GTiff", "width": 256, "height": 256, "count": 1, "dtype": "uint8", "crs": "EPSG:3413"}
+    with rasterio.open(ice, "w", transform=Affine(1000, 0, -128_000, 0, -1000, 128_000), **profile) as file:
+        file.write(np.arange(256 * 256).reshape(1, 256, 256).astype("uint8"))
+
+    done = on_maps("process", str(ice), "--detach")
+
+    assert "its pixels become" in done.out
+    assert "to keep its detail, pass --target-crs EPSG:3413\n" in done.out
+
+
+def test_a_platform_that_is_starting_is_waited_for_s1(tmp_path):
+    said: list[str] = []
+
+    def publish_soon() -> None:
+        said.append("waiting")
+        threading.Timer(0.3, lambda: publish(tmp_path, Platform("dsn", 7, "now"))).start()
+
+    with hold(tmp_path):
+        found = awaited_platform(tmp_path, publish_soon)
+        (tmp_path / "platform.json").unlink()
+        with pytest.raises(Unavailable, match="starting or stopping"):
+            awaited_platform(tmp_path, patience_seconds=0.2)
+
+    assert (found.pid, said) == (7, ["waiting"])
+    assert awaited_platform(tmp_path) is None
 
 
 def test_who_detaches_is_told_the_job_s1(on_maps, scene):
@@ -246,6 +281,16 @@ def test_a_file_that_is_unfit_is_told_of_before_anything_is_made_s1(dagmaster, s
     assert not (tmp_path / "data").exists()
 
 
+def test_a_text_is_told_to_be_one_s1(dagmaster, tmp_path):
+    (tmp_path / "notes.tif").write_text("which scenes to take\nthose of July\n")
+
+    told = dagmaster("process", str(tmp_path / "notes.tif"))
+
+    assert told.code == 1
+    assert "'notes.tif' is a text file [raster.unsupported-format]\n" in told.out
+    assert "submit the raster that it belongs to or tells of" in told.out
+
+
 def test_what_is_doubtful_is_told_and_done_s1(on_maps, scene, tmp_path):
     shifted = tmp_path / "doubtful.tif"
     with rasterio.open(scene) as source:
@@ -278,6 +323,9 @@ def at_files(scene, tmp_path, monkeypatch):
     shutil.copy(scene, tmp_path / "scene.tif")
     (tmp_path / "folder").mkdir()
     (tmp_path / "empty.tif").touch()
+    heights = {"driver": "GTiff", "width": 64, "height": 64, "count": 1, "dtype": "float32", "crs": "EPSG:32632"}
+    with rasterio.open(tmp_path / "dem.tif", "w", transform=Affine(10, 0, 5e5, 0, -10, 5e6), **heights) as file:
+        file.write(np.linspace(0, 900, 64 * 64, dtype="float32").reshape(1, 64, 64))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -290,7 +338,9 @@ def at_files(scene, tmp_path, monkeypatch):
         (("empty.tif",), 2, "is empty"),
         (("scene.tif", "--datetime", "whenever"), 2, "is no time"),
         (("scene.tif", "--target-crs", "EPSG:99999999"), 2, "is not a known CRS"),
-        (("scene.tif", "--tile-size", "1000"), 2, "a multiple of 512"),
+        (("scene.tif", "--tile-size", "1000"), 2, "--tile-size 1000 can't be: a tile is a multiple of 512 pixels wide"),
+        (("dem.tif", "--tier", "visualization"), 2, "--tier visualization can't be: the visualization tier is JPEG"),
+        (("scene.tif", "--target-crs", "EPSG:2193"), 2, "--target-crs EPSG:2193 can't be"),
         (("scene.tif", "--dataset", "No Name"), 2, "is not the name of a dataset"),
         (("scene.tif", "--server", "http://127.0.0.1:1"), 2, "can't be sent to a platform elsewhere"),
         (("scene.tif", "--detach"), 5, "no platform is running"),

@@ -147,7 +147,9 @@ def test_a_port_that_nobody_chose_gives_way_p1(tmp_path):
     with ExitStack() as held:
         with suppress(Conflict):  # then it is taken already
             held.enter_context(bind("127.0.0.1", 8000))
-        port = local._api_port()
+        port = held.enter_context(local._api_socket()).getsockname()[1]
+        with pytest.raises(Conflict):  # held until an orchestrator has it
+            bind("127.0.0.1", port)
 
     assert port not in {0, 8000}
 

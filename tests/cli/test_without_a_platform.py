@@ -30,25 +30,29 @@ nodes:
 @pytest.mark.parametrize(
     "command", [("submit", "hello_world"), ("jobs", "ls"), ("queues", "ls"), ("db", "status"), ("workflows", "ls")]
 )
-def test_without_a_platform_commands_say_how_to_start_or_name_one_m3(dagmaster, command):
+def test_without_a_platform_commands_say_how_to_start_or_name_one_m3(dagmaster, tmp_path, command):
     told = dagmaster(*command)
     as_json = dagmaster(*command, "--json")
 
     assert told.code == as_json.code == 5
     assert told.err == (
-        "error: no platform is running\n"
-        "hint: start one with `dagmaster up`, or name one with --server URL (or DAGMASTER_URL)\n"
+        f"error: no platform is running on {tmp_path / 'data'}\n"
+        "hint: start one with `dagmaster up`, say --data if yours is in another folder, "
+        "or name one with --server URL (or DAGMASTER_URL)\n"
     )
     assert json.loads(as_json.err)["error"]["code"] == "platform.none"
     assert as_json.out == ""
 
 
 @pytest.mark.parametrize("command", [("worker",), ("verify-history", "--all")])
-def test_without_a_database_commands_on_it_say_how_to_name_one_m3(dagmaster, command):
+def test_without_a_database_commands_on_it_say_how_to_name_one_m3(dagmaster, tmp_path, command):
     told = dagmaster(*command)
 
     assert told.code == 5
-    assert told.err == "error: no platform is running\nhint: start one with `dagmaster up`, or set DATABASE_URL\n"
+    assert told.err == (
+        f"error: no platform is running on {tmp_path / 'data'}\n"
+        "hint: start one with `dagmaster up`, say --data if yours is in another folder, or set DATABASE_URL\n"
+    )
 
 
 def test_a_database_alone_is_not_enough_to_ask_about_jobs_m3(dagmaster, monkeypatch):

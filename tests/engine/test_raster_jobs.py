@@ -219,3 +219,134 @@ async def test_r11_many_files_become_one_dataset_and_can_be_registered_again(hub
     assert apart == pytest.approx(round(apart), abs=1e-4), "they share a grid"
     mixed = await hub.run("raster_collection", blob_names=[names[0], hub.file("dem.tif", bands=1)])
     assert "differ in their bands" in mixed["error_message"]
+
+
+async def test_c1_a_new_revision_keeps_what_was_said_before_unless_told_otherwise(hub: Hub) -> None:
+    """Title, times, description, licence, refs and `created`; a new version keeps what is the dataset's, and not its time."""
+    name = hub.file("scene.tif", width=600, height=500)
+    told = {
+        "title": "The valley", "description": "In July", "datetime": "2024-07", "license": "CC-BY-4.0", "version_label": "2024-Q3",
+        "platform_refs": {"dataset_id": "d7"},
+    }  # fmt: skip
+    kept = ("title", "description", "start_datetime", "end_datetime", "license", "version", "platform:dataset_id")
+    await hub.run("raster_ingest", blob_name=name, dataset_id="valley", **told)
+    first = await hub.catalog.get_item("valley", "valley-v0")
+    await hub.running.rows(
+        """UPDATE pgstac.items SET content = jsonb_set(content, '{properties,created}', '"2025-01-02T03:04:05Z"')"""
+    )
+    again = {"blob_name": name, "dataset_id": "valley"}
+    job = await hub.run("raster_ingest", revision=2, output_tier="archive", **again)
+    second = await hub.catalog.get_item("valley", "valley-v0")
+    await hub.run("raster_ingest", revision=3, title="The lake", datetime="2023", **again)
+    third = await hub.catalog.get_item("valley", "valley-v0")
+    await hub.run("raster_ingest", version_ordinal=1, **again)
+    newer = await hub.catalog.get_item("valley", "valley-v1")
+    collection = await hub.catalog.get_collection("valley")
+
+    assert (job["status"], job["error_message"]) == ("completed", None)
+    assert {name: second["properties"].get(name) for name in kept} == {name: first["properties"][name] for name in kept}
+    assert second["properties"]["created"] == "2025-01-02T03:04:05Z"
+    assert second["properties"]["updated"] >= first["properties"]["updated"]
+    assert (second["properties"]["dagmaster:revision"], second["properties"]["dagmaster:datetime_basis"]) == (
+        2,
+        "given",
+    )
+    assert third["properties"]["title"] == "The lake"
+    assert third["properties"]["start_datetime"] == "2023-01-01T00:00:00Z"
+    assert third["properties"]["description"] == "In July"
+    assert (newer["properties"]["title"], newer["properties"]["license"]) == ("The lake", "CC-BY-4.0")
+    assert newer["properties"]["dagmaster:datetime_basis"] == "publication"
+    assert newer["properties"]["created"] > "2025-01-02T03:04:05Z"
+    assert "platform:dataset_id" not in newer["properties"]
+    assert (collection["title"], problems(collection), problems(second)) == ("The lake", [], [])
+
+
+async def test_c2_older_tiled_versions_stay_servable(hub: Hub) -> None:
+    name = hub.file("scene.tif", width=1200, height=700)
+    other = hub.file("later.tif", width=700, height=700, place=Affine(10, 0, 520_000, 0, -10, 5_300_000))
+    tiles = {"dataset_id": "scene", "tile_size": 512, "overlap": 0}
+    await hub.run("process_large_raster", blob_name=name, **tiles)
+    before = await hub.catalog.get_collection("scene")
+    await hub.run("process_large_raster", blob_name=other, version_ordinal=1, **tiles)
+    both = await hub.catalog.get_collection("scene")
+    await hub.run("process_large_raster", blob_name=name, revision=2, **{**tiles, "tile_size": 1024})
+    revised = await hub.catalog.get_collection("scene")
+    mosaics = {key: asset["href"].partition("/silver/silver/")[2] for key, asset in revised["assets"].items()}
+
+    assert problems(both) == problems(revised) == []
+    assert {key for key in both["assets"] if "mosaic" in key} == {"mosaic", "mosaic-v0"}
+    assert both["assets"]["mosaic-v0"] == before["assets"]["mosaic"]
+    assert both["assets"]["mosaic"]["dagmaster:version_ordinal"] == both["dagmaster:version_ordinal"] == 1
+    assert both["renders"]["v0"] == {**before["renders"]["default"], "assets": ["mosaic-v0"]}
+    assert mosaics["mosaic"] == "mosaics/scene/v1/r1/mosaic.json", "the newest version still speaks"
+    assert mosaics["mosaic-v0"] == "mosaics/scene/v0/r2/mosaic.json"
+    assert revised["dagmaster:version_ordinal"] == 1
+    assert all(hub.silver(mosaics[key]).is_file() for key in ("mosaic", "mosaic-v0", "tiling_scheme-v0"))
+    assert hub.silver("mosaics/scene/v0/r1/mosaic.json").is_file(), "published objects never change"
+    assert both["created"] == before["created"]
+
+
+IMPOSSIBLE: dict[str, tuple[dict[str, Any], str]] = {
+    "tier": ({"output_tier": "visualization"}, "output_tier=visualization can't be: the visualization tier is JPEG"),
+    "no tier": ({"output_tier": "best"}, "output_tier=best can't be: no tier 'best'"),
+    "crs": ({"target_crs": "EPSG:99999"}, "target_crs=EPSG:99999 can't be: 'EPSG:99999' is not a known CRS"),
+    "size": ({"tile_size": 1000}, "tile_size=1000 can't be: a tile is a multiple of 512 pixels wide"),
+    "overlap": ({"overlap": -512}, "overlap=-512 can't be"),
+    "resolution": ({"resolution": 1e-9}, "can't be: the outputs would have"),
+    "type": ({"raster_type": "picture"}, "'picture' is not a raster type"),
+    "bands": ({"band_names": ["a", "b"]}, "the file has 1 band"),
+    "licence": ({"license": "proprietary"}, "'proprietary' is no SPDX identifier"),
+    "ref": ({"platform_refs": {"Data Set": "x"}}, "'Data Set' cannot be a ref's name"),
+    "name": ({"dataset_id": "No Name"}, "is not the name of a dataset"),
+    "two": ({"output_tier": "best", "tile_size": 7}, "tile_size=7 can't be"),
+}
+
+
+async def test_r6_what_can_t_be_is_refused_by_the_first_step_and_nothing_is_made(hub: Hub) -> None:
+    name = hub.file("dem.tif", width=300, height=200, bands=1, dtype="float32")
+    for wrong, message in IMPOSSIBLE.values():
+        job = await hub.run("process_large_raster", blob_name=name, **wrong)
+        (task,) = await hub.running.tasks(job["job_id"])
+
+        assert (job["status"], task["node_id"], task["attempt"]) == ("failed", "validate", 1), wrong
+        assert message in job["error_message"]
+    assert not hub.silver().exists() or not [path for path in hub.silver().rglob("*") if path.is_file()]
+    assert "output_tier=best" in job["error_message"], "every reason is told"
+
+
+async def test_r6_an_edition_is_made_in_one_way_and_revisions_go_up(hub: Hub) -> None:
+    name = hub.file("scene.tif", width=300, height=200)
+    await hub.run("raster_ingest", blob_name=name)
+    other = await hub.run("raster_ingest", blob_name=name, output_tier="archive")
+    renamed = await hub.run("raster_ingest", blob_name=name, title="A better name")
+    await hub.run("raster_ingest", blob_name=name, output_tier="archive", revision=2)
+    back = await hub.run("raster_ingest", blob_name=name, title="Another name")
+
+    assert (
+        "revision 1 of version 0 of dataset 'scene' was made otherwise: output_tier was analysis, not archive"
+        in (other["error_message"])
+    )
+    assert [task["node_id"] for task in await hub.running.tasks(other["job_id"])] == ["validate"]
+    assert renamed["status"] == "completed", "what it is called is no part of how it is made"
+    assert "version 0 of dataset 'scene' is at revision 2 already" in back["error_message"]
+
+
+async def test_r4_polar_data_is_told_what_degrees_cost(hub: Hub) -> None:
+    name = hub.file(
+        "ice.tif", width=300, height=300, crs="EPSG:3413", place=Affine(1000, 0, -150_000, 0, -1000, 150_000)
+    )
+    job = await hub.run("raster_ingest", blob_name=name, target_crs="EPSG:3413")
+    lossy = await hub.run("raster_ingest", blob_name=name, dataset_id="degrees")
+    kept, told = [
+        {
+            finding["code"]: finding
+            for finding in (await hub.running.nodes(one["job_id"]))["validate"]["output"]["findings"]
+        }
+        for one in (job, lossy)
+    ]
+
+    assert "raster.polar" not in kept
+    assert "raster.beyond-maps" in kept
+    assert told["raster.polar"]["severity"] == "warn"
+    assert "from the equator: in EPSG:4326 its pixels become" in told["raster.polar"]["message"]
+    assert "target_crs=EPSG:3413" in told["raster.polar"]["advice"]

@@ -1,4 +1,4 @@
-"""`python -m tests.raster.fuzz FOLDER`: judges every file of a folder and prints a line of JSON for each.
+"""`python -m tests.raster.fuzz FOLDER [CRS]`: judges every file of a folder and prints a line of JSON for each.
 
 A process of its own: a damaged file may crash the libraries, and then the lines end before the file that did it.
 """
@@ -14,13 +14,15 @@ from dagmaster.raster.check import check
 from dagmaster.raster.facts import read_facts
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, crs: str | None) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (4 * 2**30, 4 * 2**30))
     for path in sorted(folder.iterdir()):
         start = time.perf_counter()
-        answers = [check(path, source_crs="EPSG:32633").verdict.value, facts_or_refusal(path)]
+        checked = check(path, source_crs=crs)
+        errors = [finding.code for finding in checked.errors]
+        answers = [checked.verdict.value, facts_or_refusal(path)]
         taken = time.perf_counter() - start
-        print(json.dumps({"name": path.name, "answers": answers, "seconds": taken}), flush=True)
+        print(json.dumps({"name": path.name, "answers": answers, "errors": errors, "seconds": taken}), flush=True)
 
 
 def facts_or_refusal(path: Path) -> str:
@@ -31,4 +33,4 @@ def facts_or_refusal(path: Path) -> str:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else None)

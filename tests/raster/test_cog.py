@@ -21,9 +21,9 @@ from dagmaster.raster import tiff
 from dagmaster.raster.cog import CogFacts, make_cog
 from dagmaster.raster.facts import RasterType, read_facts
 from dagmaster.raster.grid import Window, output_grid
+from dagmaster.raster.pixels import Validity
 from dagmaster.raster.profiles import ANALYSIS, CogProfile, Tier, profile_of
-from dagmaster.raster.warp import Validity
-from tests.raster.rasters import noise, write_raster
+from tests.raster.rasters import TRANSFORM, hills, noise, write_raster
 
 RGB = [ColorInterp.red, ColorInterp.green, ColorInterp.blue]
 
@@ -468,6 +468,8 @@ def test_a_resampling_may_be_chosen(tmp_path: Path) -> None:
 def test_the_pages_tell_the_truth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str) -> None:
     text = Path(__file__).parents[2] / "docs" / "raster" / page
     write_raster(tmp_path / "scene.tif", noise(3, 1400, 1500), photometric="RGB")
+    write_raster(tmp_path / "west.tif", hills(200, 200))
+    write_raster(tmp_path / "east.tif", hills(200, 200), transform=TRANSFORM @ Affine.translation(200, 0))
     monkeypatch.chdir(tmp_path)
 
     failed, tried = doctest.testfile(str(text), module_relative=False)

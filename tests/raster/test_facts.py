@@ -153,7 +153,8 @@ WMS = '<GDAL_WMS><Service name="TMS"><ServerUrl>http://localhost/${z}/${x}/${y}.
         (b"\n <html>404", "submit the raster itself"),
         (b"PK\x03\x04" + b"x" * 100, "unpack"),
         (b"CDF\x01" + bytes(100), "gdal_translate NETCDF:"),
-        (b"hello " * 20, "gdal_translate"),
+        (b"hello " * 20, "submit the raster that it belongs to"),
+        (bytes(range(128, 256)), "gdal_translate"),
     ],
 )
 def test_what_is_not_a_plain_raster_is_refused_with_advice(content: bytes, advice: str, tmp_path: Path) -> None:

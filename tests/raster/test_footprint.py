@@ -13,7 +13,10 @@ from shapely.geometry import Point, shape
 
 from dagmaster.errors import UnfitData
 from dagmaster.raster import footprint as module
+from dagmaster.raster.cog import make_cog
+from dagmaster.raster.facts import RasterType, read_facts
 from dagmaster.raster.footprint import Footprint, around, footprint, outline, union
+from dagmaster.raster.grid import output_grid
 from tests.raster.scenes import write
 
 UTM = "EPSG:32633"
@@ -137,6 +140,47 @@ def test_a_full_raster_is_its_outline_to_the_millimetre(tmp_path):
     assert all(shape(found.geometry).exterior.distance(Point(corner)) < EDGE for corner in truth.exterior.coords)
     assert found == outline(path)
     assert is_well_made(found)
+
+
+@pytest.mark.parametrize("size", [300, 1500])  # from the COG itself, and from an overview of it
+@pytest.mark.parametrize("angle", [2, 20, 30, 52])
+@pytest.mark.parametrize("crs", [UTM, "EPSG:4326"])
+def test_a_rotated_scene_has_the_corners_that_it_has_on_the_ground(tmp_path, crs, angle, size):
+    """In a north-up COG it lies aslant: its sides are staircases there."""
+    pixel, corner = (10, (500_000, 5_200_000)) if crs == UTM else (0.0001, (10, 50))
+    turned = Affine.translation(*corner) @ Affine.rotation(angle) @ Affine.scale(pixel, -pixel)
+    full = np.full((size * 4 // 5, size), 9, "uint8")
+    source = write(tmp_path / "a.tif", full, crs=crs, transform=turned)
+    truth = shape(outline(source).geometry)
+    make_cog(source, tmp_path / "cog.tif", output_grid(read_facts(source)), raster_type=RasterType.RGB)
+
+    found = footprint(tmp_path / "cog.tif")
+
+    ours = shape(found.geometry)
+    assert len(ours.exterior.coords) - 1 <= 8
+    assert ours.intersection(truth).area / ours.union(truth).area >= 0.999
+    assert is_well_made(found)
+
+
+def test_pixels_that_touch_at_a_corner_are_one_piece(tmp_path):
+    data = np.zeros((60, 60), "uint8")
+    data[10:30, 10:30] = data[30:50, 30:50] = 1
+    path = write(tmp_path / "a.tif", data, crs=UTM, transform=UTM_GRID, nodata=0)
+
+    assert footprint(path).geometry["type"] == "Polygon"
+
+
+def test_a_hole_is_as_large_in_an_overview_as_it_is(tmp_path):
+    """An overview is data where any pixel below it is: a hole shrinks in it as an island grows."""
+    nothing = turned_square(1024, angle=20, half=0.2)
+    path = write(
+        tmp_path / "a.tif", (~nothing).astype("uint8"), crs=UTM, transform=UTM_GRID, nodata=0, overviews=(2, 4, 8)
+    )
+
+    (hole,) = in_crs(footprint(path, max_pixels=256 * 256), UTM).interiors
+
+    assert shapely.Polygon(hole).area == pytest.approx(nothing.sum() * 900, rel=0.002)
+    assert len(hole.coords) - 1 <= 8
 
 
 def test_salt_and_pepper_is_followed_coarsely(tmp_path):

@@ -13,8 +13,9 @@ from rasterio.enums import ColorInterp, Resampling
 from dagmaster.errors import InvalidRequest, UnfitData
 from dagmaster.raster.facts import RasterType, read_facts
 from dagmaster.raster.grid import OutputGrid, Window, output_grid
+from dagmaster.raster.pixels import Block, Rules, Validity, rules_of, source_of
 from dagmaster.raster.pyramid import Level, halving, sizes
-from dagmaster.raster.warp import Block, Blocks, Copy, Rules, Validity, Warp, blocks_of, crs_of, rules_of
+from dagmaster.raster.warp import Blocks, Copy, Warp, blocks_of
 from tests.raster.rasters import write_raster
 
 
@@ -24,9 +25,7 @@ def rules(path: Path, raster_type: RasterType = RasterType.UNKNOWN, nodata: floa
 
 
 def open_blocks(dataset: Any, grid: OutputGrid, resampling: Resampling = Resampling.bilinear, **how: Any) -> Blocks:
-    return blocks_of(
-        dataset, crs_of(dataset), grid, rules_of(dataset, how.pop("raster_type", RasterType.RGB), **how), resampling
-    )
+    return blocks_of(source_of(dataset, how.pop("raster_type", RasterType.RGB), **how), grid, resampling)
 
 
 def set_alpha(dataset: Any) -> None:

@@ -4,6 +4,7 @@ plain   one band of bytes, everywhere 100                    v0
 dem     heights from 0 to 2000, a corner without data        v0, v1
 scene   16 bits, four bands of which the last is infrared    v0
 tiled   four COGs of 10, 20, 30, 40 and their mosaic         v0
+grown   a COG of 30 and its mosaic, east of an older version with one of 10    v0, v1, both tiled
 across  two COGs of 10 and 20 at the antimeridian, and their mosaic; catalogued when the server had another port    v0
 """
 
@@ -22,6 +23,7 @@ from dagmaster.database.catalog import deploy_catalog
 from dagmaster.database.embedded import Cluster
 from dagmaster.serving.app import create_app
 from dagmaster.settings import load
+from dagmaster.stac.versions import joined
 from dagmaster.storage.location import Edition, Zone
 from dagmaster.storage.zones import Storage, open_storage
 from tests.conftest import administrator
@@ -51,7 +53,7 @@ def storage(tmp_path_factory: pytest.TempPathFactory) -> Storage:
 def served(catalogue: str, storage: Storage, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The address of the database, once everything is in it."""
     folder = tmp_path_factory.mktemp("made")
-    pairs = [make(storage, folder) for make in (_plain, _dem, _scene, _tiled, _across)]
+    pairs = [make(storage, folder) for make in (_plain, _dem, _scene, _tiled, _grown, _across)]
     with PgstacDB(dsn=catalogue) as database:
         loader = Loader(db=database)
         loader.load_collections(iter([made for made, _ in pairs]), insert_mode=Methods.upsert)
@@ -143,6 +145,25 @@ def _tiled(storage: Storage, folder: Path):
     storage.put(location, json.dumps(mosaic).encode())
     assets = {"mosaic": {"href": href(location), "type": "application/json", "roles": ["index"]}}
     return collection("tiled", BOX, assets=assets), items
+
+
+def _grown(storage: Storage, folder: Path):
+    """As a job leaves it that adds a version to a dataset with one."""
+    items, said = [], []
+    for ordinal, value in ((0, 10), (1, 30)):
+        edition, box = Edition("grown", ordinal), (10.0 + ordinal, 50.0, 11.0 + ordinal, 51.0)
+        cog = stored(storage, folder, edition.cog("a.tif"), np.full((1, 256, 256), value, np.uint16), box)
+        items.append(item(edition, cog, box, "-a"))
+        tiles = {_grid().quadkey(tile): ["a.tif"] for tile in _grid().tiles(*_inside(box), 8)}
+        mosaic = {"mosaicjson": "0.0.3", "minzoom": 6, "maxzoom": 10, "quadkey_zoom": 8, "bounds": box, "tiles": tiles}
+        location = storage.location(edition.mosaic(), zone=Zone.SILVER)
+        storage.put(location, json.dumps(mosaic).encode())
+        asset = {"href": href(location), "type": "application/json", "roles": ["index"], "dagmaster:revision": 1,
+                 "dagmaster:version_ordinal": ordinal, "dagmaster:bbox": list(box)}  # fmt: skip
+        renders = {"default": {"assets": ["data"], "rescale": [[0, 2 * value]]}}
+        more = {"assets": {"mosaic": asset}, "renders": renders, "dagmaster:version_ordinal": ordinal}
+        said.append(collection("grown", (10.0, 50.0, 12.0, 51.0), **more))
+    return joined(*said), items
 
 
 def _across(storage: Storage, folder: Path):

@@ -63,7 +63,8 @@ def test_pystac_client_finds_and_follows(server):
         item.id: item for item in catalog.search(bbox=[10.1, 50.1, 10.2, 50.2], collections=["tiled", "plain"]).items()
     }
 
-    assert {collection.id for collection in catalog.get_collections()} == {"across", "plain", "dem", "scene", "tiled"}
+    collections = {collection.id for collection in catalog.get_collections()}
+    assert collections == {"across", "plain", "dem", "scene", "tiled", "grown"}
     assert set(found) == {"plain-v0", "tiled-v0-r1c0"}
     assert found["plain-v0"].get_collection().title == "The plain"
     assert found["plain-v0"].assets["data"].href.startswith(f"{PUBLIC}/files/silver/")

@@ -168,7 +168,7 @@ def test_preview_and_info(client, dataset):
 def test_a_preview_of_a_mosaic_shows_all_of_it(client):
     picture = decoded(client.get("/tiles/tiled/preview.png?max_size=100").content)
 
-    assert [picture[0][y, x] for y, x in ((20, 20), (20, 80), (80, 20), (80, 80))] == [10, 20, 30, 40]
+    assert [picture[0][y, x] for y, x in ((20, 15), (20, 50), (80, 15), (80, 50))] == [10, 20, 30, 40]
 
 
 @pytest.mark.parametrize("dataset", ["plain", "tiled"])
@@ -292,3 +292,27 @@ def test_head_answers_as_get_without_the_body(client, path):
     assert told.content == b""
     for name in ("content-type", "content-length", "etag", "cache-control"):
         assert told.headers.get(name) == got.headers.get(name), name
+
+
+@pytest.mark.parametrize(("version", "value", "west"), [("0", 10, 10.0), ("1", 30, 11.0), ("latest", 30, 11.0)])
+def test_c2_every_tiled_version_is_served_from_its_own_mosaic(client, version, value, west):
+    told = client.get(f"/tiles/grown/WebMercatorQuad/tilejson.json?version={version}").json()
+    tile = GRID.tile(west + 0.5, 50.5, 8)
+    address = told["tiles"][0].format(z=8, x=tile.x, y=tile.y)
+    picture = decoded(client.get(address, headers={"accept": "image/png"}).content)
+
+    assert told["bounds"] == [west, 50.0, west + 1, 51.0]
+    assert told["dagmaster"]["rescale"] == [[0.0, 2.0 * value]], "each is shown as it was"
+    assert client.get(f"/tiles/grown/point/{west + 0.5},50.5?version={version}").json()["values"] == [value]
+    assert abs(int(picture[0, 256, 256]) - 127) <= 1
+    assert client.get(f"/tiles/grown/map?version={version}").status_code == 200
+
+
+@pytest.mark.parametrize("dataset", ["plain", "tiled"])
+def test_a_preview_is_shaped_as_on_the_ground(client, dataset):
+    """A degree at 50.5° north is 0.636 times as wide as it is high."""
+    _, height, width = decoded(client.get(f"/tiles/{dataset}/preview.png?max_size=300").content).shape
+    _, exact_height, exact_width = decoded(client.get(f"/tiles/{dataset}/preview/200x100.png").content).shape
+
+    assert (height, width) == (300, 191)
+    assert (exact_height, exact_width) == (100, 200)

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from dagmaster.errors import InvalidRequest
-from dagmaster.stac.when import When, choose_when, parse_when, rfc3339, written_in
+from dagmaster.stac.when import When, better_of, choose_when, parse_when, rfc3339, when_of, written_in
 
 SUPPLIED = datetime(2025, 6, 1, 12, tzinfo=UTC)
 
@@ -93,3 +93,33 @@ def test_times_are_written_in_utc():
     assert rfc3339(at(2024, 5, 1, 10)) == "2024-05-01T10:00:00Z"
     assert rfc3339(datetime.fromisoformat("2024-05-01T12:00:00+02:00")) == "2024-05-01T10:00:00Z"
     assert rfc3339(at(2024, 5, 1) + timedelta(microseconds=5)) == "2024-05-01T00:00:00.000005Z"
+
+
+@pytest.mark.parametrize(
+    ("known", "found", "chosen"),
+    [
+        ("given", "given", "found"),
+        ("given", "acquisition", "known"),
+        ("given", "publication", "known"),
+        ("acquisition", "given", "found"),
+        ("acquisition", "acquisition", "found"),
+        ("acquisition", "file", "known"),
+        ("file", "acquisition", "found"),
+        ("file", "file", "known"),
+        ("publication", "file", "found"),
+        ("publication", "publication", "known"),
+    ],
+)
+def test_of_what_was_said_and_what_is_found_the_better_founded_counts(known, found, chosen):
+    times = {"known": When(at(2020, 5, 1), None, known), "found": When(at(2024, 5, 1), None, found)}
+
+    assert better_of(times["known"], times["found"]) == times[chosen]
+
+
+def test_what_an_item_says_is_read_back():
+    interval = {"datetime": None, "start_datetime": "2024-05-01T00:00:00Z", "end_datetime": "2024-05-02T00:00:00Z"}
+
+    assert when_of({**interval, "dagmaster:datetime_basis": "file"}) == When(at(2024, 5, 1), at(2024, 5, 2), "file")
+    assert when_of({"datetime": "2024-05-01T00:00:00Z"}) == When(at(2024, 5, 1), None, "given")
+    for wrong in ({}, {"datetime": None}, {"datetime": 7}, {"datetime": "1970-01-01T00:00:00Z"}, {"datetime": "2024"}):
+        assert when_of(wrong) is None

@@ -45,7 +45,9 @@ def source_file(path: Path) -> Path:
     if not os.access(real, os.R_OK):
         raise InvalidRequest(f"{path} can't be read: Permission denied", code="file.unreadable")
     if not size_bytes:
-        raise InvalidRequest(f"{path} is empty", code="file.empty")
+        raise InvalidRequest(
+            f"{path} is empty", code="file.empty", hint="was it copied or downloaded to its end? get it again"
+        )
     return real
 
 

@@ -69,11 +69,13 @@ class LocalPlatform:
         """Ready inside the block; afterwards nothing of it runs."""
         begun = time.monotonic()
         # Ports before anything is made: whoever made a mistake shall find nothing left behind.
-        with platform.hold(self.folder), self._maps_socket() or nullcontext() as maps:
-            port = self._api_port()
+        with (
+            platform.hold(self.folder), self._maps_socket() or nullcontext() as maps,
+            self._api_socket() or nullcontext() as api,
+        ):  # fmt: skip
             try:
                 self._start_database()
-                self._start_children(port, maps)
+                self._start_children(api, maps)
                 asyncio.run(self._wait_until_ready())
                 self._publish()
                 self.ready_seconds = time.monotonic() - begun
@@ -107,7 +109,7 @@ class LocalPlatform:
             self.say("PostgreSQL has ended; it starts again")
             self.cluster.start()
 
-    def _start_children(self, port: int, maps: socket.socket | None) -> None:
+    def _start_children(self, api: socket.socket | None, maps: socket.socket | None) -> None:
         if maps:
             self.maps_url = _url(self.settings.serving_host, maps.getsockname()[1])
         environment = serving_environment = self._environment()
@@ -115,35 +117,31 @@ class LocalPlatform:
         if self.maps_url and not self.settings.public_url:
             environment = {**environment, "PUBLIC_URL": self.maps_url}
         roles = [("orchestrator", n) for n in range(self.orchestrators)] + [("worker", n) for n in range(self.workers)]
-        # One of them serves the API: several would fight for the port.
-        without_api = {**environment, "API_ENABLED": "false"}
-        with_api = {
-            **environment, "API_ENABLED": str(self.settings.api_enabled).lower(), "API_HOST": self.settings.api_host,
-            "API_PORT": str(port),
-        }  # fmt: skip
-        self.api_url = _url(self.settings.api_host, port) if self.settings.api_enabled else None
+        # One of them serves the API.
+        environment = {**environment, "API_ENABLED": "false", "API_HOST": self.settings.api_host}
         self.children = [
-            Child(role, number + 1, with_api if (role, number) == ("orchestrator", 0) else without_api)
+            Child(role, number + 1, environment, api if (role, number) == ("orchestrator", 0) else None)
             for role, number in roles
         ]
+        if api:
+            self.api_url = _url(self.settings.api_host, api.getsockname()[1])
         if maps:
             self.children.append(Child("serving", 1, serving_environment, maps))
         for child in self.children:
             child.start()
 
-    def _api_port(self) -> int:
-        """The port that was chosen; else the usual one, or another that is free where someone has it already."""
+    def _api_socket(self) -> socket.socket | None:
+        """On the port that was chosen; else on the usual one, or another that is free where someone has it already."""
         settings = self.settings
         if settings.health_enabled:
             bind(settings.health_host, 0, is_insecure=settings.health_insecure, entrance=HEALTH).close()
         if not settings.api_enabled:
-            return settings.api_port
-        with self._taken(API, settings.api_host, settings.api_port, settings.api_insecure) as trial:
-            return int(trial.getsockname()[1])
+            return None
+        return self._taken(API, settings.api_host, settings.api_port, settings.api_insecure)
 
     def _maps_socket(self) -> socket.socket | None:
-        """Kept, and handed to the map server: until that has started, someone else would take a port that is only looked at,
-        and everything goes on without maps too, with links to theirs."""
+        """Kept, as the API's is, and handed to the map server: until that has started, someone else would take a port that is only
+        looked at, and everything goes on without maps too, with links to theirs."""
         from dagmaster.cli.serving import is_installed
 
         settings = self.settings
@@ -199,6 +197,9 @@ class LocalPlatform:
     def _stop(self) -> None:
         with suppress(OSError):
             platform.withdraw(self.folder)
+        for child in self.children:
+            if child.listening:
+                child.listening.close()  # nobody waits for an answer of one that has stopped
         grace = fast_profile(self.settings).get("shutdown_grace_sec", self.settings.shutdown_grace_sec)
         for child in stop_all(self.children, grace + _LEAVING_SECONDS, lambda: self._is_hurried):
             self.say(f"{child.name} (process {child.pid}) had to be killed; its tasks are run again")

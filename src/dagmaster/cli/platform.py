@@ -12,7 +12,7 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -54,9 +54,10 @@ def find_database(settings: Settings) -> str:
     """The address of the database that is meant: the configured one, or that of the platform running here."""
     if dsn := settings.dsn():
         return dsn
-    platform = running_platform(data_folder(settings))
+    folder = data_folder(settings)
+    platform = running_platform(folder)
     if platform is None:
-        raise _none("start one with `dagmaster up`, or set DATABASE_URL")
+        raise _none(folder, "set DATABASE_URL")
     return platform.database_url
 
 
@@ -67,11 +68,10 @@ def find_api(settings: Settings, chosen: str | None = None) -> str:
     folder, dsn = data_folder(settings), settings.dsn()
     platform = running_platform(folder)
     if platform is None and dsn:
-        raise _none(
-            "DATABASE_URL is not enough: name the API of an orchestrator on it with --server URL (DAGMASTER_URL)"
-        )
+        hint = "DATABASE_URL is not enough: name the API of an orchestrator on it with --server URL (DAGMASTER_URL)"
+        raise Unavailable("no platform is running", code="platform.none", hint=hint)
     if platform is None:
-        raise _none("start one with `dagmaster up`, or name one with --server URL (or DAGMASTER_URL)")
+        raise _none(folder, "name one with --server URL (or DAGMASTER_URL)")
     if dsn not in (None, platform.database_url):
         raise Conflict(
             f"the platform running on {folder} uses another database than DATABASE_URL names",
@@ -84,8 +84,11 @@ def find_api(settings: Settings, chosen: str | None = None) -> str:
     return platform.api_url
 
 
-def _none(hint: str) -> Unavailable:
-    return Unavailable("no platform is running", code="platform.none", hint=hint)
+def _none(folder: Path, otherwise: str) -> Unavailable:
+    return Unavailable(
+        f"no platform is running on {_short(folder)}", code="platform.none",
+        hint=f"start one with `dagmaster up`, say --data if yours is in another folder, or {otherwise}",
+    )  # fmt: skip
 
 
 def running_platform(folder: Path) -> Platform | None:
@@ -97,6 +100,26 @@ def running_platform(folder: Path) -> Platform | None:
             return Platform(**json.loads((folder / "platform.json").read_text()))
         except (FileNotFoundError, TypeError, ValueError):
             return None  # it is just starting, or just stopping
+
+
+def awaited_platform(
+    folder: Path, on_waiting: Callable[[], None] = lambda: None, patience_seconds: float = 90.0
+) -> Platform | None:
+    """The platform of a data folder; of one that is just starting, or stopping, the end of that is waited for."""
+    deadline, has_said = time.monotonic() + patience_seconds, False
+    while True:
+        found = running_platform(folder)
+        if found or not _is_held(folder / "platform.lock"):
+            return found
+        if time.monotonic() > deadline:
+            raise Unavailable(
+                f"a platform has been starting or stopping on {folder} for {patience_seconds:.0f} s", code="platform.slow",
+                hint="look at what `dagmaster up` says there",
+            )  # fmt: skip
+        if not has_said:
+            on_waiting()
+            has_said = True
+        time.sleep(0.1)
 
 
 def publish(folder: Path, platform: Platform) -> None:

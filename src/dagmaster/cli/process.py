@@ -18,12 +18,13 @@ import click
 
 from dagmaster.cli.command import INTERRUPTED, Command, State, pass_state
 from dagmaster.cli.printable import neutral, size_text
-from dagmaster.errors import InvalidRequest, Unavailable
+from dagmaster.errors import Conflict, InvalidRequest, Unavailable
 
 if TYPE_CHECKING:
     from dagmaster.cli.answers import JobDetail
     from dagmaster.cli.local import LocalPlatform
     from dagmaster.cli.platform import Platform
+    from dagmaster.handlers.raster.options import Options
     from dagmaster.raster.findings import Checked
     from dagmaster.settings import Settings
     from dagmaster.storage.location import Edition
@@ -34,7 +35,7 @@ TIERS = ("visualization", "analysis", "archive")
 # As in raster.facts, which takes a while to load.
 _CRSS = ("source_crs", "target_crs")
 # Inputs that findings advise on, which are options here.
-_INPUT = re.compile(r"`?\b(source_crs|target_crs|raster_type)\b(=?)`?")
+_INPUT = re.compile(r"`?\b(source_crs|target_crs|raster_type|output_tier|tile_size)\b(=?)`?")
 TYPES = ("auto", "rgb", "rgba", "dem", "categorical", "multispectral", "nir", "vegetation_index")
 
 
@@ -71,21 +72,29 @@ def process(
     was made. Exit code 1 if the file is unfit or the job failed; Ctrl-C leaves the job running, with exit code 130.
     """
     from dagmaster.cli.incoming import source_file, take_in
-    from dagmaster.cli.platform import data_folder, running_platform
+    from dagmaster.cli.platform import awaited_platform, data_folder
     from dagmaster.storage.zones import open_storage
 
     state.log()
     folder = data_folder(state.settings)
-    running = running_platform(folder)
-    _require_here(state, running, is_waiting=is_waiting)
     source = source_file(file)
     _require_sense(given)
-    checked = judge(state, source, given)
+    running = awaited_platform(
+        folder, lambda: state.note("a platform is starting or stopping here; waiting for that …")
+    )
+    _require_here(state, running, is_waiting=is_waiting)
+    wanted = _wanted(workflow, given)
+    checked = judge(state, source, given, wanted)
     if checked.errors:
         return 1
     storage = open_storage(running.with_its_storage(state.settings) if running else state.settings)
+    name = given.pop("dataset_id")
+    if name:
+        _require_free(storage, _edition(name, "", version_ordinal, revision), wanted, checked)
     location = take_in(state, storage, source)
-    edition = _edition(given.pop("dataset_id"), location.name, version_ordinal, revision)
+    edition = _edition(name, location.name, version_ordinal, revision)
+    if not name:
+        _require_free(storage, edition, wanted, checked)
     picture = f"{edition.dataset}-v{edition.ordinal}-r{edition.revision}.png"
     task = Task(
         workflow, edition, storage, preview or folder / "previews" / picture,
@@ -142,8 +151,6 @@ def _require_sense(given: dict[str, Any]) -> None:
         Edition(given["dataset_id"])
     if given["datetime"]:
         parse_when(given["datetime"])
-    if (given["tile_size"] or 512) % 512:
-        raise InvalidRequest("--tile-size is a multiple of 512", code="usage")
     if any(given[name] for name in _CRSS):
         from rasterio import Env
 
@@ -153,6 +160,25 @@ def _require_sense(given: dict[str, Any]) -> None:
             for name in _CRSS:
                 if given[name]:
                     parse_crs(given[name])
+
+
+def _wanted(workflow: str, given: dict[str, Any]) -> "Options":
+    from dagmaster.handlers.raster.options import TILE_ABOVE_MB, Options
+
+    told = {name: given[name] for name in ("target_crs", "tile_size", "output_tier") if given[name] is not None}
+    return Options(**told, tile_above_mb=TILE_ABOVE_MB if workflow == WORKFLOWS[0] else 0)
+
+
+def _require_free(storage: "Storage", edition: "Edition", wanted: "Options", checked: "Checked") -> None:
+    """What the job would refuse, before there is one."""
+    from dagmaster.handlers.raster.options import recipe_of, why_taken
+
+    assert checked.facts is not None
+    source_crs, is_tiled = checked.fixes.source_crs, wanted.is_tiled(checked.facts)
+    recipe = recipe_of(wanted, [checked.facts], checked.raster_type, source_crs, is_tiled=is_tiled)
+    if taken := why_taken(storage, edition, recipe):
+        hint = f"take --revision {edition.revision + 1}, or another --dataset"
+        raise Conflict(_in_options(taken), code="edition.taken", hint=hint)
 
 
 def _edition(name: str | None, blob: str, ordinal: int, revision: int) -> "Edition":
@@ -165,16 +191,33 @@ def _told(given: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def judge(state: State, file: Path, given: dict[str, Any]) -> "Checked":
-    """Look at the file in a process that it can't harm, and say what was found."""
+def judge(state: State, file: Path, given: dict[str, Any], wanted: "Options") -> "Checked":
+    """Look at the file in a process that it can't harm, and say what was found; refuse what can't be made of it."""
     from dagmaster.raster.limits import inspect
 
     checked = inspect(file, source_crs=given["source_crs"], raster_type=given["raster_type"])
+    if not checked.errors:
+        checked = _advised(checked, wanted)
     if not state.json:
         _print_verdict(state, file, checked)
     elif checked.errors:
         state.emit({"status": "rejected", "file": str(file), "check": _public(checked)}, line=True)
     return checked
+
+
+def _advised(checked: "Checked", wanted: "Options") -> "Checked":
+    from rasterio import Env
+
+    from dagmaster.handlers.raster.options import advice_on, require_possible
+
+    assert checked.facts is not None
+    try:
+        with Env():
+            grid = require_possible(wanted, checked.facts, checked.raster_type, unset_alpha=checked.fixes.unset_alpha)
+            return replace(checked, findings=(*checked.findings, *advice_on(wanted, checked.facts, grid)))
+    except InvalidRequest as error:
+        hint = _in_options(error.hint) if error.hint else None
+        raise InvalidRequest(_in_options(error.message), code=error.code, hint=hint, **error.facts) from None
 
 
 def _public(checked: "Checked") -> dict[str, Any]:
@@ -201,7 +244,11 @@ def _in_options(advice: str) -> str:
     >>> _in_options("pass raster_type=rgba, or `source_crs`")
     'pass --raster-type rgba, or --source-crs'
     """
-    return _INPUT.sub(lambda found: f"--{found[1].replace('_', '-')}{' ' if found[2] else ''}", advice)
+    return _INPUT.sub(lambda found: f"--{_option_of(found[1])}{' ' if found[2] else ''}", advice)
+
+
+def _option_of(name: str) -> str:
+    return "tier" if name == "output_tier" else name.replace("_", "-")
 
 
 def _in_short(checked: "Checked") -> str:

@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import click
@@ -39,13 +40,14 @@ class _Role(Protocol):
 @click.option("--host", help="Where its API listens (or API_HOST); loopback, unless API_INSECURE")
 @click.option("--port", type=click.IntRange(0, 65535), help="Port of its API (or API_PORT); 0 takes a free one")
 @click.option("--no-api", is_flag=True, help="Serve no API (or API_ENABLED=false)")
+@click.option("--fd", type=int, hidden=True)
 @pass_state
-def orchestrator(state: State, host: str | None, port: int | None, no_api: bool) -> None:
+def orchestrator(state: State, host: str | None, port: int | None, no_api: bool, fd: int | None) -> None:
     """Run one orchestrator: it decides what jobs do next. Its process serves the API too."""
     given = {"api_host": host, "api_port": port, "api_enabled": False if no_api else None}
     settings = settings_of_role(state)
     settings = settings.model_copy(update={name: value for name, value in given.items() if value is not None})
-    asyncio.run(_serve(settings, state.dsn, "orchestrator", _orchestrator))
+    asyncio.run(_serve(settings, state.dsn, "orchestrator", partial(_orchestrator, fd=fd)))
 
 
 @click.command(cls=Command)
@@ -126,7 +128,7 @@ async def _require_schema(dsn: str, name: str) -> None:
 
 
 @asynccontextmanager
-async def _orchestrator(settings: "Settings", dsn: str) -> AsyncIterator[_Role]:
+async def _orchestrator(settings: "Settings", dsn: str, fd: int | None = None) -> AsyncIterator[_Role]:
     from random import Random
 
     from dagmaster import __version__
@@ -144,8 +146,8 @@ async def _orchestrator(settings: "Settings", dsn: str) -> AsyncIterator[_Role]:
     from dagmaster.orchestrator.tidy import tidy_of
     from dagmaster.transports.postgres import PostgresTransport
 
-    # Before anything else: a port that is taken shall be told before this instance claims jobs.
-    bound = _bound(settings)
+    # Before anything else: a port that is taken shall be told before this instance claims jobs. `up` hands over one that it has.
+    bound = socket.socket(fileno=fd) if fd is not None else _bound(settings)
     registry = installed()
     catalog = _catalog(settings, registry)
     router = RegistryRouter(registry, settings.known_queues, settings.default_queue)

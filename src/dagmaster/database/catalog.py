@@ -16,8 +16,10 @@ from typing import Any, Final, TypeVar
 
 import orjson
 import psycopg
+from psycopg.rows import dict_row
 from psycopg_pool import ConnectionPool
 
+from dagmaster import faults
 from dagmaster.database.connect import Connection, Database, conninfo, require_version, translate_errors
 from dagmaster.database.queries import query
 from dagmaster.database.session import dicts
@@ -28,6 +30,7 @@ Json = dict[str, Any]
 Box = tuple[float, float, float, float]
 Moments = tuple[datetime, datetime]
 Base = tuple[Json, int | None]
+Join = Callable[[Json, Json], Json]
 
 BATCH_ITEMS: Final = 500
 UNREADABLE: Final = "unknown"  # the version of a catalogue that this role may not look at
@@ -104,12 +107,17 @@ class Catalog:
         self._database = database
         self._patience_seconds = patience_seconds
 
-    async def ensure_collection(self, collection: Json) -> bool:
-        """Create a collection, or say of it what this one says; its extent stays that of its items. True: it is new."""
+    async def ensure_collection(self, collection: Json, join: Join = lambda _known, new: new) -> bool:
+        """Create a collection, or say of it what this one says; its extent stays that of its items. True: it is new.
+
+        `join` is given what is known of the collection and what is new, and answers what is to be said.
+        """
         collection_id = _id_of(collection, "collection")
-        values = {"collection": collection_id, "content": _dumped(collection)}
 
         async def put(connection: Connection) -> bool:
+            known = await dicts(connection, "catalog_known", {"collection": collection_id})
+            wanted = join(known[0]["content"], collection) if known else collection
+            values = {"collection": collection_id, "content": _dumped(wanted)}
             with _blamed(f"collection '{collection_id}'"):
                 rows = await dicts(connection, "catalog_put_collection", values)
             return bool(rows and rows[0]["is_new"])
@@ -193,7 +201,10 @@ class Catalog:
                     with _in_the_way():
                         async with connection.transaction():
                             await connection.execute(query("catalog_lock"), _lock_values(collection_id))
-                            return await act(connection)
+                            answer = await act(connection)
+                            faults.reach("catalogue.before-commit")
+                        faults.reach("catalogue.after-commit")
+                        return answer
             except _Again as again:
                 if loop.time() > deadline:
                     raise _busy(collection_id, again) from again.__cause__
@@ -206,6 +217,32 @@ class Catalog:
         with translate_errors(), _there():
             async with self._database.connection() as connection:
                 yield connection
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What the catalogue says of a version of a dataset. `properties` are one item's, of the newest other version where this one
+    has none; `times` are given by item, where they differ."""
+
+    item_id: str
+    ordinal: int
+    properties: Json
+    revision: int | None
+    created: str | None
+    times: Mapping[str, Json]
+
+
+def said_of(connection: psycopg.Connection[Any], dataset: str, ordinal: int) -> Said | None:
+    """For plain handlers, over a connection of their own; None where nothing is said, or there is no catalogue."""
+    try:
+        with connection.cursor(row_factory=dict_row) as cursor:
+            cursor.execute(query("catalog_said").encode(), {"collection": dataset, "ordinal": ordinal})
+            row = cursor.fetchone()
+    except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+        return None
+    if row is None:
+        return None
+    return Said(row["id"], row["ordinal"], row["properties"], row["revision"], row["created"], row["times"] or {})
 
 
 class _Again(Exception):

@@ -4,6 +4,7 @@ Addresses are public ones below `public_url`; nothing else of where things are g
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
@@ -11,6 +12,7 @@ from urllib.parse import quote
 from pydantic import BaseModel, Field
 
 from dagmaster import __version__
+from dagmaster.database.catalog import Said
 from dagmaster.errors import InvalidRequest
 from dagmaster.raster.facts import RasterFacts
 from dagmaster.raster.footprint import Footprint
@@ -20,7 +22,7 @@ from dagmaster.stac import collection as collections
 from dagmaster.stac import item as items
 from dagmaster.stac.renders import renders
 from dagmaster.stac.values import Cog, Dataset, Links, Processing, Version
-from dagmaster.stac.when import Basis, When
+from dagmaster.stac.when import Basis, When, better_of, when_of
 from dagmaster.storage.location import Edition, Location, Zone
 
 Json = dict[str, Any]
@@ -36,9 +38,16 @@ class Moment(BaseModel):
     def when(self) -> When:
         return When(self.start, self.end, self.basis)
 
+    @classmethod
+    def of(cls, when: When) -> "Moment":
+        return cls(start=when.start, end=when.end, basis=when.basis)
+
 
 class About(BaseModel):
-    """What a dataset is called, and which edition of it this is. Made once, by the first task of a job, for all others."""
+    """What a dataset is called, and which edition of it this is. Made once, by the first task of a job, for all others.
+
+    `created` is when the version was first made, where it was made before.
+    """
 
     dataset_id: str
     version_ordinal: int = Field(0, ge=0)
@@ -51,6 +60,7 @@ class About(BaseModel):
     platform_refs: dict[str, str] = {}
     band_names: list[str] = []
     when: Moment
+    created: datetime | None = None
     processed_at: datetime
     lineage: str = ""
     workflow: str | None = None
@@ -70,6 +80,54 @@ class About(BaseModel):
 
         software = {"dagmaster": __version__, "gdal": rasterio.__gdal_version__, "rasterio": rasterio.__version__}
         return Processing(self.processed_at, self.lineage, software, self.workflow)
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """What the catalogue says already. A new revision keeps it, a new version what is the dataset's, unless told otherwise."""
+
+    said: Said | None
+    dataset: str
+    ordinal: int
+
+    @property
+    def is_of_version(self) -> bool:
+        return self.said is not None and self.said.ordinal == self.ordinal
+
+    @property
+    def title(self) -> str | None:
+        """Without the name of the part that an item adds to it."""
+        if self.said is None:
+            return None
+        part = self.said.item_id.removeprefix(f"{self.dataset}-v{self.said.ordinal}").removeprefix("-")
+        title: str | None = self.said.properties.get("title")
+        return title.removesuffix(f" ({part})") if title and part else title
+
+    def told(self, name: str) -> Any:
+        return self.said.properties.get(name) if self.said else None
+
+    @property
+    def version_label(self) -> str | None:
+        label = self.told("version") if self.is_of_version else None
+        return None if label == str(self.ordinal) else label
+
+    @property
+    def platform_refs(self) -> dict[str, str]:
+        found = self.said.properties if self.said and self.is_of_version else {}
+        return {name.removeprefix("platform:"): told for name, told in found.items() if name.startswith("platform:")}
+
+    @property
+    def created(self) -> datetime | None:
+        return datetime.fromisoformat(self.said.created) if self.said and self.said.created else None
+
+    def when(self, found: When, item_id: str | None = None) -> When:
+        """Of an item, or of the version where all its items are of the same time."""
+        if self.said is None or not self.is_of_version:
+            return found
+        if item_id is None and self.said.times:
+            return found
+        known = when_of(self.said.times.get(item_id or "", {}) if self.said.times else self.said.properties)
+        return better_of(known, found) if known else found
 
 
 class Addresses:
@@ -145,7 +203,7 @@ def item_of(
         dataset=about.dataset(), version=about.version(), when=about.when.when(), cog=cog, footprint=ground,
         processing=about.processing(), links=addresses.links(about, item_id), tile=tile, shown_as=shown_as,
         platform=about.platform_refs, thumbnail=None if tile else addresses.preview(about),
-        created=created,
+        created=created or about.created,
     )  # fmt: skip
 
 
@@ -168,8 +226,8 @@ def collection_of(
     )
     made = collections.collection(
         dataset=about.dataset(), version=about.version(), bbox=bbox, items=sample_items, links=addresses.links(about),
-        assets=assets, when=about.when.when(), platform=about.platform_refs, created=about.processed_at,
-        updated=about.processed_at,
+        assets=assets, when=about.when.when(), platform=about.platform_refs,
+        created=about.created or about.processed_at, updated=about.processed_at,
     )  # fmt: skip
     if whole is not None:
         made["renders"] = renders(whole)

@@ -39,6 +39,8 @@ REGISTRATIONS = (
     _raster("tiles", "process_tile"),
     _raster("tiles", "process_tile_batch"),
     _raster("cogs", "create_cog"),
+    _raster("several", "band_stack"),
+    _raster("several", "merge"),
     _raster("mosaic", "create_mosaic"),
     _raster("mosaic", "describe_dataset"),
     _raster("files", "inventory"),

@@ -13,6 +13,7 @@ from dagmaster.database.catalog import BATCH_ITEMS, Catalog
 from dagmaster.errors import HandlerFailed, UnfitData
 from dagmaster.handlers.context import Context
 from dagmaster.jobs.states import NodeStatus
+from dagmaster.stac.versions import joined
 
 Json = dict[str, Any]
 
@@ -25,8 +26,8 @@ class CollectionParams(BaseModel):
 
 
 async def ensure_collection(ctx: Context, params: CollectionParams) -> Json:
-    """Create a STAC collection, or bring it up to date; the extent of one that has items stays theirs."""
-    is_new = await Catalog(ctx.database).ensure_collection(params.collection)
+    """Create a STAC collection, or bring it up to date: its extent stays that of its items, and older versions stay servable."""
+    is_new = await Catalog(ctx.database).ensure_collection(params.collection, joined)
     return {"stac_collection_id": params.collection["id"], "is_new": is_new}
 
 

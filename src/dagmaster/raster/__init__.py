@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dagmaster.raster.cog import CogFacts, make_cog
+    from dagmaster.raster.cog import CogFacts, make_cog, write_cog
     from dagmaster.raster.coverage import tiles_with_data
     from dagmaster.raster.facts import RasterFacts, RasterType, read_facts
     from dagmaster.raster.findings import Checked, Verdict
@@ -23,10 +23,11 @@ if TYPE_CHECKING:
     from dagmaster.raster.limits import inspect
     from dagmaster.raster.mosaic import mosaic_asset
     from dagmaster.raster.profiles import CogProfile, Tier, profile_of
+    from dagmaster.raster.several import merged, stacked
     from dagmaster.raster.statistics import BandStatistics, band_statistics
 
 _HOMES = {
-    "cog": ("CogFacts", "make_cog"),
+    "cog": ("CogFacts", "make_cog", "write_cog"),
     "coverage": ("tiles_with_data",),
     "facts": ("RasterFacts", "RasterType", "read_facts"),
     "findings": ("Checked", "Verdict"),
@@ -34,13 +35,14 @@ _HOMES = {
     "limits": ("inspect",),
     "mosaic": ("mosaic_asset",),
     "profiles": ("CogProfile", "Tier", "profile_of"),
+    "several": ("merged", "stacked"),
     "statistics": ("BandStatistics", "band_statistics"),
 }
 
 __all__ = [
     "BandStatistics", "Checked", "CogFacts", "CogProfile", "OutputGrid", "RasterFacts", "RasterType", "Tier", "Tile",
-    "Verdict", "Window", "auto_tile_size", "band_statistics", "inspect", "make_cog", "mosaic_asset", "output_grid",
-    "profile_of", "read_facts", "tiles_of", "tiles_with_data",
+    "Verdict", "Window", "auto_tile_size", "band_statistics", "inspect", "make_cog", "merged", "mosaic_asset",
+    "output_grid", "profile_of", "read_facts", "stacked", "tiles_of", "tiles_with_data", "write_cog",
 ]  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from dagmaster.raster.facts import RasterFacts, RasterType, facts_of
 from dagmaster.raster.findings import (
     Checked,
     Finding,
+    Fix,
     Fixes,
     Seen,
     Severity,
@@ -25,12 +26,12 @@ from dagmaster.raster.findings import (
     verdict_of,
     warn,
 )
-from dagmaster.raster.header_rules import Ceilings, judge_header
+from dagmaster.raster.header_rules import Ceilings, judge_header, require_few_bands
 from dagmaster.raster.pixel_rules import judge_blocks, judge_pixels
 from dagmaster.raster.sample import Sample, alpha_band, color_bands, look_up_blocks, take_sample
 from dagmaster.raster.source import READ_ERRORS, opened, reason, short_name, size_of
 
-__all__ = ["Ceilings", "Checked", "Finding", "Fixes", "Seen", "Severity", "Verdict", "check"]
+__all__ = ["Ceilings", "Checked", "Finding", "Fix", "Fixes", "Seen", "Severity", "Verdict", "check"]
 
 NEW_LAYOUT = "rewrite it in tiles: `gdal_translate -co TILED=YES -co COMPRESS=DEFLATE in.tif out.tif`"
 
@@ -59,8 +60,10 @@ def check(
     try:
         with opened(path, remote=remote) as dataset:
             size = size_of(path) if size_bytes is None else size_bytes
+            ceilings = ceilings or Ceilings()
+            require_few_bands(dataset.count, ceilings)
             facts = facts_of(dataset, path, given=given, size_bytes=size)
-            return _judge(dataset, facts, wanted, ceilings or Ceilings(), whole=whole)
+            return _judge(dataset, facts, wanted, ceilings, whole=whole)
     except UnfitData as unfit:
         return rejected(unfit.code, unfit.message, unfit.hint or "")
     except MemoryError:

@@ -21,19 +21,21 @@ from typing import Any
 import numpy as np
 import rasterio
 import rasterio.windows
-from rasterio.enums import ColorInterp, Resampling
+from rasterio.enums import Resampling
 from rasterio.errors import NotGeoreferencedWarning, RasterioError
 
 from dagmaster.errors import Unavailable
+from dagmaster.raster.bands import Bands
 from dagmaster.raster.crs import parse_crs
 from dagmaster.raster.extent import Bounds
 from dagmaster.raster.facts import RasterType
 from dagmaster.raster.grid import BLOCK, OutputGrid, Window, require_aligned
+from dagmaster.raster.pixels import Block, Pixels, Rules, Validity, source_of
 from dagmaster.raster.profiles import ANALYSIS, CogProfile, overview_resampling_for, require_fit, resampling_for
 from dagmaster.raster.pyramid import Level, halving, sizes
 from dagmaster.raster.source import opened
 from dagmaster.raster.tiff import Image, Joined, join
-from dagmaster.raster.warp import Block, Blocks, Rules, Validity, blocks_of, colors_of, crs_of, rules_of
+from dagmaster.raster.warp import Blocks, blocks_of
 
 _MB = 2**20
 
@@ -61,35 +63,8 @@ class CogFacts:
     reprojection_performed: bool
     overviews: tuple[int, ...]  # by how much each is smaller
     is_empty: bool  # no pixel of it is data
+    clamped: int  # values read that its type cannot hold, and that became the nearest it can
     seconds: dict[str, float]  # by step: read_and_warp, overviews, encode, join
-
-
-@dataclass(frozen=True, slots=True)
-class _Bands:
-    """What goes along with the pixels."""
-
-    dtype: str
-    colors: tuple[ColorInterp, ...]
-    descriptions: tuple[str | None, ...]
-    units: tuple[str | None, ...]
-    scales: tuple[float, ...]
-    offsets: tuple[float, ...]
-    palette: dict[int, tuple[int, int, int, int]] | None
-    is_point: bool
-
-    @staticmethod
-    def of(dataset: Any, raster_type: RasterType, *, unset_alpha: bool) -> "_Bands":
-        colors = colors_of(dataset, raster_type, unset_alpha=unset_alpha)
-        return _Bands(
-            dtype=str(np.result_type(*dataset.dtypes)),
-            colors=colors,
-            descriptions=dataset.descriptions,
-            units=dataset.units,
-            scales=dataset.scales,
-            offsets=dataset.offsets,
-            palette=dataset.colormap(1) if colors[0] is ColorInterp.palette else None,
-            is_point=dataset.tags().get("AREA_OR_POINT") == "Point",
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +74,7 @@ class _Plan:
     grid: OutputGrid
     window: Window
     profile: CogProfile
-    bands: _Bands
+    bands: Bands
     rules: Rules
     resampling: Resampling
     overview_resampling: Resampling
@@ -147,6 +122,7 @@ def make_cog(
     nodata: float | None = None,
     source_crs: str | None = None,
     unset_alpha: bool = False,
+    dtype: str | None = None,
     remote: bool = False,
     on_progress: Callable[[float], None] | None = None,
 ) -> CogFacts:
@@ -154,25 +130,57 @@ def make_cog(
 
     `nodata` stands for nothing where the source has no mask, no alpha and no nodata value of its own, or another is meant.
     `unset_alpha`: the band that is marked as alpha is data like the others.
+    `dtype` stores whole numbers as others; what does not fit becomes the nearest that does, and is counted as `clamped`.
     `on_progress` hears the part that is done, from 0 to 1; what it raises ends the work, and no target is left.
     """
+    with opened(source, remote=remote) as dataset:
+        pixels = source_of(
+            dataset, raster_type, nodata=nodata, source_crs=source_crs, unset_alpha=unset_alpha, dtype=dtype
+        )
+        bands = Bands.of(dataset, raster_type, unset_alpha=unset_alpha, dtype=dtype)
+        with rasterio.Env(GDAL_CACHEMAX=_cache_bytes(dataset, window or grid.window)):
+            return write_cog(
+                pixels, bands, target, grid, window=window, profile=profile, raster_type=raster_type,
+                resampling=resampling, on_progress=on_progress,
+            )  # fmt: skip
+
+
+def write_cog(
+    source: Pixels,
+    bands: Bands,
+    target: Path,
+    grid: OutputGrid,
+    *,
+    window: Window | None = None,
+    profile: CogProfile = ANALYSIS,
+    raster_type: RasterType,
+    resampling: Resampling | None = None,
+    on_progress: Callable[[float], None] | None = None,
+) -> CogFacts:
+    """The same of what is open already, and may be more than one file (see `several`)."""
     window = window or grid.window
     require_aligned(grid, window)
-    with opened(source, remote=remote) as dataset, rasterio.Env(GDAL_CACHEMAX=_cache_bytes(dataset, window)):
-        plan = _plan(
-            dataset, grid, window, profile=profile, raster_type=raster_type, resampling=resampling, nodata=nodata,
-            unset_alpha=unset_alpha,
-        )  # fmt: skip
-        blocks = blocks_of(dataset, crs_of(dataset, source_crs), grid, plan.rules, plan.resampling)
-        watch = _Watch()
-        with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as scratch:
-            made = _Scratch(Path(scratch), plan, watch)
-            with made:
-                _fill(made, blocks, plan, watch, on_progress)
-            with watch("join"):
-                joined = join(made.images(), Path(scratch) / "joined")
-                (Path(scratch) / "joined").replace(target)
-    return _facts(target, plan, made, joined, reprojects=blocks.reprojects, seconds=watch.seconds)
+    require_fit(profile, bands.dtype, [color.name for color in bands.colors])
+    kind = raster_type, bands.dtype, bands.palette is not None
+    plan = _Plan(
+        grid=grid,
+        window=window,
+        profile=profile,
+        bands=bands,
+        rules=source.rules,
+        resampling=resampling if resampling is not None else resampling_for(*kind),
+        overview_resampling=overview_resampling_for(*kind),
+    )
+    blocks = blocks_of(source, grid, plan.resampling)
+    watch = _Watch()
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as scratch:
+        made = _Scratch(Path(scratch), plan, watch)
+        with made:
+            _fill(made, blocks, plan, watch, on_progress)
+        with watch("join"):
+            joined = join(made.images(), Path(scratch) / "joined")
+            (Path(scratch) / "joined").replace(target)
+    return _facts(target, plan, made, joined, blocks, seconds=watch.seconds)
 
 
 def _cache_bytes(dataset: Any, window: Window) -> int:
@@ -181,31 +189,6 @@ def _cache_bytes(dataset: Any, window: Window) -> int:
     width = dataset.width if cols >= dataset.width else min(dataset.width, window.width + 2 * cols)
     pixel = sum(np.dtype(dtype).itemsize for dtype in dataset.dtypes)
     return min(max(64 * _MB, int(1.3 * width * (1.5 * BLOCK + rows) * pixel)), 256 * _MB)
-
-
-def _plan(
-    dataset: Any,
-    grid: OutputGrid,
-    window: Window,
-    *,
-    profile: CogProfile,
-    raster_type: RasterType,
-    resampling: Resampling | None,
-    nodata: float | None,
-    unset_alpha: bool,
-) -> _Plan:
-    bands = _Bands.of(dataset, raster_type, unset_alpha=unset_alpha)
-    require_fit(profile, bands.dtype, [color.name for color in bands.colors])
-    kind = raster_type, bands.dtype, bands.palette is not None
-    return _Plan(
-        grid=grid,
-        window=window,
-        profile=profile,
-        bands=bands,
-        rules=rules_of(dataset, raster_type, nodata, unset_alpha=unset_alpha),
-        resampling=resampling if resampling is not None else resampling_for(*kind),
-        overview_resampling=overview_resampling_for(*kind),
-    )
 
 
 def _fill(
@@ -337,7 +320,7 @@ def _create(path: Path, plan: _Plan, width: int, height: int, *, is_full: bool) 
     return image
 
 
-def _describe(image: Any, bands: _Bands, kept: list[int]) -> None:
+def _describe(image: Any, bands: Bands, kept: list[int]) -> None:
     image.descriptions = tuple(bands.descriptions[band] for band in kept)
     image.units = tuple(bands.units[band] or "" for band in kept)
     if any(scale != 1 for scale in bands.scales) or any(bands.offsets):
@@ -365,7 +348,7 @@ def _new(path: Path, width: int, height: int, **options: Any) -> Any:
 
 
 def _facts(
-    target: Path, plan: _Plan, made: _Scratch, joined: Joined, *, reprojects: bool, seconds: dict[str, float]
+    target: Path, plan: _Plan, made: _Scratch, joined: Joined, blocks: Blocks, *, seconds: dict[str, float]
 ) -> CogFacts:
     grid, window = plan.grid, plan.window
     validity = plan.rules.validity
@@ -387,9 +370,10 @@ def _facts(
         validity=validity,
         compression=plan.profile.compression(plan.bands.dtype),
         tier=str(plan.profile.tier),
-        resampling=plan.resampling.name if reprojects else "none",
-        reprojection_performed=reprojects,
+        resampling=plan.resampling.name if blocks.reprojects else "none",
+        reprojection_performed=blocks.reprojects,
         overviews=made.overviews,
         is_empty=made.is_empty,
+        clamped=blocks.source.clamped,
         seconds={step: round(spent, 3) for step, spent in seconds.items()},
     )

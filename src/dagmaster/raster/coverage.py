@@ -12,8 +12,9 @@ from rasterio.enums import Resampling
 
 from dagmaster.raster.facts import RasterType
 from dagmaster.raster.grid import BLOCK, OutputGrid, Tile, Window
+from dagmaster.raster.pixels import Validity, source_of
 from dagmaster.raster.source import opened
-from dagmaster.raster.warp import Blocks, Source, blocks_of, crs_of, rules_of
+from dagmaster.raster.warp import Blocks, blocks_of
 
 
 def tiles_with_data(
@@ -29,9 +30,8 @@ def tiles_with_data(
 ) -> tuple[Tile, ...]:
     """The tiles without those that lie outside the source or where it has nothing. Parameters as of `make_cog`."""
     with opened(source, remote=remote) as dataset, rasterio.Env(GDAL_NUM_THREADS=1):
-        rules = rules_of(dataset, raster_type, nodata, unset_alpha=unset_alpha)
-        blocks = blocks_of(dataset, crs_of(dataset, source_crs), grid, rules, Resampling.bilinear)
-        coverage = _Coverage(blocks)
+        source_ = source_of(dataset, raster_type, nodata=nodata, source_crs=source_crs, unset_alpha=unset_alpha)
+        coverage = _Coverage(blocks_of(source_, grid, Resampling.bilinear))
         return tuple(tile for tile in tiles if coverage.has_data(tile.window))
 
 
@@ -40,7 +40,7 @@ class _Coverage:
 
     def __init__(self, blocks: Blocks) -> None:
         self._blocks = blocks
-        self._source: Source = blocks.source
+        self._source = blocks.source
         self._known: dict[tuple[int, int], bool] = {}
 
     def has_data(self, window: Window) -> bool:
@@ -65,9 +65,9 @@ class _Coverage:
         return self._known[row, col]
 
     def _look(self, row: int, col: int) -> bool:
-        if self._source.is_all_data:
+        source = self._source
+        if source.rules.validity is Validity.ALL:
             return True
-        dataset = self._source.dataset
-        width, height = min(BLOCK, dataset.width - col * BLOCK), min(BLOCK, dataset.height - row * BLOCK)
-        found = self._source.read(Window(col * BLOCK, row * BLOCK, width, height))
+        width, height = min(BLOCK, source.width - col * BLOCK), min(BLOCK, source.height - row * BLOCK)
+        found = source.read(Window(col * BLOCK, row * BLOCK, width, height))
         return found.valid is None or bool(found.valid.any())

@@ -179,7 +179,7 @@ def facts_of(dataset: Any, path: str | Path, *, given: CRS | None, size_bytes: i
     crs = given or own
     structure = dataset.tags(ns="IMAGE_STRUCTURE")
     tags = _tags(dataset)
-    bands = tuple(_band(dataset, index, outline) for index in dataset.indexes)
+    bands = _bands(dataset, outline)
     return RasterFacts(
         path=str(path),
         driver=dataset.driver,
@@ -253,24 +253,39 @@ def _bounds_4326(crs: CRS | None, transform: Any, dataset: Any) -> tuple[float, 
     return None
 
 
-def _band(dataset: Any, index: int, outline: str) -> BandFacts:
-    at = index - 1
-    nodata = dataset.nodatavals[at]
-    return BandFacts(
-        dtype=dataset.dtypes[at],
-        color=_lenient(lambda: dataset.colorinterp[at].name, "undefined"),
-        nodata=nodata,
-        description=_lenient(lambda: dataset.descriptions[at], None),
-        unit=_lenient(lambda: dataset.units[at], None) or None,
-        scale=dataset.scales[at],
-        offset=dataset.offsets[at],
-        block_shape=dataset.block_shapes[at],
-        overviews=tuple(dataset.overviews(index)),
-        mask=tuple(flag.name for flag in dataset.mask_flag_enums[at]),
-        bits=_lenient(lambda: int(dataset.tags(index, ns="IMAGE_STRUCTURE").get("NBITS", "")), None),
-        palette=_palette(dataset, index),
-        impossible_nodata=_declared_nodata(outline, index) if nodata is None else None,
+def _bands(dataset: Any, outline: str) -> tuple[BandFacts, ...]:
+    """Each list is asked for once: rasterio makes it anew each time, and a file may have 65,535 bands."""
+    undefined = (None,) * dataset.count
+    nodata = dataset.nodatavals
+    colors = _lenient(lambda: [color.name for color in dataset.colorinterp], ["undefined"] * dataset.count)
+    descriptions = _lenient(lambda: dataset.descriptions, undefined)
+    units = _lenient(lambda: dataset.units, undefined)
+    declared = _declared_nodata(outline)
+    rest = zip(
+        dataset.dtypes, dataset.scales, dataset.offsets, dataset.block_shapes, dataset.mask_flag_enums, strict=True
     )
+    return tuple(
+        BandFacts(
+            dtype=dtype,
+            color=colors[at],
+            nodata=nodata[at],
+            description=descriptions[at],
+            unit=units[at] or None,
+            scale=scale,
+            offset=offset,
+            block_shape=block_shape,
+            overviews=tuple(dataset.overviews(at + 1)),
+            mask=tuple(flag.name for flag in mask),
+            bits=_bits(dataset, at + 1),
+            palette=_palette(dataset, at + 1),
+            impossible_nodata=declared.get(at + 1) if nodata[at] is None else None,
+        )
+        for at, (dtype, scale, offset, block_shape, mask) in enumerate(rest)
+    )
+
+
+def _bits(dataset: Any, index: int) -> int | None:
+    return _lenient(lambda: int(dataset.tags(index, ns="IMAGE_STRUCTURE").get("NBITS", "")), None)
 
 
 def _palette(dataset: Any, index: int) -> dict[int, tuple[int, int, int, int]] | None:
@@ -280,11 +295,15 @@ def _palette(dataset: Any, index: int) -> dict[int, tuple[int, int, int, int]] |
         return None
 
 
-def _declared_nodata(outline: str, index: int) -> float | None:
-    start = outline.find(f'band="{index}"')
-    end = outline.find("</VRTRasterBand>", start)
-    found = re.search(r"<NoDataValue>([^<]*)</NoDataValue>", outline[start:end])
-    return _lenient(lambda: float(found[1]), None) if found else None
+def _declared_nodata(outline: str) -> dict[int, float]:
+    """By number of the band."""
+    found = {}
+    for part in outline.split("<VRTRasterBand ")[1:]:
+        number, value = re.search(r'band="(\d+)"', part), re.search(r"<NoDataValue>([^<]*)</NoDataValue>", part)
+        if number and value:
+            with contextlib.suppress(ValueError):
+                found[int(number[1])] = float(value[1])
+    return found
 
 
 def _tags(dataset: Any) -> dict[str, str]:

@@ -24,6 +24,23 @@ class Verdict(StrEnum):
     REJECT = "reject"
 
 
+class Fix(StrEnum):
+    """What the platform does by itself. None of them is named unless it is done."""
+
+    ASSUME_CRS = "assume-crs"
+    DECLARE_NODATA = "declare-nodata"
+    ADD_MASK = "add-mask"
+    NARROW_DTYPE = "narrow-dtype"
+    COMMON_DTYPE = "common-dtype"
+    UNSET_ALPHA = "unset-alpha"
+    USE_ALPHA = "use-alpha"
+    USE_MASK = "use-mask"
+    DROP_NODATA = "drop-nodata"
+    RESAMPLE_NORTH_UP = "resample-north-up"
+    RETILE = "retile"
+    WRAP_LONGITUDES = "wrap-longitudes"
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """`code` is stable; `fix` names what the platform will do (see Fixes), None when it leaves the file as it is."""
@@ -32,16 +49,15 @@ class Finding:
     severity: Severity
     message: str
     advice: str = ""
-    fix: str | None = None
+    fix: Fix | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Fixes:
-    """What the platform will do about the findings, in values that processing can use as they are."""
+    """What processing must be told for that: parameters of `make_cog`. The rest comes with the output grid and the COG."""
 
     source_crs: str | None = None  # take this for the CRS of the source
     nodata: float | None = None  # take pixels of this value as no data, and declare it in the outputs
-    add_mask: bool = False  # no value is free for nodata: mark what is outside with a mask or alpha
     dtype: str | None = None  # store as this type: every pixel was seen to fit it
     unset_alpha: bool = False  # the band marked as alpha is a picture
 
@@ -120,11 +136,11 @@ def rejected(code: str, message: str, advice: str = "", *, facts: RasterFacts | 
     return Checked(Verdict.REJECT, findings=(Finding(code, Severity.ERROR, message, advice),), facts=facts)
 
 
-def info(code: str, message: str, advice: str = "", fix: str | None = None) -> Finding:
+def info(code: str, message: str, advice: str = "", fix: Fix | None = None) -> Finding:
     return Finding(code, Severity.INFO, message, advice, fix)
 
 
-def warn(code: str, message: str, advice: str = "", fix: str | None = None) -> Finding:
+def warn(code: str, message: str, advice: str = "", fix: Fix | None = None) -> Finding:
     return Finding(code, Severity.WARN, message, advice, fix)
 
 

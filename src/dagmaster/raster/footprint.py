@@ -27,12 +27,13 @@ from shapely.geometry import MultiPolygon, Point, Polygon, box, mapping, shape
 
 from dagmaster.errors import UnfitData
 from dagmaster.raster.reading import data_bands, is_all_data, open_raster, read_with_validity
+from dagmaster.raster.steps import without_steps
 
 MASK_PIXELS = 1_048_576
 MOST_EDGES = 60_000  # sides of pixels between data and nothing that are worth following
 MOST_VERTICES = 1_000
 DECIMALS = 7
-_RAGGED = 0.45  # pixels by which a slanting edge may miss the middle of its steps; they are half a pixel off themselves
+_NO_CORNER = 0.25  # pixels by which an edge may bend and still be one
 _STRAIGHT = 0.03  # pixels by which an edge in degrees may miss the true one
 _NEAR_A_POLE = 0.02  # pixels
 _CELLS = 256  # along a side
@@ -62,6 +63,7 @@ def footprint(path: str | PurePath, *, max_pixels: int = MASK_PIXELS) -> Footpri
         if any(is_all_data(dataset, band) for band in data_bands(dataset)):
             return _published(_all_of(grid))
         level = _overview(dataset, max_pixels)
+        factor = 1 if level is None else dataset.overviews(1)[level]
         if level is None:
             mask = _data_mask(dataset, max_pixels)
     if level is not None:
@@ -69,7 +71,7 @@ def footprint(path: str | PurePath, *, max_pixels: int = MASK_PIXELS) -> Footpri
             mask = _data_mask(dataset, max_pixels)
     if not mask.any():
         return None
-    pixels, size = _polygons(mask, grid)
+    pixels, size = _polygons(mask, grid, factor)
     return _published(_in_degrees(pixels, grid, pixel=size))
 
 
@@ -177,38 +179,42 @@ def _data_mask(dataset: Any, max_pixels: int) -> NDArray[np.bool_]:
     return mask
 
 
-def _polygons(mask: NDArray[np.bool_], grid: _Grid) -> tuple[Polygons, float]:
-    """In pixels of the full grid, simplified, with the size of the pixels that were followed."""
-    while (found := _traced(mask)) is None:
-        mask = _coarser(mask)
-    across, down = grid.width / mask.shape[1], grid.height / mask.shape[0]
-    return shapely.transform(found, lambda xy: xy * (across, down)), min(across, down)
+def _polygons(mask: NDArray[np.bool_], grid: _Grid, factor: int = 1) -> tuple[Polygons, float]:
+    """In pixels of the full grid, simplified, with the size of the pixels that were followed.
+
+    `factor`: of the overview that the mask is of, which is data where any pixel below it is; so is what is made coarser here.
+    """
+    rows, columns = mask.shape
+    if (rows, columns) == (math.ceil(grid.height / factor), math.ceil(grid.width / factor)):
+        across = down = float(factor)  # the last ones may reach beyond the grid
+    else:
+        across, down = grid.width / columns, grid.height / rows
+    while (found := _traced(mask, swelling=(factor - 1) / 2 / across)) is None:
+        mask, factor, across, down = _coarser(mask), 2 * factor, 2 * across, 2 * down
+    scaled = shapely.transform(found, lambda xy: xy * (across, down)).intersection(box(0, 0, grid.width, grid.height))
+    pixel = min(across, down)
+    return _only_polygons(shapely.simplify(scaled, _NO_CORNER * pixel)), pixel
 
 
-def _traced(mask: NDArray[np.bool_]) -> Polygons | None:
+def _traced(mask: NDArray[np.bool_], swelling: float) -> Polygons | None:
     """None where there is too much to follow."""
     if min(mask.shape) > 8 and _edges(mask) > MOST_EDGES:
         return None
-    traced = [_without_steps(shape(geometry)) for geometry, _ in shapes(mask.astype(np.uint8), mask=mask)]
-    found = shapely.unary_union(shapely.make_valid(shapely.simplify(traced, _RAGGED)))
+    mask = _unpinched(mask)
+    traced = [without_steps(shape(geometry), swelling) for geometry, _ in shapes(mask.astype(np.uint8), mask=mask)]
+    found = shapely.unary_union(shapely.make_valid(traced))
     too_many = shapely.get_num_coordinates(found) > MOST_VERTICES
     return None if too_many and min(mask.shape) > 8 else _only_polygons(found)
 
 
-def _without_steps(polygon: Polygon) -> Polygon:
-    return Polygon(_ring_without_steps(polygon.exterior), [_ring_without_steps(ring) for ring in polygon.interiors])
-
-
-def _ring_without_steps(ring: Any) -> Floats:
-    """A slanting edge comes as steps of one pixel. Through their middles it is a line; real corners stay."""
-    corners: Floats = shapely.get_coordinates(ring)[:-1]
-    following = np.roll(corners, -1, axis=0)
-    is_step = np.abs(following - corners).sum(axis=1) <= 1
-    is_corner = ~(is_step | np.roll(is_step, 1))
-    points = np.stack([corners, (corners + following) / 2], axis=1).reshape(-1, 2)
-    smooth = points[np.stack([is_corner, is_step], axis=1).ravel()]
-    # A line of single pixels has nothing but steps.
-    return smooth if len(smooth) > 4 else corners
+def _unpinched(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Pixels that touch at a corner only are joined: the tip of a slanting scene is no island."""
+    falling = mask[:-1, :-1] & mask[1:, 1:] & ~mask[:-1, 1:] & ~mask[1:, :-1]
+    rising = mask[:-1, 1:] & mask[1:, :-1] & ~mask[:-1, :-1] & ~mask[1:, 1:]
+    joined = mask.copy()
+    joined[:-1, 1:] |= falling
+    joined[:-1, :-1] |= rising
+    return joined
 
 
 def _edges(mask: NDArray[np.bool_]) -> int:

@@ -4,12 +4,15 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from dagmaster.errors import UnfitData
 from dagmaster.raster.crs import CrsFacts, describe_crs
 from dagmaster.raster.facts import RasterFacts
-from dagmaster.raster.findings import Finding, error, info, warn
+from dagmaster.raster.findings import Finding, Fix, error, info, warn
 from dagmaster.raster.sample import alpha_band, color_bands, has_own_mask
 
 _FEET = ("foot", "feet", "ft", "us-ft")
+# Grids that write the number of their zone before the easting reach 61,000 km. PROJ has an answer for any number.
+_FARTHEST_METRES = 1e8
 _GOOD_BLOCKS = range(256, 1025)
 
 
@@ -24,6 +27,16 @@ class Ceilings:
     block_bytes: int = 512 * 2**20  # one compressed block is unpacked at once, in memory
     bomb_bytes: int = 8 * 2**30  # from here on …
     bomb_ratio: int = 1000  # … this much from one byte is not a raster but an attack
+
+
+def require_few_bands(count: int, ceilings: Ceilings) -> None:
+    """Asked before the facts, which tell of every band."""
+    if count > ceilings.bands:
+        raise UnfitData(
+            f"the header claims {count:,} bands",
+            code="raster.too-large",
+            hint=f"submit at most {ceilings.bands:,} in a file, or check how it was exported",
+        )
 
 
 def judge_header(facts: RasterFacts, ceilings: Ceilings) -> list[Finding]:
@@ -74,7 +87,7 @@ def _bands(facts: RasterFacts) -> Iterator[Finding]:
         )
     kinds = sorted({band.dtype for band in facts.bands})
     if len(kinds) > 1:
-        yield warn("raster.mixed-types", f"the bands have different types: {', '.join(kinds)}", "", "common-dtype")
+        yield warn("raster.mixed-types", f"the bands have different types: {', '.join(kinds)}", "", Fix.COMMON_DTYPE)
     values = {_comparable(facts.bands[number - 1].nodata) for number in color_bands(facts)}
     if len(values) > 1:
         yield warn(
@@ -130,13 +143,13 @@ def _grid(facts: RasterFacts) -> Iterator[Finding]:
             "export it anew, or set it: `gdal_edit.py -a_ullr … file.tif`",
         )
     elif facts.is_rotated:
-        yield warn("raster.rotated", "its grid is rotated", "it is resampled to a north-up grid", "resample-north-up")
+        yield warn("raster.rotated", "its grid is rotated", "it is resampled to a north-up grid", Fix.RESAMPLE_NORTH_UP)
     elif e > 0 or a < 0:
         yield warn(
             "raster.flipped",
             "its rows run from south to north, or its columns from east to west",
             "",
-            "resample-north-up",
+            Fix.RESAMPLE_NORTH_UP,
         )
     elif abs(abs(a) - abs(e)) > 1e-6 * abs(a):
         yield info("raster.oblong-pixels", f"its pixels are not square: {abs(a):g} by {abs(e):g}")
@@ -174,10 +187,10 @@ def _reference_system(facts: RasterFacts) -> Iterator[Finding]:
             "raster.crs-overridden",
             f"the file says {theirs}; the given CRS is used",
             "is that what you mean?",
-            "assume-crs",
+            Fix.ASSUME_CRS,
         )
     elif not facts.file_crs:
-        yield info("raster.crs-given", "the file has no CRS; the given one is used", "", "assume-crs")
+        yield info("raster.crs-given", "the file has no CRS; the given one is used", "", Fix.ASSUME_CRS)
     yield from _units(facts, crs)
 
 
@@ -186,7 +199,7 @@ def _position(facts: RasterFacts, crs: CrsFacts) -> Iterator[Finding]:
     west, south, east, north = facts.bounds
     if crs.is_geographic:
         yield from _degrees(facts)
-    elif facts.bounds_4326 is None:
+    elif facts.bounds_4326 is None or max(map(abs, facts.bounds)) * (crs.metres_per_unit or 1) > _FARTHEST_METRES:
         yield error(
             "raster.off-earth", "its coordinates are nowhere on Earth in its CRS", "wrong CRS? pass `source_crs`"
         )
@@ -211,7 +224,7 @@ def _degrees(facts: RasterFacts) -> Iterator[Finding]:
     in_range = south >= -90 - slack and north <= 90 + slack and west >= -360 - slack and east <= 540 + slack
     if in_range and east - west <= 360 + 2 * slack:
         if east > 180 + slack or west < -180 - slack:
-            yield info("raster.longitudes", f"its longitudes run from {west:g} to {east:g}", "", "wrap-longitudes")
+            yield info("raster.longitudes", f"its longitudes run from {west:g} to {east:g}", "", Fix.WRAP_LONGITUDES)
         return
     is_swapped = max(abs(west), abs(east)) <= 90 and max(abs(south), abs(north)) <= 360
     yield error(
@@ -242,9 +255,9 @@ def _layout(facts: RasterFacts) -> Iterator[Finding]:
     if facts.is_cog:
         yield info("raster.cog", "it is a Cloud Optimized GeoTIFF already")
     if not facts.is_tiled:
-        yield warn("raster.striped", f"it is stored in strips of {rows} rows, slow to read in parts", "", "retile")
+        yield warn("raster.striped", f"it is stored in strips of {rows} rows, slow to read in parts", "", Fix.RETILE)
     elif rows not in _GOOD_BLOCKS or columns not in _GOOD_BLOCKS:
-        yield warn("raster.block-size", f"its blocks are {columns} × {rows} pixels", "", "retile")
+        yield warn("raster.block-size", f"its blocks are {columns} × {rows} pixels", "", Fix.RETILE)
 
 
 def _values(facts: RasterFacts) -> Iterator[Finding]:
@@ -276,14 +289,14 @@ def _nodata(facts: RasterFacts) -> Iterator[Finding]:
             "raster.alpha-and-nodata",
             "it has both an alpha band and a nodata value; alpha is used",
             "keep one of them",
-            "use-alpha",
+            Fix.USE_ALPHA,
         )
     elif facts.nodata is not None and has_own_mask(facts):
         yield warn(
             "raster.mask-and-nodata",
             "it has both a mask and a nodata value; the mask is used",
             "keep one of them",
-            "use-mask",
+            Fix.USE_MASK,
         )
     if facts.nodata is not None and math.isnan(facts.nodata):
         yield info("raster.nan-nodata", "nodata is NaN")
@@ -293,7 +306,7 @@ def _nodata(facts: RasterFacts) -> Iterator[Finding]:
             "raster.impossible-nodata",
             f"its nodata value {impossible:g} does not fit into {facts.dtype}, so that no pixel can have it; it is ignored",
             "declare the value that the file really uses: `gdal_edit.py -a_nodata 0 file.tif`",
-            "drop-nodata",
+            Fix.DROP_NODATA,
         )
 
 

@@ -49,7 +49,7 @@ def inspect(
     """
     limits = limits or Limits()
     question = {
-        "path": os.path.abspath(path),  # noqa: PTH100  (resolve() would follow links)
+        "path": os.path.abspath(path) if path else "",  # noqa: PTH100  (resolve() would follow links)
         "source_crs": source_crs,
         "raster_type": RasterType.asked(raster_type),
         "ceilings": asdict(ceilings or Ceilings()),

@@ -8,7 +8,7 @@ import numpy as np
 
 from dagmaster.raster.classify import alpha_is_picture
 from dagmaster.raster.facts import RasterFacts, RasterType
-from dagmaster.raster.findings import Finding, Fixes, error, info, warn
+from dagmaster.raster.findings import Finding, Fix, Fixes, error, info, warn
 from dagmaster.raster.header_rules import Ceilings, judge_block
 from dagmaster.raster.sample import BlockTable, Sample, alpha_band, has_own_mask
 
@@ -16,6 +16,8 @@ from dagmaster.raster.sample import BlockTable, Sample, alpha_band, has_own_mask
 _SENTINELS = (-9999.0, -99999.0, -32768.0, -32767.0, -2147483648.0, 1e20, 9.969209968386869e36, 1e30, 1e38)
 _HUGE = 3.0e38  # the ends of float32, in the many spellings that programs give them
 Found = tuple[Finding, Fixes] | None
+_DECLARE = "if a value means missing, declare it: `gdal_edit.py -a_nodata VALUE file.tif`"
+_GDAL_NAMES = {"uint8": "Byte", "int16": "Int16", "uint16": "UInt16", "int32": "Int32", "uint32": "UInt32"}
 _PICTURES = (RasterType.RGB, RasterType.RGBA, RasterType.NIR, RasterType.MULTISPECTRAL)
 
 
@@ -107,7 +109,7 @@ def _alpha(facts: RasterFacts, sample: Sample, raster_type: RasterType, fixes: F
         "raster.alpha-is-picture",
         "its alpha band is not transparency but looks like a picture, probably near infrared; it is taken for that",
         "pass raster_type=rgba if it is transparency",
-        "unset-alpha",
+        Fix.UNSET_ALPHA,
     )
     return finding, replace(fixes, unset_alpha=True)
 
@@ -124,7 +126,7 @@ def _undeclared_nodata(facts: RasterFacts, sample: Sample, raster_type: RasterTy
     if value is None:
         return _collar_without_nodata(facts, sample, raster_type, fixes)
     message = f"{_say(value)} stands for missing data, but the file does not say so"
-    return warn("raster.undeclared-nodata", message, "", "declare-nodata"), replace(fixes, nodata=value)
+    return warn("raster.undeclared-nodata", message, "", Fix.DECLARE_NODATA), replace(fixes, nodata=value)
 
 
 def _second_nodata(declared: float, value: float, fixes: Fixes) -> Found:
@@ -140,7 +142,7 @@ def _collar_without_nodata(facts: RasterFacts, sample: Sample, raster_type: Rast
         return None
     seen = f"its corners are all {_say(value)}, which looks like a collar without data"
     if raster_type in _PICTURES:
-        taken = warn("raster.collar", f"{seen}; it is taken for nodata", "", "declare-nodata")
+        taken = warn("raster.collar", f"{seen}; it is taken for nodata", "", Fix.DECLARE_NODATA)
         return taken, replace(fixes, nodata=value)
     # A height of 0 is the sea, a class 0 may be a class.
     advice = f"if it is not, declare it: `gdal_edit.py -a_nodata {value:g} file.tif`"
@@ -153,14 +155,19 @@ def _width_of_integers(facts: RasterFacts, sample: Sample, raster_type: RasterTy
     is_wide = dtype.itemsize > 2 or (dtype.itemsize == 2 and raster_type in (RasterType.RGB, RasterType.RGBA))
     if dtype.kind not in "iu" or not is_wide or len({band.dtype for band in facts.bands}) > 1:
         return None
-    narrow = _narrowest([sample.minimum, sample.maximum, *([] if facts.nodata is None else [facts.nodata])])
+    # Full is another number for an alpha of 8 bits.
+    if alpha_band(facts) is not None:
+        return None
+    nothing = [band.nodata for band in facts.bands if band.nodata is not None]
+    narrow = _narrowest([sample.minimum, sample.maximum, *nothing])
     if np.dtype(narrow).itemsize >= dtype.itemsize:
         return None
     if sample.is_whole:
-        message = f"its values are {facts.dtype}, but all of them fit into {narrow}"
-        return warn("raster.wide-integers", message, "", "narrow-dtype"), replace(fixes, dtype=narrow)
-    message = f"its values are {facts.dtype}, but those of the sample fit into {narrow}"
-    return warn("raster.wide-integers", message, "check the whole file to have it stored as that"), fixes
+        message = f"its values are {facts.dtype}, but all of them fit into {narrow}; they are stored as that"
+        return warn("raster.wide-integers", message, "", Fix.NARROW_DTYPE), replace(fixes, dtype=narrow)
+    message = f"its values are {facts.dtype}, but those of the sample fit into {narrow}; they are stored as they are"
+    advice = f"if all of them fit, convert it: `gdal_translate -ot {_GDAL_NAMES[narrow]} in.tif out.tif`"
+    return warn("raster.wide-integers", message, advice), fixes
 
 
 def _narrowest(values: list[float]) -> str:
@@ -177,11 +184,13 @@ def _missing_nodata(facts: RasterFacts, sample: Sample, raster_type: RasterType,
         return None
     value = _free_value(fixes.dtype or facts.dtype, sample, raster_type)
     said = "it declares no nodata value"
-    if value is None:
-        mask = warn("raster.no-nodata", f"{said}; what lies outside is marked by a mask", "", "add-mask")
-        return mask, replace(fixes, add_mask=True)
-    message = f"{said}; {_say(value)}, which it does not use, becomes it"
-    return warn("raster.no-nodata", message, "", "declare-nodata"), replace(fixes, nodata=value)
+    if value is not None:
+        message = f"{said}; {_say(value)}, which it does not use, becomes it"
+        return warn("raster.no-nodata", message, _DECLARE, Fix.DECLARE_NODATA), replace(fixes, nodata=value)
+    edges = "ground beyond its edges, where the output has any, is marked by a mask"
+    if raster_type in _PICTURES:  # no value is to spare, and nobody expects it
+        return info("raster.all-data", f"all of its pixels are data; {edges}", "", Fix.ADD_MASK), fixes
+    return warn("raster.no-nodata", f"{said}, and uses every value; {edges}", _DECLARE, Fix.ADD_MASK), fixes
 
 
 def _free_value(dtype: str, sample: Sample, raster_type: RasterType) -> float | None:
@@ -202,7 +211,7 @@ def _common_type(facts: RasterFacts, _sample: Sample, _raster_type: RasterType, 
     if len(kinds) == 1:
         return None
     common = str(np.result_type(*kinds))
-    return info("raster.common-type", f"all bands are stored as {common}", "", "common-dtype"), replace(
+    return info("raster.common-type", f"all bands are stored as {common}", "", Fix.COMMON_DTYPE), replace(
         fixes, dtype=common
     )
 

@@ -12,7 +12,7 @@ import numpy as np
 from rasterio.enums import Resampling
 
 from dagmaster.raster.grid import BLOCK, Window
-from dagmaster.raster.warp import Block, Rules, Valid, Values
+from dagmaster.raster.pixels import Block, Rules, Valid, Values
 
 HALF = BLOCK // 2
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from rasterio.windows import Window
 
 from dagmaster.raster.facts import RasterFacts
-from dagmaster.raster.source import READ_ERRORS, is_out_of_memory, reason
+from dagmaster.raster.source import READ_ERRORS, is_out_of_memory, read_bands, reason
 
 _WINDOW = 512
 _LATTICE = 4  # windows a side
@@ -207,7 +207,7 @@ def _positions(last: int) -> list[int]:
 def _add_window(dataset: Any, facts: RasterFacts, sample: Sample, window: Window, *, keep: bool) -> None:
     opaque = _opaque(dataset, facts, sample, window)
     for number, group in enumerate(_groups(facts, window, everything=sample.is_whole)):
-        values = dataset.read(group, window=window)
+        values = read_bands(dataset, window, group)
         valid = _valid(dataset, group, window, values) & opaque
         for at, band in enumerate(group):
             sample.bands.setdefault(band, BandRange()).add(values[at], valid[at])
@@ -255,4 +255,4 @@ def _add_corners(dataset: Any, facts: RasterFacts, sample: Sample) -> None:
     bands = list(sample.bands)[:8]
     for top in (0, facts.height - height):
         for left in (0, facts.width - width):
-            sample.corners.append(dataset.read(bands, window=Window(left, top, width, height)))
+            sample.corners.append(read_bands(dataset, Window(left, top, width, height), bands))

@@ -14,11 +14,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import rasterio
+from numpy.typing import NDArray
 from rasterio._err import CPLE_BaseError, CPLE_OutOfMemoryError
 from rasterio.errors import NotGeoreferencedWarning, RasterioError
 
 from dagmaster.errors import InvalidRequest, NotFound, UnfitData
+from dagmaster.raster.guard import require_small_texts
 
 # How the formats that are taken begin. GDAL's COG driver only writes: a COG is opened as GTiff.
 _TAKEN: dict[bytes, str] = {
@@ -34,6 +37,7 @@ _TAKEN: dict[bytes, str] = {
 }
 DRIVERS = tuple(dict.fromkeys(_TAKEN.values()))
 
+_LONGEST_NAME = 100
 _REMOTE = ("/vsiaz/", "/vsiadls/", "/vsis3/", "/vsigs/")
 _SETTINGS = {
     "GDAL_PAM_ENABLED": "NO",
@@ -66,17 +70,45 @@ def opened(path: str | Path, *, remote: bool = False) -> Iterator[Any]:
 
     `remote` also takes GDAL's paths of object stores (`/vsiaz/…`, `/vsis3/…`), for callers that made the path themselves.
     """
-    place = _place(path, remote=remote)
+    with reading(), open_file(path, remote=remote) as dataset:
+        yield dataset
+
+
+@contextlib.contextmanager
+def reading() -> Iterator[None]:
+    """While files of others are open: GDAL keeps to the file itself."""
     with rasterio.Env(**_SETTINGS), warnings.catch_warnings():
         warnings.simplefilter("ignore", NotGeoreferencedWarning)
-        with _open(place) as dataset:
-            _refuse_company(dataset, place)
-            yield dataset
+        yield
+
+
+def open_file(path: str | Path, *, remote: bool = False) -> Any:
+    """The dataset, for those who keep several open and close them themselves, all `reading`."""
+    place = _place(path, remote=remote)
+    dataset = _open(place)
+    try:
+        _refuse_company(dataset, place)
+    except UnfitData:
+        dataset.close()
+        raise
+    return dataset
+
+
+def read_bands(dataset: Any, window: Any, bands: list[int] | None = None) -> NDArray[Any]:
+    """Pixels of these bands, or of all, in a type that holds all of them; rasterio reads only bands of one type together."""
+    wanted = bands or list(dataset.indexes)
+    if len({dataset.dtypes[band - 1] for band in wanted}) == 1:
+        values: NDArray[Any] = dataset.read(wanted, window=window)
+        return values
+    common = np.result_type(*(dataset.dtypes[band - 1] for band in wanted))
+    return np.stack([dataset.read(band, window=window).astype(common) for band in wanted])
 
 
 def short_name(path: str | Path) -> str:
-    """The file's name alone: safe to show, without folder, host or signature."""
-    return str(path).split("?", 1)[0].rstrip("/").rpartition("/")[2]
+    """The file's name alone: safe to show, without folder, host or signature, on one line, and not endless."""
+    name = str(path).split("?", 1)[0].rstrip("/").rpartition("/")[2]
+    shown = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in name)
+    return shown if len(shown) <= _LONGEST_NAME else f"{shown[:_LONGEST_NAME]}…"
 
 
 def size_of(path: str | Path) -> int:
@@ -107,8 +139,12 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def _place(path: str | Path, *, remote: bool) -> str:
     text = os.fspath(path)
-    if "\0" in text:
-        raise InvalidRequest("a path holds a NUL character", code="raster.path")
+    if not text or "\0" in text:
+        raise InvalidRequest("a path is empty or holds a NUL character", code="raster.path")
+    if any("\ud800" <= letter <= "\udfff" for letter in text):  # how Python has what is not UTF-8
+        raise UnfitData(
+            f"the name of '{short_name(text)}' is not UTF-8", code="raster.unreadable-file", hint="rename the file"
+        )
     if text.startswith("/vsimem/") or (remote and text.startswith(_REMOTE)):
         return text
     if text.startswith("/vsi") or "://" in text:
@@ -141,6 +177,8 @@ def _refuse_what_is_no_file(place: str) -> None:
 def _open(place: str) -> Any:
     """By the driver that the first bytes call for; a file that is not on this machine is offered to each."""
     name, head = short_name(place), _head(place)
+    if head:
+        require_small_texts(place, name)
     drivers = [driver for start, driver in _TAKEN.items() if head.startswith(start)] if head else DRIVERS
     problem: BaseException | None = None
     for driver in drivers:
@@ -165,6 +203,8 @@ def _not_taken(name: str, head: bytes) -> UnfitData:
     for start, what, advice in _SIGNATURES:
         if head.startswith(start):
             return _refused(name, what, advice)
+    if head and head.isascii() and head.decode().replace("\n", "").replace("\r", "").replace("\t", "").isprintable():
+        return _refused(name, "a text file", "submit the raster that it belongs to or tells of")
     return _refused(name, "not in a format that is taken here", "convert it: `gdal_translate in out.tif`")
 
 

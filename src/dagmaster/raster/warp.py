@@ -4,36 +4,25 @@ A block depends on nothing but the source, the grid and its own place: not on th
 before. That is why neighbouring tiles agree in every pixel. GDAL's transformer interpolates along each run of columns, and its
 error grows with the run's length and depends on where the run starts; here a run never leaves its block.
 
-    validity   how the source says that a pixel is nothing: a nodata value, alpha, a mask, or never
     Copy       where the source's pixels are the grid's: read as they are
     Warp       anything else; the slower kernel that looks at validity only runs where something is invalid
 """
 
-import contextlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import Any, Protocol
 
 import numpy as np
-import rasterio.windows
 from affine import Affine
-from numpy.typing import NDArray
-from rasterio.crs import CRS
-from rasterio.enums import ColorInterp, MaskFlags, Resampling
-from rasterio.errors import RasterioError
+from rasterio.enums import Resampling
 from rasterio.warp import reproject
 
-from dagmaster.errors import InvalidRequest, Unavailable, UnfitData
-from dagmaster.raster.crs import parse_crs, split_crs
-from dagmaster.raster.facts import RasterType
+from dagmaster.errors import InvalidRequest
+from dagmaster.raster.crs import parse_crs
 from dagmaster.raster.grid import BLOCK, OutputGrid, Window
+from dagmaster.raster.pixels import Block, Pixels, Rules, Valid, Validity, Values, unless_all
 from dagmaster.raster.points import Floats, Points, placed, project
-from dagmaster.raster.source import reason, short_name
-
-Values = NDArray[Any]  # band, row, column
-Valid = NDArray[np.bool_]  # band (or one for all), row, column
 
 _RADIUS = {
     Resampling.nearest: 0,
@@ -49,83 +38,10 @@ _EXACT = 2e-5  # of a pixel: so rarely is another one the nearest
 _CLOSE = 4e-3  # of a pixel: what interpolated values hardly show
 
 
-class Validity(StrEnum):
-    NODATA = "nodata"
-    ALPHA = "alpha"
-    MASK = "mask"
-    ALL = "all"  # every pixel of the source is data
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """Pixels, and which of them are data: `valid` None means all of them. What is not data has the fill value."""
-
-    values: Values
-    valid: Valid | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """How nothing is told from something.
-
-    `together`: a pixel is nothing where every band says so, as in a picture, where one colour may well be 0. Otherwise each
-    band speaks for itself.
-    """
-
-    validity: Validity
-    nodata: float | None = None
-    alpha: int | None = None  # its index, from 0
-    together: bool = True
-
-    @property
-    def fill(self) -> float:
-        return 0 if self.nodata is None else self.nodata
-
-    def valid_of(self, values: Values) -> Valid | None:
-        """Which values are data, as far as values can tell; None: all."""
-        if self.validity is Validity.ALPHA:
-            assert self.alpha is not None
-            return _unless_all(values[self.alpha : self.alpha + 1] != 0)
-        if self.validity is not Validity.NODATA:
-            return None
-        nothing = self._is_nothing(values[:1])
-        if self.together:
-            for band in values[1:]:
-                if not nothing.any():
-                    return None
-                nothing &= self._is_nothing(band)
-        elif len(values) > 1:
-            nothing = np.concatenate([nothing, self._is_nothing(values[1:])])
-        return _unless_all(~nothing)
-
-    def _is_nothing(self, values: Values) -> Valid:
-        nothing: Valid
-        if values.dtype.kind != "f":
-            nothing = values == self.nodata
-            return nothing
-        nothing = np.isnan(values)
-        if self.nodata is not None and not math.isnan(self.nodata):
-            nothing |= values == values.dtype.type(self.nodata)
-        return nothing
-
-    def keep_apart(self, values: Values, valid: Valid | None = None) -> None:
-        """Interpolation may hit the nodata value by chance: move such pixels, which are data, one step away (as GDAL does)."""
-        if self.nodata is None or math.isnan(self.nodata):
-            return
-        hit = values == values.dtype.type(self.nodata)
-        if not hit.any():
-            return
-        if self.together:
-            hit = hit.all(axis=0, keepdims=True)
-        if valid is not None:
-            hit &= valid
-        values[np.broadcast_to(hit, values.shape)] = _beside(self.nodata, values.dtype)
-
-
 class Blocks(Protocol):
     """Where blocks come from."""
 
-    source: "Source"
+    source: Pixels
     reprojects: bool
 
     def block(self, col: int, row: int) -> Block | None:
@@ -135,93 +51,8 @@ class Blocks(Protocol):
         """The parts of the source that a block is made of."""
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """An open dataset with its rules."""
-
-    dataset: Any
-    crs: CRS
-    transform: Affine
-    rules: Rules
-
-    @property
-    def is_all_data(self) -> bool:
-        return self.rules.validity is Validity.ALL
-
-    def read(self, window: Window) -> Block:
-        area = rasterio.windows.Window(window.col, window.row, window.width, window.height)
-        with self._reading():
-            values = self.dataset.read(window=area, out_dtype=np.result_type(*self.dataset.dtypes))
-        for index, nodata in enumerate(self.dataset.nodatavals):
-            # A COG has one nodata value; other formats have one for each band.
-            if self.rules.validity is Validity.NODATA and nodata is not None and _differ(nodata, self.dataset.nodata):
-                values[index][values[index] == nodata] = self.rules.nodata
-        if self.rules.validity is Validity.MASK:
-            with self._reading():
-                return Block(values, _unless_all(self.dataset.read_masks(1, window=area)[np.newaxis] != 0))
-        return Block(values, self.rules.valid_of(values))
-
-    @contextlib.contextmanager
-    def _reading(self) -> Iterator[None]:
-        try:
-            yield
-        except RasterioError as error:
-            name = short_name(self.dataset.name)
-            if self.dataset.name.startswith("/vsi"):
-                raise Unavailable(f"'{name}' cannot be read: {reason(error)}", code="raster.unreadable") from None
-            raise UnfitData(
-                f"'{name}' is damaged: {reason(error)}",
-                code="raster.corrupt",
-                hint="upload it again, or export it anew from its source",
-            ) from None
-
-
-def colors_of(dataset: Any, raster_type: RasterType, *, unset_alpha: bool = False) -> tuple[ColorInterp, ...]:
-    """What each band is of. `unset_alpha`: the band that is marked as alpha is data like the others.
-
-    The fourth band of what is RGBA is alpha, also where the file does not say so.
-    """
-    colors = list(dataset.colorinterp)
-    if unset_alpha:
-        return tuple(ColorInterp.undefined if color is ColorInterp.alpha else color for color in colors)
-    if raster_type is RasterType.RGBA and len(colors) == 4 and ColorInterp.alpha not in colors:
-        colors[3] = ColorInterp.alpha
-    return tuple(colors)
-
-
-def rules_of(dataset: Any, raster_type: RasterType, nodata: float | None = None, *, unset_alpha: bool = False) -> Rules:
-    """How a source marks nothing. `nodata` is what to take for it where the file has no mask and no alpha."""
-    colors = colors_of(dataset, raster_type, unset_alpha=unset_alpha)
-    if ColorInterp.alpha in colors:
-        return Rules(Validity.ALPHA, alpha=colors.index(ColorInterp.alpha))
-    if MaskFlags.per_dataset in dataset.mask_flag_enums[0] and MaskFlags.alpha not in dataset.mask_flag_enums[0]:
-        return Rules(Validity.MASK)  # GDAL also calls alpha one
-    dtype = np.dtype(dataset.dtypes[0])
-    together = raster_type in (RasterType.RGB, RasterType.RGBA)
-    value = nodata if nodata is not None else dataset.nodata
-    if value is not None and _fits(value, dtype):
-        return Rules(Validity.NODATA, nodata=float(value), together=together)
-    if dtype.kind == "f":
-        return Rules(Validity.NODATA, nodata=math.nan, together=together)
-    return Rules(Validity.ALL)
-
-
-def crs_of(dataset: Any, given: str | None = None) -> CRS:
-    if given is not None:
-        return parse_crs(given)
-    if not dataset.crs:
-        raise UnfitData("raster has no CRS", code="raster.no-crs", hint="pass source_crs")
-    horizontal, _ = split_crs(dataset.crs)
-    return horizontal
-
-
-def blocks_of(dataset: Any, crs: CRS, grid: OutputGrid, rules: Rules, resampling: Resampling) -> Blocks:
+def blocks_of(source: Pixels, grid: OutputGrid, resampling: Resampling) -> Blocks:
     """The source on the grid: copied where their pixels coincide, else warped."""
-    if dataset.transform.is_identity:
-        raise UnfitData(
-            "raster has no georeference", code="raster.no-geotransform", hint="give it one, or rectify it first"
-        )
-    source = Source(dataset, crs, dataset.transform, rules)
     offset = _whole_offset(source, grid)
     return Copy(source, grid, *offset) if offset else Warp(source, grid, resampling)
 
@@ -231,7 +62,7 @@ class Copy:
 
     reprojects = False
 
-    def __init__(self, source: Source, grid: OutputGrid, cols: int, rows: int) -> None:
+    def __init__(self, source: Pixels, grid: OutputGrid, cols: int, rows: int) -> None:
         self.source = source
         self._rules = source.rules
         self._grid = grid
@@ -239,7 +70,7 @@ class Copy:
 
     def source_windows(self, col: int, row: int) -> Iterator[Window]:
         wanted = Window(col - self._cols, row - self._rows, BLOCK, BLOCK)
-        if found := _clipped(wanted, self.source.dataset):
+        if found := _clipped(wanted, self.source):
             yield found
 
     def block(self, col: int, row: int) -> Block | None:
@@ -288,7 +119,7 @@ class Warp:
 
     reprojects = True
 
-    def __init__(self, source: Source, grid: OutputGrid, resampling: Resampling) -> None:
+    def __init__(self, source: Pixels, grid: OutputGrid, resampling: Resampling) -> None:
         self.source = source
         self._rules = source.rules
         self._grid = grid
@@ -324,7 +155,7 @@ class Warp:
             left, right = math.floor(known.x.min() - pad_x), math.ceil(known.x.max() + pad_x)
             top, bottom = math.floor(known.y.min() - pad_y), math.ceil(known.y.max() + pad_y)
             wanted = Window(left, top, right - left, bottom - top)
-            if found := _clipped(wanted, self.source.dataset):
+            if found := _clipped(wanted, self.source):
                 yield _Part(turn, found, found == wanted and pixels.are_finite, pixels)
 
     def _size(self, col: int, row: int) -> tuple[int, int]:
@@ -348,7 +179,7 @@ class Warp:
         """How often to go round the Earth to reach the source's longitudes; a file may count 0 … 360."""
         if not self.source.crs.is_geographic:
             return [0]
-        middle, _ = self.source.transform @ (self.source.dataset.width / 2, self.source.dataset.height / 2)
+        middle, _ = self.source.transform @ (self.source.width / 2, self.source.height / 2)
         turns = np.round((middle - x[np.isfinite(x)]) / _WORLD)
         return [int(turn) for turn in np.unique(turns)]
 
@@ -378,7 +209,7 @@ class Warp:
         valid = inside[np.newaxis]
         if found.valid is not None:
             valid = found.valid.reshape(len(found.valid), -1)[:, flat] & inside
-        return self._settled(values, _unless_all(valid))
+        return self._settled(values, unless_all(valid))
 
     def _pixel_centres(self, col: int, row: int, part: _Part) -> Points:
         """Where the centre of each of the block's pixels lies in the source: between lattice points, as fine as it takes."""
@@ -449,7 +280,7 @@ class Warp:
             DST_ALPHA_MAX=_OPAQUE,
             **where,
         )
-        return self._settled(values[:-1], _unless_all(values[-1:] != 0))
+        return self._settled(values[:-1], unless_all(values[-1:] != 0))
 
     def _kernel(
         self, values: Values, *, size: tuple[int, int], run: int, dst_transform: Affine, **options: Any
@@ -501,22 +332,22 @@ class Warp:
         return float(np.median(cols[known])), float(np.median(rows[known]))
 
 
-def _whole_offset(source: Source, grid: OutputGrid) -> tuple[int, int] | None:
+def _whole_offset(source: Pixels, grid: OutputGrid) -> tuple[int, int] | None:
     """How many pixels of the grid lie before the source's first; None if theirs do not coincide."""
     if source.crs != parse_crs(grid.crs):
         return None
     cols, rows = ~grid.transform @ (source.transform.c, source.transform.f)
     steps = ~grid.transform @ source.transform
-    size = source.dataset.width, source.dataset.height
+    size = source.width, source.height
     off = max(abs(steps.a - 1) * size[0], abs(steps.e - 1) * size[1], abs(cols - round(cols)), abs(rows - round(rows)))
     if steps.b or steps.d or off > 1e-3:
         return None
     return round(cols), round(rows)
 
 
-def _clipped(window: Window, dataset: Any) -> Window | None:
+def _clipped(window: Window, source: Pixels) -> Window | None:
     left, top = max(0, window.col), max(0, window.row)
-    right, bottom = min(dataset.width, window.col + window.width), min(dataset.height, window.row + window.height)
+    right, bottom = min(source.width, window.col + window.width), min(source.height, window.row + window.height)
     return Window(left, top, right - left, bottom - top) if left < right and top < bottom else None
 
 
@@ -529,7 +360,7 @@ def _merged(blocks: list[Block]) -> Block:
         missing = ~first.valid
         taken = missing if other.valid is None else missing & other.valid
         np.copyto(first.values, other.values, where=taken)
-        first = replace(first, valid=_unless_all(first.valid | taken))
+        first = replace(first, valid=unless_all(first.valid | taken))
     return first
 
 
@@ -562,27 +393,3 @@ def _between(size: int, step: int) -> Floats:
 
 def _filled(bands: int, dtype: Any, rules: Rules) -> Values:
     return np.full((bands, BLOCK, BLOCK), rules.fill, dtype)
-
-
-def _unless_all(valid: Valid) -> Valid | None:
-    return None if valid.all() else valid
-
-
-def _differ(one: float, other: float | None) -> bool:
-    return one != other and not (other is not None and math.isnan(one) and math.isnan(other))
-
-
-def _fits(nodata: float, dtype: np.dtype[Any]) -> bool:
-    """A file may declare a value that its type cannot hold: no pixel has it."""
-    if dtype.kind == "f":
-        return True
-    if not float(nodata).is_integer():
-        return False
-    limits = np.iinfo(dtype)
-    return limits.min <= nodata <= limits.max
-
-
-def _beside(nodata: float, dtype: np.dtype[Any]) -> float:
-    if dtype.kind == "f":
-        return float(np.nextafter(dtype.type(nodata), dtype.type(0 if nodata else 1)))
-    return nodata + 1 if nodata == np.iinfo(dtype).min else nodata - 1

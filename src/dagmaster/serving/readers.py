@@ -79,8 +79,15 @@ class CogReader(Reader):
     def part(self, bbox: BBox, indexes: Sequence[int] | None = None, **options: Any) -> ImageData:  # type: ignore[override]
         return super().part(bbox, indexes=self._shown(indexes), **options)
 
-    def preview(self, indexes: Sequence[int] | None = None, **options: Any) -> ImageData:  # type: ignore[override]
-        return super().preview(indexes=self._shown(indexes), **options)
+    def preview(self, indexes: Sequence[int] | None = None, max_size: int | None = None, width: int | None = None,  # type: ignore[override]
+                height: int | None = None, **options: Any) -> ImageData:  # fmt: skip
+        longest: Any = max_size or _LARGEST_PICTURE
+        if self._dataset.crs and self._dataset.crs.is_geographic:
+            largest = max(self._dataset.width, self._dataset.height)
+            width, height = _size(_shape_on_ground(tuple(self._dataset.bounds)), min(longest, largest), width, height)
+        if width or height:
+            longest = None  # rio-tiler takes one or the other
+        return super().preview(indexes=self._shown(indexes), max_size=longest, width=width, height=height, **options)
 
     def point(self, lon: float, lat: float, indexes: Sequence[int] | None = None, **options: Any) -> PointData:  # type: ignore[override]
         self._require(indexes)
@@ -149,8 +156,9 @@ class MosaicReader(BaseReader):
     def preview(self, max_size: int | None = None, width: int | None = None, height: int | None = None,
                 dst_crs: CRS | None = None, **options: Any) -> ImageData:  # fmt: skip
         box = self._shown_box()
-        width, height = _size(box, max_size, width, height)
+        return self._picture(box, *_size(_shape_on_ground(box), max_size, width, height), dst_crs, **options)
 
+    def _picture(self, box: BBox, width: int, height: int, dst_crs: CRS | None = None, **options: Any) -> ImageData:
         def read(cog: CogReader) -> ImageData:
             area = box if cog.extent()[2] > box[0] else _a_turn_less(box)
             return cog.part(
@@ -188,7 +196,8 @@ class MosaicReader(BaseReader):
                    **options: Any) -> dict[str, BandStatistics]:  # fmt: skip
         with self._opened(self._first()) as cog:
             bands = indexes or cog.bands()
-        picture = self.preview(max_size=max_size, indexes=bands, **options)
+        box = self._shown_box()
+        picture = self._picture(box, *_size(_shape(box), max_size, None, None), indexes=bands, **options)
         statistics: dict[str, BandStatistics] = picture.statistics(percentiles=percentiles, hist_options=hist_options)
         return statistics
 
@@ -258,14 +267,22 @@ def _a_turn_less(box: BBox) -> BBox:
     return west - 360, south, east - 360, north
 
 
-def _size(box: BBox, longest: int | None, width: int | None, height: int | None) -> tuple[int, int]:
-    """As wide and high as asked for; what is not said follows from the shape of the box."""
-    ratio = (box[2] - box[0]) / max(box[3] - box[1], 1e-9)
+def _size(shape: float, longest: int | None, width: int | None, height: int | None) -> tuple[int, int]:
+    """As wide and high as asked for; what is not said follows from the shape, which is width by height."""
     if width is None and height is None:
         longest = longest or _LARGEST_PICTURE
-        width = longest if ratio >= 1 else max(1, round(longest * ratio))
+        width, height = (longest, None) if shape >= 1 else (None, longest)
     if width is None:
-        width = max(1, min(_LARGEST_PICTURE * 2, round((height or 1) * ratio)))
+        width = max(1, min(_LARGEST_PICTURE * 2, math.floor((height or 1) * shape + 0.5)))
     if height is None:
-        height = max(1, min(_LARGEST_PICTURE * 2, math.floor(width / max(ratio, 1e-9) + 0.5)))
+        height = max(1, min(_LARGEST_PICTURE * 2, math.floor(width / max(shape, 1e-9) + 0.5)))
     return width, height
+
+
+def _shape(box: BBox) -> float:
+    return (box[2] - box[0]) / max(box[3] - box[1], 1e-9)
+
+
+def _shape_on_ground(box: BBox) -> float:
+    """A degree of longitude is shorter than one of latitude; near a pole not so much that nothing would be seen."""
+    return _shape(box) * max(math.cos(math.radians((box[1] + box[3]) / 2)), 0.05)

@@ -33,9 +33,13 @@ class Rendering:
         return [found for found in known if found] if known and all(known) else None
 
 
-def rendering_of(holder: Mapping[str, Any], asset: Mapping[str, Any]) -> Rendering:
-    """From the `renders` of an item's properties or of a collection, and the `bands` of the asset itself or of its tiles."""
-    render = _default_of(holder.get("renders") or {})
+def rendering_of(holder: Mapping[str, Any], asset: Mapping[str, Any], name: str = "default") -> Rendering:
+    """From the `renders` of an item's properties or of a collection, and the `bands` of the asset itself or of its tiles.
+
+    `name` is that of the render, where there is one of that name.
+    """
+    renders = holder.get("renders") or {}
+    render = renders.get(name) or _default_of(renders)
     described = asset.get("bands") or _bands_of_tiles(holder)
     rescale = tuple((float(low), float(high)) for low, high in render.get("rescale") or ())
     if set(rescale) == {_ALL_BYTES} and {band.get("data_type") for band in described} == {_BYTES}:

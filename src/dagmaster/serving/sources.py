@@ -171,10 +171,11 @@ def _edition_of(asset: Mapping[str, Any], holder: Mapping[str, Any]) -> tuple[in
 def _of_mosaic(asset_id: str, collection: Mapping[str, Any], asset: Mapping[str, Any]) -> Source:
     ordinal, revision = _edition_of(asset, collection)
     boxes = collection.get("extent", {}).get("spatial", {}).get("bbox") or []
+    bounds = asset.get("dagmaster:bbox") or (boxes[0] if boxes else None)
+    updated = asset.get("updated") or collection.get("updated")
     return Source(
-        asset_id, Kind.MOSAIC, ordinal, revision, location_of(asset["href"]), _flat(boxes[0] if boxes else None),
-        _digest(asset, collection.get("updated")), rendering_of(collection, asset), collection.get("title"),
-        _attribution(collection),
+        asset_id, Kind.MOSAIC, ordinal, revision, location_of(asset["href"]), _flat(bounds), _digest(asset, updated),
+        rendering_of(collection, asset, f"v{ordinal}"), collection.get("title"), _attribution(collection),
     )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """STAC collections: one for each dataset, over all its items.
 
 A tiled raster's collection carries what its tiles share (bands, renders, projection) and the assets that belong to the whole:
-`mosaic` (MosaicJSON) and `tiling_scheme` (GeoJSON).
+`mosaic` (MosaicJSON) and `tiling_scheme` (GeoJSON). Those of older versions stay beside them: see `versions`.
 """
 
 import copy
@@ -83,11 +83,21 @@ def collection(
         "summaries": _summaries(items),
         "item_assets": {key: _shared(asset) for key, asset in first["assets"].items()},
         "renders": copy.deepcopy(dict(first["properties"]["renders"])),
-        "assets": _assets(assets or CollectionAssets()),
+        "assets": _assets(assets or CollectionAssets(), _of_whole(version, bbox, updated)),
         "links": _links(links),
     }
     found["stac_extensions"] = _extensions(found)
     return found
+
+
+def _of_whole(version: Version, bbox: BBox, updated: datetime | None) -> Json:
+    """By which a version is known once a newer one speaks for the collection."""
+    return {
+        "dagmaster:version_ordinal": version.ordinal,
+        "dagmaster:revision": version.revision,
+        "dagmaster:bbox": [float(edge) for edge in bbox],
+        **({"updated": rfc3339(updated)} if updated else {}),
+    }
 
 
 def _interval(when: When | None, items: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -117,7 +127,7 @@ def _shared(asset: Mapping[str, Any]) -> Json:
     return found
 
 
-def _assets(assets: CollectionAssets) -> Json:
+def _assets(assets: CollectionAssets, of_whole: Json) -> Json:
     found: Json = {}
     if assets.mosaic:
         found["mosaic"] = {
@@ -125,6 +135,7 @@ def _assets(assets: CollectionAssets) -> Json:
             "type": "application/json",
             "title": "MosaicJSON",
             "roles": ["index"],
+            **of_whole,
         }
         if assets.whole:
             found["mosaic"]["bands"] = bands(assets.whole)

@@ -254,9 +254,12 @@ def _renders(document: Json) -> Found:
     if not isinstance(found, Mapping) or "default" not in found:
         yield where, "there is always one that is called default"
         return
-    assets = document.get("assets" if is_item else "item_assets", {})
+    own = document.get("assets", {})
+    assets = own if is_item else document.get("item_assets", {})
     for name, render in found.items():
-        yield from ((f"{where}.{name}", what) for what in _wrong_with_render(render, assets))
+        # Of a collection the default is its items'; others may be of its own assets, such as an older version's mosaic.
+        of = assets if name == "default" else {**own, **assets}
+        yield from ((f"{where}.{name}", what) for what in _wrong_with_render(render, of))
 
 
 def _wrong_with_render(render: Json, assets: Json) -> Iterator[str]:

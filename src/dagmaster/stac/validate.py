@@ -30,6 +30,7 @@ Found: TypeAlias = Iterator[tuple[str, str]]  # where, what
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
 _ITEM_ID = re.compile(r"-v(\d+)(-[a-z0-9]([a-z0-9._-]*[a-z0-9])?)?")
 _COLLECTION_ID = re.compile(r"[a-z0-9]([a-z0-9._-]*[a-z0-9])?")
+_DEPRECATED_LICENSES = ("proprietary", "various")
 _LICENSE = re.compile(r"[\w.+-]+")
 _MULTIHASH = re.compile(r"1220[0-9a-f]{64}")
 _TIMES = (
@@ -86,6 +87,11 @@ def refuse_invalid(document: Json) -> None:
     if found := problems(document):
         shown = "; ".join(map(str, found[:5])) + ("; …" if len(found) > 5 else "")
         raise InvalidRequest(f"a STAC document is not right: {shown}", code="stac.invalid", id=str(document.get("id")))
+
+
+def is_license(name: Any) -> bool:
+    """Whether it has the form of an SPDX identifier, or is `other`; words that STAC 1.1 gave up are not."""
+    return isinstance(name, str) and bool(_LICENSE.fullmatch(name)) and name not in _DEPRECATED_LICENSES
 
 
 # The schemas
@@ -165,9 +171,9 @@ def _license(document: Json) -> Found:
     """SPDX identifiers, or `other`; the words that STAC 1.1 gave up are refused."""
     owner, where = (document["properties"], "properties.") if document.get("type") == "Feature" else (document, "")
     name = owner.get("license")
-    if name in ("proprietary", "various"):
+    if name in _DEPRECATED_LICENSES:
         yield f"{where}license", "this word is deprecated: use an SPDX identifier or `other`"
-    elif not isinstance(name, str) or not _LICENSE.fullmatch(name):
+    elif not is_license(name):
         yield f"{where}license", "it is no SPDX identifier"
 
 

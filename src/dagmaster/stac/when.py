@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 from dagmaster.errors import InvalidRequest
 
@@ -67,6 +67,29 @@ def choose_when(*, given: str | None, tags: Mapping[str, str] | None, supplied_a
     if given:
         return parse_when(given)
     return written_in(tags or {}, supplied_at) or When(supplied_at, supplied_at, "publication")
+
+
+def better_of(known: When, found: When) -> When:
+    """Of what was said of the revision before, and of what the new file is found to be from: the better founded.
+
+    Of two that are founded alike the submitter's and the sensor's newer word counts. A file's own date, or that of its
+    publication, only tells that it was written anew.
+    """
+    order = get_args(Basis)
+    if known.basis == found.basis:
+        return found if found.basis in ("given", "acquisition") else known
+    return min(known, found, key=lambda when: order.index(when.basis))
+
+
+def when_of(properties: Mapping[str, Any]) -> When | None:
+    """What an item says; None where it can't be understood."""
+    start, end = (properties.get(name) for name in ("start_datetime", "end_datetime"))
+    basis = properties.get("dagmaster:datetime_basis", "given")
+    try:
+        begin = datetime.fromisoformat(start or properties["datetime"])
+        return When(begin, datetime.fromisoformat(end) if end else None, basis) if basis in get_args(Basis) else None
+    except (InvalidRequest, KeyError, TypeError, ValueError):
+        return None
 
 
 def parse_when(text: str) -> When:

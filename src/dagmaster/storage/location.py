@@ -114,6 +114,10 @@ class Edition:
     def stac(self, name: str) -> str:
         return self._named("stac", name)
 
+    def recipe(self) -> str:
+        """What it is made by."""
+        return self._named("recipes", "recipe.json")
+
     def _named(self, kind: str, name: str) -> str:
         return f"{kind}/{self.dataset}/v{self.ordinal}/r{self.revision}/{name}"
 

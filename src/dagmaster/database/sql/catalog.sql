@@ -22,6 +22,12 @@ SELECT set_config('lock_timeout', %(lock_ms)s::text, true),
        set_config('statement_timeout', %(statement_ms)s::text, true),
        pg_advisory_xact_lock(hashtextextended('dagmaster.catalog:' || %(collection)s::text, 0));
 
+-- name: catalog_known
+-- What is said of a collection, as it is kept.
+SELECT content
+  FROM pgstac.collections
+ WHERE id = %(collection)s;
+
 -- name: catalog_put_collection
 -- Create a collection or replace what is said of it. The extent of one that has items is theirs.
 WITH known AS (
@@ -40,6 +46,42 @@ SELECT NOT EXISTS (SELECT FROM known) AS is_new,
        pgstac.upsert_collection(wanted.content) AS done
   FROM wanted
  WHERE NOT EXISTS (SELECT FROM known WHERE known.content = wanted.content);
+
+-- name: catalog_said
+-- What items say of a version of a dataset: its latest revision, since when it is there, what one of them says of all, and
+-- each one's time where they are not all of the same. Where the version has none yet, the newest other one speaks for the dataset.
+WITH told AS (
+    SELECT id,
+           (content -> 'properties' ->> 'dagmaster:version_ordinal')::int AS ordinal,
+           (content -> 'properties' ->> 'dagmaster:revision')::int AS revision,
+           content -> 'properties' ->> 'created' AS created,
+           datetime,
+           end_datetime,
+           content -> 'properties' AS properties
+      FROM pgstac.items
+     WHERE collection = %(collection)s
+), version AS (
+    SELECT max(revision) AS revision,
+           min(created) AS created,
+           CASE
+               WHEN count(DISTINCT (datetime, end_datetime)) > 1
+                   THEN jsonb_object_agg(
+                       id,
+                       jsonb_build_object(
+                           'datetime', properties -> 'datetime',
+                           'start_datetime', properties -> 'start_datetime',
+                           'end_datetime', properties -> 'end_datetime',
+                           'dagmaster:datetime_basis', properties -> 'dagmaster:datetime_basis'
+                       )
+                   )
+           END AS times
+      FROM told
+     WHERE ordinal = %(ordinal)s
+)
+SELECT told.id, told.ordinal, told.properties - 'renders' AS properties, version.revision, version.created, version.times
+  FROM told, version
+ ORDER BY told.ordinal = %(ordinal)s DESC, told.ordinal DESC, told.id
+ LIMIT 1;
 
 -- name: catalog_base
 -- What the items of a collection share with it, and under which number later ones refer to that.

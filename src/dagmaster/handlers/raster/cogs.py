@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 
 import orjson
 from pydantic import BaseModel, Field
@@ -20,7 +21,7 @@ from dagmaster.raster.grid import (
     Window,
     output_grid,
 )
-from dagmaster.raster.profiles import profile_of
+from dagmaster.raster.profiles import CogProfile, profile_of
 from dagmaster.raster.reading import header_bytes
 from dagmaster.raster.statistics import (
     Partials,
@@ -40,14 +41,19 @@ class TileWindow(BaseModel):
     own: tuple[int, int] | None = None
 
 
-class CogParams(BaseModel):
-    source: SourceParams
+class OutputParams(BaseModel):
+    """What a COG shall be like, whatever it is made from."""
+
     about: About
     output_tier: Tiers = "analysis"
     jpeg_quality: int = Field(85, ge=1, le=100)
     overview_level: int = Field(2, ge=0, le=10)
     exact_statistics: bool = False
     shown_as: Json | None = None
+
+
+class CogParams(OutputParams):
+    source: SourceParams
 
 
 class CreateCogParams(CogParams, GridParams):
@@ -60,13 +66,40 @@ def create_cog(ctx: SyncContext, params: CreateCogParams) -> Json:
     """A whole file as one COG."""
     source = place_of_work().source(params.source)
     facts = read_facts(source.gdal_path, source_crs=params.source.source_crs)
+    grid = one_grid(facts, params)
+    name = cog_name(params.about, params.part)
+    return make(ctx, params, _from_source(params, grid), kind=params.source.raster_type, name=name, part=params.part)
+
+
+def one_grid(facts: RasterFacts, params: GridParams) -> OutputGrid:
+    """The grid of what becomes a single COG."""
     grid = output_grid(facts, params.target_crs, params.resolution)
     if len(grid.sections) > 1:
         raise UnfitData(
             "it crosses the antimeridian, and one COG can't", code="raster.antimeridian", hint="process it in tiles"
         )
-    name = f"{params.part or params.about.dataset_id}.tif"
-    return make(ctx, params, grid, grid.window, name=name, part=params.part)
+    return grid
+
+
+def cog_name(about: About, part: str | None) -> str:
+    return f"{part or about.dataset_id}.tif"
+
+
+# Writes a COG with this profile to a path, and tells how far it is.
+Write = Callable[[Path, CogProfile, Callable[[float], None]], CogFacts]
+
+
+def _from_source(params: CogParams, grid: OutputGrid, window: Window | None = None) -> Write:
+    told, source = params.source, place_of_work().source(params.source)
+
+    def write(target: Path, profile: CogProfile, tell: Callable[[float], None]) -> CogFacts:
+        return make_cog(
+            source.gdal_path, target, grid, window, profile, raster_type=told.kind or RasterType.UNKNOWN,
+            nodata=told.nothing, source_crs=told.source_crs, unset_alpha=told.unset_alpha, dtype=told.dtype,
+            remote=is_remote(source), on_progress=tell,
+        )  # fmt: skip
+
+    return write
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,28 +115,33 @@ class _Made:
 
 
 def make_tile(ctx: SyncContext, params: CogParams, grid: OutputGrid, tile: TileWindow) -> Json:
-    window, name = Window(*tile.window), f"{tile.tile_id}.tif"
-    return make(ctx, params, grid, window, name=name, part=tile.tile_id, own=tile.own)
+    write = _from_source(params, grid, Window(*tile.window))
+    kind, name = params.source.raster_type, f"{tile.tile_id}.tif"
+    return make(ctx, params, write, kind=kind, name=name, part=tile.tile_id, own=tile.own)
 
 
 def make(
     ctx: SyncContext,
-    params: CogParams,
-    grid: OutputGrid,
-    window: Window,
+    params: OutputParams,
+    write: Write,
     *,
+    kind: str,
     name: str,
     part: str | None = None,
     own: tuple[int, int] | None = None,
+    made_of: str = "",
 ) -> Json:
-    """`part` tells the COGs of one dataset apart; `own` is how much of the window no other one counts."""
+    """Put what `write` makes in its place, and tell all that later tasks want to know of it.
+
+    `part` tells the COGs of one dataset apart; `own` is how much of the window no other one counts; `made_of` is for the lineage.
+    """
     place = place_of_work()
-    made = _made(ctx, params, grid, window, own=own, name=name)
-    about = params.about.model_copy(update={"lineage": _lineage(params, made.cog)})
+    made = _made(ctx, params, write, own=own, name=name)
+    about = params.about.model_copy(update={"lineage": made_of + _lineage(params, made.cog)})
     asset = mosaics.mosaic_asset(place.storage.gdal_path(made.location), name=name)
     item = None
     if made.ground is not None:
-        item = _item(place, about, made, params, part)
+        item = _item(place, about, made, params, kind=kind, part=part)
     cog = made.cog
     return {
         "cog_blob": made.location.blob,
@@ -117,6 +155,9 @@ def make(
         "reprojection_performed": cog.reprojection_performed,
         "compression": cog.compression,
         "cog_tier": cog.tier,
+        "band_count": cog.band_count,
+        "data_type": cog.dtype,
+        "clamped": cog.clamped,
         "seconds": {step: round(seconds, 3) for step, seconds in cog.seconds.items()},
         "partials": [partial.pack() for partial in made.partials],
         "asset": _asset_entry(asset),
@@ -125,19 +166,12 @@ def make(
     }
 
 
-def _made(
-    ctx: SyncContext, params: CogParams, grid: OutputGrid, window: Window, *, own: tuple[int, int] | None, name: str
-) -> _Made:
+def _made(ctx: SyncContext, params: OutputParams, write: Write, *, own: tuple[int, int] | None, name: str) -> _Made:
     place = place_of_work()
-    source = place.source(params.source)
-    profile = profile_of(params.output_tier, params.jpeg_quality)
     with place.storage.scratch(ctx.job_id) as folder:
-        cog = make_cog(
-            source.gdal_path, folder / name, grid, window, profile,
-            raster_type=params.source.kind or RasterType.UNKNOWN, nodata=params.source.nothing,
-            source_crs=params.source.source_crs, unset_alpha=params.source.unset_alpha, remote=is_remote(source),
-            on_progress=progress(ctx),
-        )  # fmt: skip
+        cog = write(folder / name, profile_of(params.output_tier, params.jpeg_quality), progress(ctx))
+        if cog.clamped:
+            ctx.logger.warning("values did not fit", clamped=cog.clamped, data_type=cog.dtype)
         facts = read_facts(folder / name)
         counted = (0, 0, own[0], own[1]) if own else None
         partials = measure(folder / name, counted, exact=params.exact_statistics, overview_level=params.overview_level)
@@ -158,12 +192,12 @@ def progress(ctx: SyncContext) -> Callable[[float], None]:
     return tell
 
 
-def _item(place: Place, about: About, made: _Made, params: CogParams, part: str | None) -> Json:
+def _item(place: Place, about: About, made: _Made, params: OutputParams, *, kind: str, part: str | None) -> Json:
     """The item of a COG, also kept beside it, from where it can be registered again."""
     assert made.ground is not None
     cog = cog_of(
         about, place.addresses.file(made.location), made.facts, made.cog.size_bytes, made.cog.sha256,
-        raster_type=params.source.raster_type, statistics=summarize(made.partials), header_bytes=made.header,
+        raster_type=kind, statistics=summarize(made.partials), header_bytes=made.header,
     )  # fmt: skip
     item_id = stac_item_id(about.dataset_id, about.version_ordinal, part)
     location = place.silver(about.edition.stac(f"{item_id}.json"))
@@ -184,8 +218,10 @@ def _first_made(place: Place, location: Location, sha256: str) -> datetime | Non
     return datetime.fromisoformat(known["properties"]["created"]) if is_same else None
 
 
-def _lineage(params: CogParams, cog: CogFacts) -> str:
+def _lineage(params: OutputParams, cog: CogFacts) -> str:
     done = f"to {cog.crs} ({cog.resampling})" if cog.reprojection_performed else f"kept in {cog.crs}"
+    if cog.clamped:
+        done += f", {cog.clamped} values clamped to {cog.dtype}"
     return f"{done}, COG {cog.compression}, tier {cog.tier}; revision {params.about.revision}"
 
 

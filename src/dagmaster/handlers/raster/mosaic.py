@@ -35,7 +35,8 @@ def create_mosaic(ctx: SyncContext, params: MosaicParams) -> Json:
     place, about = place_of_work(), params.about
     gathered = _gather(ctx)
     first = gathered.first
-    document = mosaics.mosaic(gathered.assets, name=about.title or about.dataset_id)
+    # Not by its title: that may change, and a published object does not.
+    document = mosaics.mosaic(gathered.assets, name=about.dataset_id)
     location = place.publish(about.edition.mosaic(), mosaics.encode(document))
     statistics = summarize(gathered.partials)
     facts = read_facts(place.storage.gdal_path(Location(Zone.SILVER, first["cog_container"], first["cog_blob"])))

@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
+from dagmaster import faults
 from dagmaster import settings as settings_
 from dagmaster.errors import Conflict, UnfitData
 from dagmaster.handlers.describing import About, Addresses, Json, cog_of
@@ -36,9 +37,9 @@ class Place:
     addresses: Addresses
     rules: SourceRules
 
-    def source(self, told: "SourceParams") -> Source:
-        container = told.container_name or self.storage.containers[Zone.BRONZE]
-        found = find_source(told.blob_name, self.storage, self.rules, container=container)
+    def source(self, told: "SourceParams", zone: Zone = Zone.BRONZE) -> Source:
+        container = told.container_name or self.storage.containers[zone]
+        found = find_source(told.blob_name, self.storage, self.rules, container=container, zone=zone)
         if found.location is not None and not self.storage.exists(found.location):
             raise UnfitData(
                 f"there is no blob '{found.location.path}'",
@@ -53,6 +54,7 @@ class Place:
     def publish(self, blob: str, content: Path | bytes) -> Location:
         """Put an object under its last name. What is there may be the same, from an attempt before; anything else stays."""
         location = self.silver(blob)
+        faults.reach("handler.before-publish")
         try:
             if isinstance(content, bytes):
                 self.storage.put(location, content, create_only=True)
@@ -60,6 +62,7 @@ class Place:
                 self.storage.put_file(location, content, move=True, create_only=True)
         except Conflict as error:  # the same again and again: no use in trying
             raise UnfitData(error.message, code=error.code, hint="process it as another revision") from error
+        faults.reach("handler.after-publish")
         return location
 
 
@@ -78,10 +81,11 @@ class SourceParams(BaseModel):
     raster_type: str = "auto"
     nodata: float | Literal["nan"] | None = None
     unset_alpha: bool = False  # the band that is marked as alpha is data
+    dtype: str | None = None  # whole numbers are stored as this
 
     @property
     def kind(self) -> RasterType | None:
-        return None if self.raster_type == "auto" else RasterType(self.raster_type)
+        return RasterType.asked(self.raster_type)
 
     @property
     def nothing(self) -> float | None:

@@ -48,7 +48,10 @@ function card(collection) {
     anchor("TileJSON", `${place}/WebMercatorQuad/tilejson.json`),
   );
   const text = element("div", "text");
-  text.append(title, element("p", "", collection.description), element("div", "facts", facts(collection)), links);
+  text.append(
+    title, element("code", "id", collection.id), element("p", "", collection.description),
+    element("div", "facts", facts(collection)), links,
+  );
   box.append(picture, text);
   return box;
 }
@@ -61,7 +64,8 @@ function thumbnail(collection) {
 function facts(collection) {
   const [from, to] = collection.extent?.temporal?.interval?.[0] ?? [];
   const days = [...new Set([from, to].filter(Boolean).map((time) => time.slice(0, 10)))].join(" – ");
-  return [days, collection.license].filter(Boolean).join(" · ");
+  const licence = collection.license === "other" ? "" : collection.license;
+  return [days, licence].filter(Boolean).join(" · ");
 }
 
 // Links say where others reach us; this page stays where it was asked for.

@@ -1,0 +1,148 @@
+"""Handlers that make one COG of several files [R1 R10], called as a worker calls them on a folder as storage."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import rasterio
+from affine import Affine
+
+from dagmaster.handlers.raster.place import place_of_work
+from dagmaster.handlers.registry import installed
+from dagmaster.jobs.states import Blame
+from dagmaster.stac.validate import problems
+from dagmaster.testing.trial import Trial, run_handler
+
+PLACE = Affine(10, 0, 500_000, 0, -10, 5_300_000)
+ABOUT = {
+    "dataset_id": "flood", "when": {"start": "2024-05-01T00:00:00Z"}, "processed_at": "2024-06-01T00:00:00Z",
+}  # fmt: skip
+
+
+@pytest.fixture
+def storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("STORAGE_FOLDER", str(tmp_path))
+    monkeypatch.setenv("PUBLIC_URL", "https://maps.example.org")
+    place_of_work.cache_clear()
+    yield tmp_path
+    place_of_work.cache_clear()
+
+
+def depths(folder: Path, name: str, value: float, *, col: int = 0, zone: str = "bronze", **options: Any) -> str:
+    path = folder / zone / zone / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    values = np.full((1, 300, 400), value, "float32")
+    values[:, :20] = -9999
+    profile: Any = {"crs": "EPSG:32633", "transform": PLACE @ Affine.translation(col, 0), "nodata": -9999, **options}
+    with rasterio.open(
+        path, "w", driver="GTiff", width=400, height=300, count=1, dtype="float32", **profile
+    ) as dataset:
+        dataset.write(values)
+    return name
+
+
+def made(folder: Path, trial: Trial) -> Path:
+    return folder / "silver" / "silver" / trial.output["cog_blob"]
+
+
+def test_r1_every_handler_of_rasters_ships() -> None:
+    names = (
+        "validate create_cog blob_to_mount generate_tiling_scheme inventory process_tile process_tile_batch "
+        "create_mosaic band_stack merge stac_ensure_collection stac_register_item stac_register_items stac_finalize"
+    )
+
+    assert {f"raster.{name}" for name in names.split()} <= set(installed())
+    for name in names.split():
+        assert callable(installed()[f"raster.{name}"].resolve())
+
+
+def test_r1_files_of_the_same_ground_become_the_bands_of_a_cog(storage: Path) -> None:
+    names = [depths(storage, f"rp{years}.tif", years) for years in (10, 100)]
+    about = ABOUT | {"band_names": ["rp10", "rp100"]}
+
+    trial = run_handler("raster.band_stack", {"blob_names": names, "about": about, "raster_type": "dem", "part": "t1"})
+
+    told = trial.output
+    assert (told["band_count"], told["total_sources"], told["reprojection_performed"]) == (2, 2, True)
+    assert told["cog_blob"] == "cogs/flood/v0/r1/t1.tif"
+    with rasterio.open(made(storage, trial)) as cog:
+        assert cog.descriptions == ("rp10", "rp100")
+        data = np.ma.getdata(cog.read(masked=True).max(axis=(1, 2)))
+        assert data.tolist() == [10, 100]
+    item = told["stac_item"]
+    assert problems(item) == []
+    assert [band["name"] for band in item["assets"]["data"]["bands"]] == ["rp10", "rp100"]
+    assert item["properties"]["processing:lineage"].startswith("bands of rp10.tif, rp100.tif stacked, to EPSG:4326")
+
+
+def test_r10_tiles_that_an_earlier_job_made_are_merged_to_a_larger_one(storage: Path) -> None:
+    names = [depths(storage, f"tiles/{at}.tif", at + 1, col=400 * at, zone="silver") for at in range(12)]
+
+    trial = run_handler(
+        "raster.merge", {"blob_names": names, "zone": "silver", "about": ABOUT, "target_crs": "EPSG:32633"}
+    )
+
+    with rasterio.open(made(storage, trial)) as cog:
+        found = cog.read(1)
+    assert found.shape == (300, 12 * 400)
+    assert found[100, ::400].tolist() == list(range(1, 13))
+    assert (found[:20] == -9999).all()
+    lineage = trial.output["stac_item"]["properties"]["processing:lineage"]
+    assert lineage.startswith("0.tif, 1.tif, ")
+    assert "9.tif and 2 more merged, kept in EPSG:32633" in lineage
+
+
+def test_r1_a_second_attempt_finds_what_the_first_one_made(storage: Path) -> None:
+    params = {"blob_names": [depths(storage, "a.tif", 1), depths(storage, "b.tif", 2)], "about": ABOUT}
+
+    first, again = (run_handler("raster.band_stack", params).output for _ in range(2))
+
+    assert (first["sha256"], first["stac_item"]) == (again["sha256"], again["stac_item"])
+
+
+@pytest.mark.parametrize("handler", ["raster.band_stack", "raster.merge"])
+def test_r1_files_that_do_not_go_together_are_the_datas_fault_and_leave_nothing(storage: Path, handler: str) -> None:
+    names = [depths(storage, "a.tif", 1), depths(storage, "b.tif", 2, crs="EPSG:32634")]
+
+    trial = run_handler(handler, {"blob_names": names, "about": ABOUT})
+
+    assert trial.blame is Blame.DATA
+    assert trial.error is not None
+    assert trial.error["code"] == "raster.crs-differs"
+    assert "'b.tif' is in EPSG:32634, 'a.tif' EPSG:32633" in trial.error["message"]
+    assert not list(storage.rglob("cogs/**/*"))
+
+
+def test_r1_a_file_that_is_not_there_is_named(storage: Path) -> None:
+    trial = run_handler("raster.merge", {"blob_names": [depths(storage, "a.tif", 1), "gone.tif"], "about": ABOUT})
+
+    assert trial.error is not None
+    assert "gone.tif" in trial.error["message"]
+
+
+def test_r2_whole_numbers_that_are_too_wide_are_stored_as_what_they_fit(storage: Path) -> None:
+    """What validation promises (`narrow-dtype`) is what the COG is."""
+    path = storage / "bronze" / "bronze" / "wide.tif"
+    path.parent.mkdir(parents=True)
+    values = np.tile(np.arange(1, 201, dtype="int32"), (150, 1))[np.newaxis]
+    with rasterio.open(
+        path, "w", driver="GTiff", width=200, height=150, count=1, dtype="int32", crs="EPSG:32633", transform=PLACE
+    ) as dataset:
+        dataset.write(values)
+    source = {"blob_name": "wide.tif", "raster_type": "dem", "dtype": "uint8"}
+
+    fitting = run_handler("raster.create_cog", {"source": source, "about": ABOUT, "target_crs": "EPSG:32633"})
+    narrow = source | {"dtype": "int8"}
+    clamped = run_handler(
+        "raster.create_cog", {"source": narrow, "about": ABOUT, "target_crs": "EPSG:32633", "part": "b"}
+    )
+
+    with rasterio.open(made(storage, fitting)) as cog:
+        assert cog.dtypes == ("uint8",)
+        assert np.array_equal(cog.read(), values)
+    assert (fitting.output["data_type"], fitting.output["clamped"]) == ("uint8", 0)
+    assert clamped.output["clamped"] == 73 * 150
+    assert "10950 values clamped to int8" in clamped.output["stac_item"]["properties"]["processing:lineage"]
+    assert any("values did not fit" in line for line in clamped.log)

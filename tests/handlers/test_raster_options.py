@@ -1,0 +1,173 @@
+"""What can't be is refused before anything is made, and what an edition is made by is kept with it [R6]."""
+
+import pytest
+
+from dagmaster.errors import InvalidRequest, UnfitData
+from dagmaster.handlers.raster.options import (
+    TILE_ABOVE_MB,
+    Options,
+    _meet,
+    advice_on,
+    claim,
+    recipe_of,
+    require_possible,
+    why_taken,
+)
+from dagmaster.handlers.registry import installed
+from dagmaster.raster.facts import BandFacts, RasterFacts, RasterType
+from dagmaster.settings import Settings
+from dagmaster.storage.location import Edition, Zone
+from dagmaster.storage.zones import open_storage
+from dagmaster.workflows.load import read, shipped
+
+PICTURE = tuple(BandFacts("uint8", color) for color in ("red", "green", "blue"))
+HEIGHTS = (BandFacts("float32", "gray"),)
+
+
+def facts(bands=PICTURE, *, crs="EPSG:32632", at=(10, 0, 5e5, 0, -10, 5.2e6), box=(9.0, 46.9, 9.1, 47.0), side=1000):
+    return RasterFacts("a.tif", "GTiff", side, side, bands, crs, at, (0, 0, 1, 1), box, size_bytes=77)
+
+
+POLAR = facts(crs="EPSG:3413", at=(500, 0, -250_000, 0, -500, 250_000), box=(-180.0, 86.7, 180.0, 90.0))
+
+
+@pytest.mark.parametrize(
+    ("options", "bands", "field"),
+    [
+        ({"output_tier": "visualization"}, HEIGHTS, "output_tier"),
+        ({"output_tier": "finest"}, PICTURE, "output_tier"),
+        ({"jpeg_quality": 0}, PICTURE, "jpeg_quality"),
+        ({"tile_size": 0}, PICTURE, "tile_size"),
+        ({"tile_size": 1000}, PICTURE, "tile_size"),
+        ({"overlap": -512}, PICTURE, "overlap"),
+        ({"overlap": 100}, PICTURE, "overlap"),
+        ({"overlap": 1024, "tile_size": 1024}, PICTURE, "overlap"),
+        ({"target_crs": "EPSG:0"}, PICTURE, "target_crs"),
+        ({"target_crs": "EPSG:2193"}, PICTURE, "target_crs"),
+        ({"resolution": 0.0}, PICTURE, "resolution"),
+        ({"resolution": -1.0}, PICTURE, "resolution"),
+        ({"resolution": 1e-12}, PICTURE, "target_crs"),
+        ({"overview_level": 11}, PICTURE, "overview_level"),
+        ({"band_names": ["a"]}, PICTURE, "band_names"),
+        ({"band_names": ["a", "b", "a"]}, PICTURE, "band_names"),
+    ],
+)
+def test_what_can_t_be_is_told_with_its_name_and_advice(options, bands, field):
+    with pytest.raises(InvalidRequest) as refused:
+        require_possible(Options(**options), facts(bands), RasterType.UNKNOWN)
+
+    assert refused.value.facts["fields"] == [field]
+    assert refused.value.message.startswith(f"{field}=")
+    assert refused.value.hint
+
+
+def test_every_reason_is_told_at_once():
+    with pytest.raises(InvalidRequest) as refused:
+        require_possible(Options(output_tier="finest", tile_size=7, target_crs="no"), facts(), RasterType.RGB)
+
+    assert refused.value.facts["fields"] == ["tile_size", "target_crs", "output_tier"]
+    assert refused.value.message.count("can't be") == 3
+
+
+@pytest.mark.parametrize("bands", [PICTURE, (*PICTURE, BandFacts("uint8", "alpha")), (*PICTURE, BandFacts("uint8"))])
+def test_what_can_be_has_a_grid(bands):
+    kind = RasterType.RGBA if len(bands) == 4 else RasterType.RGB
+    wanted = Options(output_tier="visualization", tile_size=1024, overlap=512, band_names=list("abcd")[: len(bands)])
+
+    assert require_possible(wanted, facts(bands), kind).crs == "EPSG:4326"
+
+
+def test_a_band_that_only_seems_alpha_is_none():
+    bands = (*PICTURE, BandFacts("uint8", "alpha"))
+
+    with pytest.raises(InvalidRequest, match="the fourth band is not alpha"):
+        require_possible(Options(output_tier="visualization"), facts(bands), RasterType.MULTISPECTRAL, unset_alpha=True)
+
+
+def test_one_cog_can_t_cross_the_antimeridian_and_tiles_can():
+    across = facts(crs="EPSG:4326", at=(0.01, 0, 175, 0, -0.01, -10), box=(175.0, -20.0, -175.0, -10.0))
+
+    with pytest.raises(InvalidRequest, match="antimeridian"):
+        require_possible(Options(), across, RasterType.RGB)
+    assert require_possible(Options(tile_above_mb=500), across, RasterType.RGB)
+    assert Options(tile_above_mb=500).is_tiled(across)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "is_met"),
+    [
+        ((0, 0, 10, 10), (5, 5, 15, 15), True),
+        ((0, 0, 10, 10), (11, 5, 15, 15), False),
+        ((0, 0, 10, 10), (5, 11, 15, 15), False),
+        ((160, -60, -170, -25), (-175, -40, -172, -30), True),
+        ((160, -60, -170, -25), (175, -40, -175, -30), True),
+        ((160, -60, -170, -25), (-160, -40, 150, -30), False),
+    ],
+)
+def test_areas_meet_also_across_the_antimeridian(one, other, is_met):
+    assert _meet(one, other) is _meet(other, one) is is_met
+
+
+def advised(options, of):
+    grid = require_possible(options, of, RasterType.RGB)
+    return {finding.code: finding for finding in advice_on(options, of, grid)}
+
+
+def test_polar_data_is_told_what_degrees_cost_and_what_to_do():
+    found = advised(Options(), POLAR)
+
+    assert set(found) == {"raster.polar", "raster.beyond-maps"}
+    assert found["raster.polar"].advice == "to keep its detail, pass target_crs=EPSG:3413"
+    assert set(advised(Options(target_crs="EPSG:3413"), POLAR)) == {"raster.beyond-maps"}
+    assert set(advised(Options(resolution=0.001), POLAR)) == {"raster.beyond-maps"}, "who chose knows"
+    assert advised(Options(), facts()) == {}
+
+
+class TestEdition:
+    @pytest.fixture
+    def storage(self, tmp_path):
+        return open_storage(Settings(STORAGE_FOLDER=str(tmp_path)))
+
+    def recipe(self, **options):
+        return recipe_of(Options(**options), [facts()], RasterType.RGB, None, is_tiled=False)
+
+    def make(self, storage, edition):
+        storage.put(storage.location(edition.cog("a.tif"), zone=Zone.SILVER), b"x")
+
+    def test_what_was_made_is_made_again_in_the_same_way_only(self, storage):
+        edition = Edition("scene")
+        claim(storage, edition, self.recipe())
+        self.make(storage, edition)
+        claim(storage, edition, self.recipe())
+
+        with pytest.raises(UnfitData) as refused:
+            claim(storage, edition, self.recipe(output_tier="archive", resolution=2.0))
+
+        assert refused.value.message.endswith(
+            "output_tier was analysis, not archive, resolution was left open, not 2.0"
+        )
+        assert refused.value.hint == "take revision 2, or another dataset_id"
+        claim(storage, Edition("scene", 0, 2), self.recipe(output_tier="archive"))
+
+    def test_a_job_that_made_nothing_stands_in_nobodys_way(self, storage):
+        edition = Edition("scene")
+        claim(storage, edition, self.recipe(resolution=3.0))
+        claim(storage, edition, self.recipe())
+        self.make(storage, edition)
+
+        assert why_taken(storage, edition, self.recipe()) is None
+        assert "resolution was left open, not 3.0" in why_taken(storage, edition, self.recipe(resolution=3.0))
+
+    def test_what_does_not_reach_the_files_is_no_part_of_it(self):
+        assert self.recipe(overview_level=4, band_names=["a"], tile_size=512) == self.recipe()
+        assert self.recipe(jpeg_quality=70) == self.recipe()
+        one, other = (self.recipe(output_tier="visualization", jpeg_quality=quality) for quality in (70, 80))
+        assert one != other
+
+
+def test_the_threshold_is_the_workflows():
+    (file,) = [file for file in shipped() if file.name == "raster_ingest.yaml"]
+
+    workflow = read(file.read_bytes(), file.name, handlers=installed())
+
+    assert workflow.inputs["tile_above_mb"].default == TILE_ABOVE_MB

@@ -1,0 +1,266 @@
+"""What a verdict says that the platform does is what the COG shows: every fix, by a second tool where there is one."""
+
+import json
+import math
+import subprocess
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import rasterio
+from affine import Affine
+from rasterio.enums import ColorInterp, MaskFlags
+
+from dagmaster.errors import InvalidRequest
+from dagmaster.raster.bands import Bands
+from dagmaster.raster.check import Fix, check
+from dagmaster.raster.cog import CogFacts, make_cog, write_cog
+from dagmaster.raster.facts import RasterType, facts_of, read_facts
+from dagmaster.raster.grid import output_grid
+from dagmaster.raster.pixel_rules import judge_pixels
+from dagmaster.raster.pixels import Validity, source_of
+from dagmaster.raster.profiles import ANALYSIS, profile_of
+from dagmaster.raster.sample import take_sample
+from tests.raster.rasters import TRANSFORM, UTM33, hills, noise, write_raster
+from tests.raster.test_cog import require_valid
+
+ROTATED = Affine.translation(500_000, 5_000_000) @ Affine.rotation(30) @ Affine.scale(10, -10)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A promise: a file for which it is made, and what shows that it was kept."""
+
+    content: dict[str, Any]
+    holds: Callable[[Any, CogFacts], bool]
+    target_crs: str = UTM33
+    source_crs: str | None = None
+    driver: str = "GTiff"
+
+
+def collar(values: Any, value: float) -> Any:
+    values[..., :20, :], values[..., -20:, :] = value, value
+    return values
+
+
+def gdalinfo(path: str) -> dict[str, Any]:
+    said = subprocess.run(["gdalinfo", "-json", path], check=True, capture_output=True, text=True)
+    return dict(json.loads(said.stdout))
+
+
+def with_alpha(values: Any, alpha: Any) -> Any:
+    return np.concatenate([values, np.broadcast_to(alpha, (1, *values.shape[1:])).astype(values.dtype)])
+
+
+def masked(dataset: Any) -> None:
+    dataset.write_mask(np.tile(np.arange(120) < 60, (120, 1)))
+
+
+def is_masked_outside(cog: Any, made: CogFacts) -> bool:
+    mask = cog.dataset_mask()
+    return made.validity is Validity.MASK and 0.2 < (mask == 0).mean() < 0.8 and (cog.read(1)[mask == 0] == 0).all()
+
+
+PICTURE = {"values": noise(3, 120, 120), "photometric": "RGB"}
+PROMISES: dict[Fix, Kept] = {
+    Fix.ASSUME_CRS: Kept(
+        {**PICTURE, "crs": None}, lambda cog, _: cog.crs.to_epsg() == 32633, source_crs=UTM33
+    ),
+    Fix.DECLARE_NODATA: Kept(
+        {"values": collar(hills(120, 120), -9999)},
+        lambda cog, _: cog.nodata == -9999 and gdalinfo(cog.name)["bands"][0]["noDataValue"] == -9999,
+    ),
+    Fix.ADD_MASK: Kept({**PICTURE, "transform": ROTATED}, is_masked_outside),
+    Fix.NARROW_DTYPE: Kept(
+        {"values": noise(120, 120, dtype="int32", high=9), "nodata": 0},
+        lambda cog, _: cog.dtypes == ("uint8",)
+        and cog.nodata == 0
+        and np.array_equal(cog.read(1), noise(120, 120, dtype="int32", high=9)),
+    ),
+    Fix.UNSET_ALPHA: Kept(
+        {"values": noise(4, 120, 120), "photometric": "RGB", "alpha": "YES"},
+        lambda cog, made: ColorInterp.alpha not in cog.colorinterp
+        and made.validity is Validity.ALL
+        and np.array_equal(cog.read(4), noise(4, 120, 120)[3]),
+    ),
+    Fix.USE_ALPHA: Kept(
+        {
+            "values": with_alpha(noise(3, 120, 120), np.where(np.arange(120) < 60, 255, 0)),
+            "photometric": "RGB", "alpha": "YES", "nodata": 7,
+        },
+        lambda cog, _: cog.nodata is None and (cog.dataset_mask()[:, :60] == 255).all() and not cog.dataset_mask()[:, 60:].any(),
+    ),
+    Fix.USE_MASK: Kept(
+        {**PICTURE, "nodata": 7, "after": masked},
+        lambda cog, _: cog.nodata is None and (cog.dataset_mask()[:, :60] == 255).all() and not cog.dataset_mask()[:, 60:].any(),
+    ),
+    Fix.DROP_NODATA: Kept(
+        {"values": noise(120, 120), "GDAL_NODATA": "-9999"}, lambda cog, _: cog.nodata in (0, 255, None)
+    ),
+    Fix.RESAMPLE_NORTH_UP: Kept(
+        {**PICTURE, "transform": ROTATED, "nodata": 0},
+        lambda cog, _: cog.transform.b == cog.transform.d == 0 and cog.transform.a > 0 > cog.transform.e,
+    ),
+    Fix.RETILE: Kept(
+        {"values": noise(3, 600, 600), "photometric": "RGB"}, lambda cog, _: set(cog.block_shapes) == {(512, 512)}
+    ),
+    Fix.WRAP_LONGITUDES: Kept(
+        {**PICTURE, "crs": "EPSG:4326", "transform": Affine(0.1, 0, 190, 0, -0.1, 10)},
+        lambda cog, _: -170.1 < cog.bounds.left < -169.9 and gdalinfo(cog.name)["cornerCoordinates"]["upperLeft"][0] < 0,
+        target_crs="EPSG:4326",
+    ),
+}  # fmt: skip
+
+
+def source(folder: Path, content: dict[str, Any]) -> Path:
+    content = dict(content)
+    declared = content.pop("GDAL_NODATA", None)
+    with rasterio.Env(GDAL_TIFF_INTERNAL_MASK=True):
+        path = write_raster(folder / "source.tif", **content)
+    if declared is not None:  # a value that rasterio would not write
+        subprocess.run(["gdal_edit.py", "-a_nodata", declared, str(path)], check=True)
+    return path
+
+
+def mended(path: Path, target_crs: str, source_crs: str | None, **how: Any) -> tuple[set[Fix | None], CogFacts]:
+    """What the verdict promises, and the COG that is made with nothing else told than what it says."""
+    checked = check(path, source_crs=source_crs)
+    assert checked.facts is not None
+    grid = output_grid(checked.facts, target_crs)
+    told = {name: value for name, value in asdict(checked.fixes).items() if value is not None}
+    made = make_cog(path, path.with_name("cog.tif"), grid, raster_type=checked.raster_type, **told, **how)
+    require_valid(made.path)
+    return {finding.fix for finding in checked.findings}, made
+
+
+@pytest.mark.parametrize("fix", PROMISES)
+def test_what_is_promised_is_done(tmp_path: Path, fix: Fix) -> None:
+    promise = PROMISES[fix]
+    path = source(tmp_path, promise.content)
+
+    promised, made = mended(path, promise.target_crs, promise.source_crs)
+
+    assert fix in promised
+    with rasterio.open(made.path) as cog:
+        assert promise.holds(cog, made)
+
+
+def test_bands_of_different_types_get_one_that_holds_all(tmp_path: Path) -> None:
+    """Fix.COMMON_DTYPE. A GeoTIFF has one type; here a VRT, which we do not take, stands for the formats that have several."""
+    files = [write_raster(tmp_path / f"{dtype}.tif", noise(60, 60, dtype=dtype)) for dtype in ("uint8", "int16")]
+    bands = "".join(
+        f'<VRTRasterBand dataType="{dtype}" band="{band}"><SimpleSource><SourceFilename>{path}</SourceFilename>'
+        "<SourceBand>1</SourceBand></SimpleSource></VRTRasterBand>"
+        for band, (path, dtype) in enumerate(zip(files, ("Byte", "Int16"), strict=True), 1)
+    )
+    vrt = tmp_path / "mixed.vrt"
+    vrt.write_text(
+        f'<VRTDataset rasterXSize="60" rasterYSize="60"><SRS>{UTM33}</SRS>'
+        f"<GeoTransform>500000,10,0,5000000,0,-10</GeoTransform>{bands}</VRTDataset>"
+    )
+
+    with rasterio.open(vrt) as dataset:
+        facts = facts_of(dataset, vrt, given=None, size_bytes=0)
+        _, fixes = judge_pixels(facts, take_sample(dataset, facts), RasterType.MULTISPECTRAL)
+        made = write_cog(
+            source_of(dataset, RasterType.MULTISPECTRAL, dtype=fixes.dtype),
+            Bands.of(dataset, RasterType.MULTISPECTRAL, dtype=fixes.dtype),
+            tmp_path / "cog.tif",
+            output_grid(facts, UTM33),
+            raster_type=RasterType.MULTISPECTRAL,
+        )
+
+    assert fixes.dtype == made.dtype == "int16"
+    with rasterio.open(made.path) as cog:
+        assert cog.dtypes == ("int16", "int16")
+        assert np.array_equal(cog.read(1), noise(60, 60))
+
+
+def test_every_fix_has_its_promise_tested() -> None:
+    assert {*PROMISES, Fix.COMMON_DTYPE} == set(Fix)
+
+
+@pytest.mark.parametrize("tier", ["visualization", "analysis", "archive"])
+def test_an_ordinary_picture_passes_and_is_masked_where_the_output_reaches_beyond_it(tmp_path: Path, tier: str) -> None:
+    path = write_raster(tmp_path / "source.tif", noise(3, 400, 400), photometric="RGB")
+
+    checked = check(path)
+    promised, made = mended(path, "EPSG:4326", None, profile=profile_of(tier))
+    _, within = mended(path, UTM33, None, profile=profile_of(tier))
+
+    assert checked.warnings == ()
+    assert Fix.ADD_MASK in promised
+    assert made.validity is Validity.MASK
+    assert within.validity is Validity.ALL  # nothing lies beyond: no mask
+
+
+def test_what_does_not_fit_is_clamped_and_told(tmp_path: Path) -> None:
+    """As gdal_translate clamps; nothing of what is nodata counts."""
+    values = noise(200, 200, dtype="int32", low=-50, high=300)
+    values[0] = -9
+    path = write_raster(tmp_path / "source.tif", values, nodata=-9)
+    grid = output_grid(read_facts(path), UTM33)
+
+    made = make_cog(path, tmp_path / "cog.tif", grid, raster_type=RasterType.DEM, dtype="int8")
+
+    theirs = tmp_path / "theirs.tif"
+    subprocess.run(["gdal_translate", "-q", "-ot", "Int16", "-co", "NBITS=16", path, theirs], check=True)
+    with rasterio.open(made.path) as cog, rasterio.open(theirs) as oracle:
+        assert np.array_equal(cog.read(1), np.clip(oracle.read(1), -128, 127))
+        assert (cog.nodata, cog.dtypes) == (-9, ("int8",))
+    assert made.clamped == (values > 127).sum()
+
+
+def test_what_is_masked_is_not_counted_as_clamped(tmp_path: Path) -> None:
+    values = noise(60, 60, dtype="uint16")
+    values[:30] = 60_000
+    path = source(tmp_path, {"values": values, "after": lambda dataset: dataset.write_mask(values < 60_000)})
+
+    grid = output_grid(read_facts(path), UTM33)
+    made = make_cog(path, tmp_path / "cog.tif", grid, raster_type=RasterType.DEM, dtype="uint8")
+
+    assert (made.clamped, made.dtype, made.validity) == (0, "uint8", Validity.MASK)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "values", "nodata"),
+    [
+        ("uint8", hills(20, 20), None),
+        ("float32", noise(20, 20, dtype="int32"), None),
+        ("uint8", noise(20, 20, dtype="int32"), -9999),
+        ("nonsense", noise(20, 20), None),
+    ],
+    ids=["floats", "to floats", "nodata beyond", "no type"],
+)
+def test_a_type_that_cannot_be_is_refused(tmp_path: Path, dtype: str, values: Any, nodata: float | None) -> None:
+    path = write_raster(tmp_path / "source.tif", values, nodata=nodata)
+    grid = output_grid(read_facts(path), UTM33)
+
+    with pytest.raises(InvalidRequest) as refused:
+        make_cog(path, tmp_path / "cog.tif", grid, profile=ANALYSIS, raster_type=RasterType.DEM, dtype=dtype)
+
+    assert refused.value.code == "raster.bad-dtype"
+
+
+def test_values_with_alpha_are_not_narrowed(tmp_path: Path) -> None:
+    """Full is 65535 there, and would not be any more."""
+    values = with_alpha(noise(3, 60, 60, dtype="uint16"), 65535)
+    path = write_raster(tmp_path / "source.tif", values, photometric="RGB", alpha="YES")
+
+    assert check(path).fixes.dtype is None
+
+
+def test_the_nodata_of_every_band_must_fit(tmp_path: Path) -> None:
+    path = write_raster(tmp_path / "source.tif", noise(60, 60, dtype="int32", high=9), nodata=-9999)
+
+    checked = check(path)
+
+    assert checked.fixes.dtype == "int16"
+    assert math.isclose(mended(path, UTM33, None)[1].nodata or 0, -9999)
+    with rasterio.open(tmp_path / "cog.tif") as cog:
+        assert cog.dtypes == ("int16",)
+        assert MaskFlags.nodata in cog.mask_flag_enums[0]
+        assert cog.transform == TRANSFORM

@@ -1,0 +1,92 @@
+"""A collection through the versions of its dataset: the newest speaks, the others stay servable."""
+
+import copy
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dagmaster.stac.validate import problems
+from dagmaster.stac.values import Version
+from dagmaster.stac.versions import joined
+from tests.stac.documents import a_collection
+
+
+def of_version(ordinal: int, revision: int = 1, **more) -> dict:
+    made = a_collection(version=Version(ordinal, revision), **more)
+    href = made["assets"]["mosaic"]["href"]
+    made["assets"]["mosaic"]["href"] = href.replace("mosaic.json", f"v{ordinal}/r{revision}/mosaic.json")
+    return made
+
+
+def mosaics(said: dict) -> dict[str, str]:
+    return {key: asset["href"].split("/", 3)[3][-22:] for key, asset in said["assets"].items() if "mosaic" in key}
+
+
+def editions(said: dict) -> set[tuple[str, int, int]]:
+    return {
+        (key, asset["dagmaster:version_ordinal"], asset["dagmaster:revision"])
+        for key, asset in said["assets"].items()
+        if key.startswith("mosaic")
+    }
+
+
+def test_a_newer_version_speaks_and_the_older_one_stays():
+    old, new = of_version(0), of_version(1)
+
+    said = joined(old, new)
+
+    assert problems(said) == []
+    assert editions(said) == {("mosaic", 1, 1), ("mosaic-v0", 0, 1)}
+    assert said["assets"]["tiling_scheme-v0"] == old["assets"]["tiling_scheme"]
+    assert said["renders"]["v0"]["assets"] == ["mosaic-v0"]
+    assert said["version"] == new["version"]
+
+
+def test_a_revision_replaces_its_own_version_only():
+    said = joined(joined(of_version(0), of_version(1)), of_version(1, 2))
+    older = joined(said, of_version(0, 2))
+
+    assert editions(said) == {("mosaic", 1, 2), ("mosaic-v0", 0, 1)}
+    assert editions(older) == {("mosaic", 1, 2), ("mosaic-v0", 0, 2)}
+    assert older["dagmaster:revision"] == 2
+    assert older["version"] == "1"
+
+
+def test_a_version_that_is_one_file_now_has_no_mosaic_any_more():
+    single = of_version(0, 2)
+    del single["assets"]["mosaic"], single["assets"]["tiling_scheme"]
+
+    said = joined(joined(of_version(0), of_version(1)), single)
+
+    assert editions(said) == {("mosaic", 1, 1)}
+    assert "v0" not in said["renders"]
+
+
+def test_what_is_known_is_not_touched_and_created_stays():
+    old, new = of_version(0) | {"created": "2024-01-01T00:00:00Z"}, of_version(1) | {"created": "2025-01-01T00:00:00Z"}
+    before = copy.deepcopy((old, new))
+
+    said = joined(old, new)
+
+    assert (old, new) == before
+    assert said["created"] == "2024-01-01T00:00:00Z"
+
+
+def test_of_what_both_summarise_all_is_told():
+    old, new = of_version(0), of_version(1)
+    new["summaries"] = {"proj:code": ["EPSG:3031"], "gsd": [1.0]}
+
+    assert joined(old, new)["summaries"] == {"proj:code": ["EPSG:3031", "EPSG:4326"], "gsd": [1.0, 96.699]}
+    assert joined(old, new | {"dagmaster:version_ordinal": 0})["summaries"] == new["summaries"]
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 3)), min_size=1, max_size=6))
+def test_in_any_order_each_version_is_there_once_as_it_came_last(arrivals):
+    said = of_version(*arrivals[0])
+    for arrival in arrivals[1:]:
+        said = joined(said, of_version(*arrival))
+
+    newest = max(ordinal for ordinal, _ in arrivals)
+    expected = {("mosaic" if o == newest else f"mosaic-v{o}", o, r) for o, r in dict(arrivals).items()}
+    assert editions(said) == expected
+    assert said["dagmaster:version_ordinal"] == newest
