@@ -12,11 +12,19 @@ POINTS = (
     "orchestrator.before-commit",
     "orchestrator.after-commit",
     "orchestrator.after-publish",
+    "worker.after-receive",
     "worker.before-claim",
     "worker.after-claim",
+    "worker.before-settle",
+    "worker.after-settle",
+    "worker.before-store",
     "worker.after-store",
     "worker.after-handler",
     "worker.after-report",
+    "handler.before-publish",
+    "handler.after-publish",
+    "catalogue.before-commit",
+    "catalogue.after-commit",
     "submit.before-commit",
     "submit.after-commit",
 )
@@ -34,6 +42,11 @@ def arm(point: str | None) -> None:
     if name not in POINTS:
         raise ValueError(f"no crash point named {name!r}; known: {', '.join(POINTS)}")
     _armed = (name, int(count or 1))
+
+
+def armed() -> str | None:
+    """What is armed, as `arm` takes it: for processes that do a part of this one's work."""
+    return _armed and f"{_armed[0]}:{_armed[1]}"
 
 
 def reach(point: str) -> None:

@@ -18,7 +18,7 @@ from dagmaster.database import compare, deploy, guards
 from dagmaster.database.connect import connect, pool, translate_errors
 from dagmaster.database.schema import column_names, metadata_of
 from dagmaster.errors import Conflict, InvalidRequest, Unavailable
-from dagmaster.jobs.model import RECORDS, Job, JobEvent, NodeState, Worker, WorkflowDefinition, new_job_id
+from dagmaster.jobs.model import RECORDS, Job, JobEvent, NodeState, Task, Worker, WorkflowDefinition, new_job_id
 from dagmaster.jobs.states import EventType
 from dagmaster.records import Index, Record, Table
 
@@ -123,6 +123,18 @@ def test_e1_a_revival_raises_the_run_by_exactly_one(database):
         for step in (0, 2, -1):
             with pytest.raises(psycopg.DatabaseError, match="may not become pending"):
                 connection.execute("UPDATE dagapp.dag_node_states SET status = 'pending', run = run + %s", [step])
+
+
+def test_e1_a_node_has_one_live_task(database):
+    """Not even where two orchestrators believe that the job is theirs."""
+    (tasks,) = (cycle for cycle in guards.LIFE_CYCLES if cycle.record is Task)
+    with psycopg.connect(database, autocommit=True) as connection:
+        job_id = uuid4()
+        insert_row(connection, "dag_tasks", a_row(tasks, job_id, "queued"))
+        with pytest.raises(psycopg.errors.UniqueViolation, match="dag_tasks_one_live"):
+            insert_row(connection, "dag_tasks", a_row(tasks, job_id, "queued") | {"attempt": 2})
+        connection.execute("UPDATE dagapp.dag_tasks SET status = 'cancelled' WHERE job_id = %s", [job_id])
+        insert_row(connection, "dag_tasks", a_row(tasks, job_id, "queued") | {"attempt": 2})
 
 
 def test_e1_workflow_definitions_never_change(database):

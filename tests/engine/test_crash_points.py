@@ -4,10 +4,13 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
+from rio_cogeo.cogeo import cog_validate
 
 from dagmaster import faults
+from dagmaster.workflows.load import shipped
 from tests.conftest import fresh_database
 from tests.engine.processes import CRASHED, ENDS, Fleet, Process, fleet
+from tests.engine.test_raster_jobs import scene
 
 CHILDREN = 12
 QUICK = {"orphan_threshold_sec": 0.8, "task_lease_sec": 1.0, "lease_renew_sec": 0.3}
@@ -58,12 +61,13 @@ SWEPT = f"""
       count: "{{{{ nodes.last.output.echoed_params.count }}}}"
     """
 
-LOOPS = [point for point in faults.POINTS if not point.startswith("submit.")]
+LOOPS = [point for point in faults.POINTS if point.startswith(("orchestrator.", "worker."))]
+RASTERS = [point for point in faults.POINTS if point.startswith(("handler.", "catalogue."))]
 SUBMITS = [point for point in faults.POINTS if point.startswith("submit.")]
 
 
 def test_every_named_crash_point_is_swept():
-    assert set(LOOPS) | set(SUBMITS) == set(faults.POINTS)
+    assert {*LOOPS, *RASTERS, *SUBMITS} == set(faults.POINTS)
 
 
 @pytest.mark.parametrize("point", LOOPS)
@@ -156,3 +160,45 @@ async def test_a_submitter_dies_and_its_jobs_exist_wholly_or_not_at_all_e2(point
             await running.start("worker")
             assert await running.wait(jobs) == ["completed"] * 3
             await _assert_complete(running, jobs)
+
+
+@pytest.mark.timeout(240)
+async def test_a_raster_job_goes_on_wherever_its_uploads_publications_and_catalogue_entries_end_e5_e11_c1(
+    catalog_database, tmp_path
+):
+    """One job, which is interrupted at every point in turn."""
+    storage = tmp_path / "storage"
+    file = scene(storage / "bronze" / "bronze" / "scene.tif", 1500, 700)
+    (large,) = (path for path in shipped() if path.stem == "process_large_raster")
+    roomy = {"task_lease_sec": 3.0, "lease_renew_sec": 0.5, "max_losses": 20, "storage_folder": storage}
+    async with fleet(catalog_database, tmp_path, orchestrators=1, **roomy) as running:
+        job_id = await running.submit_one(large.read_text(), blob_name=file.name, tile_size=1024, overlap=512)
+        worker = running.process("worker")
+
+        for point in RASTERS:
+            await _interrupt(running, worker, job_id, point)
+        worker.start()
+
+        assert await running.wait(job_id, 120) == ["completed"]
+        result = (await running.job(job_id))["result_data"]
+        cogs = sorted((storage / "silver").rglob("*.tif"))
+        items = await running.rows("SELECT id FROM pgstac.items")
+        assert len(cogs) == len(items) == result["total_tiles"] > 1
+        assert all(cog_validate(cog, strict=True, quiet=True)[0] for cog in cogs)
+
+
+async def _interrupt(running: Fleet, worker: Process, job_id: UUID, point: str) -> None:
+    """A handler's own process dies alone; its worker would start another that dies there too, and is killed before long."""
+
+    async def has_died() -> bool:
+        found = await running.rows(
+            "SELECT error FROM dagapp.dag_task_results WHERE job_id = %s AND status = 'failed' AND reported_at > %s", job_id, since
+        )  # fmt: skip
+        assert all(row["error"]["blame"] == "environment" for row in found), found
+        return bool(found) or not worker.is_running
+
+    since = (await running.rows("SELECT clock_timestamp() AS now"))[0]["now"]
+    worker.start(crash_point=point)
+    await running.until(has_died, 60, f"a death at {point}")
+    assert worker.is_running is point.startswith("handler.")
+    worker.kill()

@@ -349,6 +349,51 @@ async def test_e15_one_child_runs_again(database):
                 await retry(running.ledger, job["job_id"], Part(node=unknown))
 
 
+async def test_e15_a_child_that_is_not_enough_by_itself_is_refused_with_what_else_must_run(database):
+    """Two have failed and one may: one of those two is enough, one that has completed is not."""
+    _broken.update({"3", "7"})
+    text = tiles().replace("task: {handler: brittle", "tolerate: 1\n        task: {handler: brittle")
+    async with engine(database, handlers=HANDLERS) as running:
+        failed = await running.run(workflow(text), count=10)
+        _broken.clear()
+
+        for is_dry_run in (True, False):
+            with pytest.raises(Conflict, match="2 other children of 'split' are missing, and 1 may be") as refused:
+                await retry(running.ledger, failed["job_id"], Part(node="split__5"), is_dry_run=is_dry_run)
+            assert "failed children of 'split'" in str(refused.value.hint)
+        assert (await running.job(failed["job_id"]))["resume_count"] == 0
+        _runs.clear()
+        await retried(running, failed["job_id"], node="split__3")
+        again = await running.wait(failed["job_id"])
+        await retried(running, failed["job_id"], node="split__5")
+        third = await running.wait(failed["job_id"])
+
+        assert (failed["status"], again["status"], third["status"]) == ("failed", "completed", "completed")
+        assert _runs == ["3", "last", "5", "last"]
+
+
+async def test_e15_what_was_chosen_from_what_has_changed_is_refused(database):
+    _broken.add("3")
+    async with engine(database, handlers=HANDLERS) as running:
+        failed = await running.run(workflow(tiles()), count=5)
+        _broken.clear()
+
+        class SlowLedger:
+            """Someone resumes the job between the look and the decision."""
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(running.ledger, name)
+
+            async def load_outputs(self, *arguments: Any, **options: Any) -> Any:
+                outputs = await running.ledger.load_outputs(*arguments, **options)
+                await resumed(running, failed["job_id"])
+                await running.wait(failed["job_id"])
+                return outputs
+
+        with pytest.raises(Conflict, match="has run again meanwhile"):
+            await retry(SlowLedger(), failed["job_id"], Part(node="split__3"))
+
+
 GROWING = """
     workflow_id: growing
     nodes:

@@ -79,7 +79,8 @@ async def test_d5_a_job_goes_with_everything_that_is_its_own(database, later):
         running.bell.ring("jobs")
         await running.wait(gone)
         kept = await running.submit(WAITING)
-        await until(lambda: running.rows("SELECT 1 FROM dagapp.dag_tasks WHERE status = 'running'"))
+        # Until its node shows that it runs, its last event for now is still to come.
+        await until(lambda: running.rows("SELECT 1 FROM dagapp.dag_node_states WHERE status = 'running'"))
         await running.ledger.save_checkpoint(Running(kept, "gate", 1), "phase", {})
         await running.rows("INSERT INTO dagapp.dag_checkpoints VALUES (%s, 'one', 'phase', 1, '1')", gone)
         for job_id in (gone, kept):

@@ -59,8 +59,10 @@ def run_and_retry(case: Case) -> None:
         part = _a_part(run, random)
         if part is None:
             return
+        named = run.database.nodes[run.job_id].get(part.get("node", ""))
+        is_done = named is not None and named.status is NodeStatus.COMPLETED
         try:
-            revival = run.revive(lambda view: retry(view, **part))  # noqa: B023 - called at once
+            revival = run.revive(lambda view: retry(view, **part, has_completed=is_done))  # noqa: B023 - called at once
         except (Conflict, NotFound):
             continue
         run.run(disorder=30)

@@ -11,8 +11,7 @@ from uuid import UUID
 from dagmaster.database.bell import JOBS
 from dagmaster.database.ledger import NewJob
 from dagmaster.errors import Conflict, NotFound, Unavailable
-from dagmaster.jobs.model import NodeState
-from dagmaster.jobs.states import JOB_TERMINAL, NodeStatus
+from dagmaster.jobs.states import JOB_TERMINAL
 from dagmaster.operations import operate
 from dagmaster.workflows.model import EndNode, FanOutNode, StartNode
 from tests.simulation.clockwork import Lane
@@ -20,12 +19,6 @@ from tests.simulation.effects import QUEUE
 from tests.simulation.faults import FaultyBell, Wire
 
 _LOOK_SECONDS = 1.5
-_FALLEN = (NodeStatus.FAILED, NodeStatus.CANCELLED)
-
-
-def _has_gaps(fan_out: NodeState) -> bool:
-    """Children are missing: one that has completed can't be run again alone."""
-    return bool((fan_out.failed_count or 0) + (fan_out.cancelled_count or 0))
 
 
 class Person:
@@ -96,12 +89,8 @@ class Person:
         names = [name for name, node in nodes.items() if not isinstance(node, StartNode | EndNode)]
         parts = [operate.Part(node=name) for name in names]
         parts += [operate.Part(failed_children=name) for name in names if isinstance(nodes[name], FanOutNode)]
-        rows = self._world.database.nodes[job_id]
-        parts += [
-            operate.Part(node=row.node_id)
-            for row in rows.values()
-            if row.parent_node_id and (row.status in _FALLEN or not _has_gaps(rows[row.parent_node_id]))
-        ]
+        rows = self._world.database.nodes[job_id].values()
+        parts += [operate.Part(node=row.node_id) for row in rows if row.parent_node_id]
         return self._random.choice(parts) if parts else None
 
     async def _limit_the_queue(self) -> None:

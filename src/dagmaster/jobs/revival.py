@@ -54,9 +54,17 @@ def resume(view: JobView) -> Revival:
 
 
 def retry(
-    view: JobView, *, node: str | None = None, stage: str | None = None, failed_children: str | None = None
+    view: JobView,
+    *,
+    node: str | None = None,
+    stage: str | None = None,
+    failed_children: str | None = None,
+    has_completed: bool = False,
 ) -> Revival:
-    """What a retry of one node (or child), of a stage, or of the children of a fan_out that failed runs again."""
+    """What a retry of one node (or child), of a stage, or of the children of a fan_out that failed runs again.
+
+    A view has no children: whether the one that is named `has_completed` is for the caller to know.
+    """
     if view.status not in JOB_TERMINAL:
         raise Conflict(f"job {view.job_id} has not ended: nothing of it can be retried yet", code="job.not-ended")
     single: tuple[str, ...] = ()
@@ -64,29 +72,29 @@ def retry(
     if failed_children is not None:
         children = {failed_children: _fallen_children(view, failed_children)}
         again = _downstream(view, {failed_children})
-    elif node is not None and node not in view.nodes and _fan_out_of(view, node) is not None:
-        fan_out = _fan_out_of(view, node) or ""
-        _refuse_lonely(view, fan_out)
+    elif node is not None and (fan_out := fan_out_of(view, node)) is not None:
+        _refuse_lonely(view, fan_out, node, has_completed=has_completed)
         single, again = (node,), _downstream(view, {fan_out})
     else:
         targets = {_known(view, node)} if node is not None else _members(view, stage or "")
         again = targets | _downstream(view, targets)
-    _refuse_hopeless(view, again, {*children, *({_fan_out_of(view, name) for name in single})})
+    _refuse_hopeless(view, again, {*children, *({fan_out_of(view, name) for name in single})})
     order = tuple(node_id for node_id in view.graph.order if node_id in again)
     anew = tuple(node_id for node_id in order if isinstance(view.graph.workflow.nodes[node_id], FanOutNode))
     return Revival(order, children, anew, single, view.graph.workflow.timeout_seconds, is_afresh=True)
 
 
-def _refuse_lonely(view: JobView, fan_out: str) -> None:
-    """One child is not enough where others that failed would still be too many."""
+def _refuse_lonely(view: JobView, fan_out: str, child: str, *, has_completed: bool) -> None:
+    """One child is not enough where the others that are missing would still be too many."""
     node, state = view.graph.workflow.nodes[fan_out], view.nodes[fan_out]
     assert isinstance(node, FanOutNode)
-    missing = state.failed + state.cancelled
-    if missing - 1 > tolerated(node, state.total):
+    others = state.failed + state.cancelled - (0 if has_completed else 1)
+    if others > tolerated(node, state.total):
         raise Conflict(
-            f"{missing} children of '{fan_out}' are missing: one of them is not enough",
+            f"{others} other children of '{fan_out}' are missing, and {tolerated(node, state.total)} may be: "
+            f"'{child}' alone is not enough",
             code="job.other-failures",
-            hint=f"retry its failed children ('{fan_out}'), or resume the job",
+            hint=f"retry the failed children of '{fan_out}' first, or resume the job",
         )
 
 
@@ -96,8 +104,10 @@ def _known(view: JobView, node_id: str) -> str:
     return node_id
 
 
-def _fan_out_of(view: JobView, child: str) -> str | None:
-    """The fan_out that a name like `tiles__3` is of, if there is one with so many children."""
+def fan_out_of(view: JobView, child: str) -> str | None:
+    """The fan_out that a name like `tiles__3` is of, if there is one with so many children. A node's own name is its own."""
+    if child in view.nodes:
+        return None
     parent, _, number = child.rpartition("__")
     state = view.nodes.get(parent)
     if state is None or not (number.isascii() and number.isdigit()) or str(int(number)) != number:

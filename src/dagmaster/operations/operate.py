@@ -78,11 +78,28 @@ async def retry(
 ) -> Resumed:
     """Run a part of a job that has ended once more, with everything downstream of it."""
     named = part.model_dump(exclude_none=True)
+    seen = await _find(ledger, job_id)
+    has_completed = await _has_completed(ledger, seen, part.node)
 
     def choose(view: JobView) -> revival.Revival:
-        return revival.retry(view, **named)
+        return revival.retry(view, **named, has_completed=has_completed)
 
-    return await _run_again(ledger, job_id, choose, {"by": by, "why": reason, "retry": named}, is_dry_run)
+    facts = {"by": by, "why": reason, "retry": named}
+    return await _run_again(ledger, job_id, choose, facts, is_dry_run, resume_count=seen.resume_count)
+
+
+async def _find(ledger: Ledger, job_id: UUID) -> LoadedJob:
+    found = await ledger.load_jobs([Claim(job_id, job_id, 0)])
+    if not found:
+        raise no_such_job(job_id)
+    return found[0]
+
+
+async def _has_completed(ledger: Ledger, job: LoadedJob, child: str | None) -> bool:
+    """Whether that is a child of a fan_out, and has: those that have are the ones with an output."""
+    if child is None or revival.fan_out_of(view_of(job), child) is None:
+        return False
+    return child in await ledger.load_outputs(job.job_id, [child], resolve=False)
 
 
 async def _run_again(
@@ -91,21 +108,28 @@ async def _run_again(
     choose: Callable[[JobView], revival.Revival],
     facts: dict[str, Any],
     is_dry_run: bool,
+    *,
+    resume_count: int | None = None,
 ) -> Resumed:
+    """With a `resume_count`: only if the job has not run again since it had that."""
     status: Literal["resumed", "dry_run"] = "dry_run" if is_dry_run else "resumed"
     children: dict[str, int] = {}
 
     def choose_from(job: LoadedJob) -> revival.Revival:
+        if resume_count not in (None, job.resume_count):
+            raise Conflict(
+                f"job {job_id} has run again meanwhile",
+                code="job.changed",
+                hint="look at what it is now, and ask again",
+            )
         view = view_of(job)
         chosen = choose(view)
         children.update(_children(view, chosen))
         return chosen
 
     if is_dry_run:
-        found = await ledger.load_jobs([Claim(job_id, job_id, 0)])
-        if not found:
-            raise no_such_job(job_id)
-        chosen, count = choose_from(found[0]), found[0].resume_count
+        job = await _find(ledger, job_id)
+        chosen, count = choose_from(job), job.resume_count
     else:
         known = {name: value for name, value in facts.items() if value is not None}
         chosen, count = await ledger.revive(job_id, choose_from, known)

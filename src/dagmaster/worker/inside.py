@@ -17,6 +17,7 @@ from uuid import UUID
 
 import orjson
 
+from dagmaster import faults
 from dagmaster.database.ledger import ChildResult
 from dagmaster.errors import DagmasterError, Fenced, InvalidRequest, NotFound, Unavailable
 from dagmaster.handlers import calling, checkpoints
@@ -40,6 +41,7 @@ def serve(descriptor: int) -> None:
     inbox = Inbox(channel)
     start = channel.receive()
     sys.path[:] = start["path"]  # handlers are found where the worker finds them
+    faults.arm(start["crash_point"])
     threading.Thread(target=inbox.read, name="channel", daemon=True).start()
     surroundings = Surroundings()
     plans = Plans(surroundings)

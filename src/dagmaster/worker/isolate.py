@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from dagmaster import log
+from dagmaster import faults, log
 from dagmaster.errors import DagmasterError, TimedOut, Unavailable
 from dagmaster.handlers.checkpoints import phase_of
 from dagmaster.handlers.registry import Registration
@@ -86,7 +86,7 @@ class Child:
     async def _greet(self) -> None:
         try:
             async with asyncio.timeout(START_SECONDS):
-                await self.send({"kind": "start", "path": sys.path})
+                await self.send({"kind": "start", "path": sys.path, "crash_point": faults.armed()})
                 ready, _ = await self.receive()
         except (TimeoutError, BrokenChannel) as error:
             raise Unavailable("a child process did not start", code="worker.child-not-started") from error

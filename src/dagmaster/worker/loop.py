@@ -320,6 +320,7 @@ class Worker:
             self._receiving = None
             self._deliveries.extend(receiving.result())
             if self._deliveries:
+                faults.reach("worker.after-receive")
                 self._look()
             else:
                 self._wake.set()
@@ -331,10 +332,13 @@ class Worker:
     async def _settle(self) -> None:
         """Whatever was announced before this exchange has been claimed by now, by us or by someone else."""
         deliveries, self._deliveries = self._deliveries, []
+        faults.reach("worker.before-settle")
         try:
             await self._transport.settle(deliveries)
         except _OUTAGES as error:
             _log.warning("deliveries could not be settled; they will come again and find nothing", error=str(error))
+            return
+        faults.reach("worker.after-settle")
 
     # Exchanging reports for tasks
 

@@ -105,6 +105,7 @@ async def _stored(outcome: Outcome, context: TaskContext) -> Outcome:
     encoded = outcome.encoded
     if encoded is None:
         return outcome
+    faults.reach("worker.before-store")
     reference = await _through_outages(lambda: context.store_output(encoded))
     faults.reach("worker.after-store")
     return replace(outcome, encoded=None, output_ref=reference)

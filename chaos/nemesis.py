@@ -1,0 +1,620 @@
+"""Lets faults happen: which, when and to whom is drawn from a seed. Several may be under way at once, never two to one process.
+
+A fault is over (`healed`) when what did it has stopped: the process is dead, runs again, the link is clear, the server answers. How
+long recovery took is measured on what was struck:
+
+    an orchestrator that vanished     until each of its jobs has another owner, or has ended; from the moment it vanished
+    a worker or a child that vanished until each of its tasks runs again, or its node has ended; from the moment it vanished
+    one that was told to stop         the same, from the signal
+    a link, a clock                   until that process has written something again; from the moment it was healed
+    the server, rows, the disk        until anyone has written something again; from the moment it was healed
+    poison                            until its job has failed for good; from its submission
+"""
+
+import asyncio
+import os
+import random
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import psycopg
+from tests.engine.processes import CRASHED, Process, Role
+
+from chaos.effects import Effects, attempt_of, task_of
+from chaos.load import POISONS, Load
+from chaos.proxy import Link
+from chaos.stage import SUBMITTER, Stage, one
+from dagmaster.faults import POINTS
+
+# How often each kind is in a deck of faults. A run draws decks one after the other, each in an order of its own.
+DECK = {
+    "kill orchestrator": 4,
+    "kill worker": 5,
+    "kill child": 4,
+    "crash point": 4,
+    "freeze orchestrator": 3,
+    "freeze worker": 3,
+    "rolling restart": 1,
+    "kill postgres": 1,
+    "restart postgres": 1,
+    "end sessions": 2,
+    "cut": 3,
+    "reset at commit": 4,
+    "half-open": 3,
+    "delay": 2,
+    "rows locked": 2,
+    "no connections": 1,
+    "notifications dropped": 1,
+    "notifications doubled": 1,
+    "disk full": 2,
+    "clock jumps": 2,
+    "poison": 3,
+}
+WATCH_SECONDS = 60.0
+PROBE_SECONDS = 0.1
+FREE_SECONDS = 20.0
+# These are only reached with payloads.
+_RARE_POINTS = frozenset({"worker.before-store", "worker.after-store"})
+_KILLED = frozenset({-signal.SIGKILL, CRASHED})
+
+Probe = Callable[[], Awaitable[bool]]
+
+
+def draw(seed: int, count: int, only: Sequence[str] = ()) -> list[str]:
+    """The kinds of so many faults, in order: every kind comes before any deck is over."""
+    dice = random.Random(f"faults {seed}")
+    kinds: list[str] = []
+    while len(kinds) < count:
+        deck = [kind for kind, times in DECK.items() for _ in range(times) if not only or kind in only]
+        dice.shuffle(deck)
+        kinds += deck
+    return kinds[:count]
+
+
+def moments(seed: int, count: int, seconds: float) -> list[float]:
+    """When they happen: spread over the time, with jitter."""
+    dice = random.Random(f"moments {seed}")
+    step = seconds / max(1, count)
+    return [step * (number + dice.uniform(0.1, 0.9)) for number in range(count)]
+
+
+@dataclass
+class Fault:
+    kind: str
+    victim: str = ""
+    began: float = 0.0  # on the monotonic clock
+    counted_from: float | None = None
+    recovered: float | None = None
+
+    @property
+    def recovery_seconds(self) -> float | None:
+        if self.recovered is None or self.counted_from is None:
+            return None
+        return self.recovered - self.counted_from
+
+
+class NobodyFreeError(Exception):
+    """Everyone who could be struck has a fault already."""
+
+
+class Nemesis:
+    def __init__(self, stage: Stage, load: Load, effects: Path, seed: int, settings: dict[str, Any]) -> None:
+        self.stage, self.cast, self.load = stage, stage.cast, load
+        self.faults: list[Fault] = []
+        self.skipped = 0
+        self.unexpected_ends: list[str] = []
+        self.broken: list[str] = []  # faults that did not go as they should
+        self.last = ""
+        self._effects = effects
+        self._dice = random.Random(f"victims {seed}")
+        self._orphan_seconds = float(settings["orphan_threshold_sec"])
+        self._lease_seconds = float(settings["task_lease_sec"])
+        self._busy: set[str] = set()
+        self._server = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._watches: set[asyncio.Task[None]] = set()
+        self._poisons = Counter[str]()
+        self._kinds: dict[str, Callable[[Fault], Awaitable[None]]] = {
+            "kill orchestrator": lambda fault: self._kill(fault, "orchestrator"),
+            "kill worker": lambda fault: self._kill(fault, "worker"),
+            "kill child": self._kill_child,
+            "crash point": self._crash_point,
+            "freeze orchestrator": lambda fault: self._freeze(fault, "orchestrator", self._orphan_seconds),
+            "freeze worker": lambda fault: self._freeze(fault, "worker", self._lease_seconds),
+            "rolling restart": self._rolling_restart,
+            "kill postgres": self._kill_postgres,
+            "restart postgres": self._restart_postgres,
+            "end sessions": self._end_sessions,
+            "cut": self._cut,
+            "reset at commit": self._reset_at_commit,
+            "half-open": self._half_open,
+            "delay": self._delay,
+            "rows locked": self._lock_rows,
+            "no connections": self._use_up_connections,
+            "notifications dropped": lambda fault: self._notifications(fault, "drop"),
+            "notifications doubled": lambda fault: self._notifications(fault, "double"),
+            "disk full": self._fill_disk,
+            "clock jumps": self._skew,
+            "poison": self._poison,
+        }
+        assert self._kinds.keys() == DECK.keys()
+
+    # The run
+
+    async def run(self, kinds: Sequence[str], at: Sequence[float]) -> None:
+        """Until the last fault is over."""
+        began = time.monotonic()
+        supervising = asyncio.create_task(self._supervise())
+        try:
+            for kind, moment in zip(kinds, at, strict=True):
+                await asyncio.sleep(max(0.0, began + moment - time.monotonic()))
+                self._begin(kind)
+            await asyncio.gather(*self._tasks)
+        finally:
+            supervising.cancel()
+            await asyncio.gather(supervising, return_exceptions=True)
+
+    def _begin(self, kind: str) -> None:
+        task = asyncio.create_task(self._happen(Fault(kind)), name=kind)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _happen(self, fault: Fault) -> None:
+        try:
+            await self._kinds[fault.kind](fault)
+        except NobodyFreeError:
+            self.skipped += 1
+        except Exception as error:
+            self.broken.append(f"{fault.kind} {fault.victim}: {type(error).__name__}: {error}")
+
+    def _strike(self, fault: Fault, victim: str = "") -> None:
+        """It happens now."""
+        fault.victim, fault.began = victim, time.monotonic()
+        fault.counted_from = fault.began
+        self.faults.append(fault)
+        self.last = f"{fault.kind} {victim}".strip()
+
+    def _heal(self, fault: Fault) -> None:
+        fault.counted_from = time.monotonic()
+
+    async def rest(self) -> None:
+        """Undo everything, let everyone run, and see what is still being waited for."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._busy.clear()
+        self.stage.proxy.clear()
+        if not self.stage.cluster.is_running():
+            self.stage.cluster.start()
+        await self._insist(lambda: self.cast.rows("DELETE FROM chaos.disk_full"))
+        for process in self.cast.processes:
+            process.thaw()
+            self._revive(process)
+        await asyncio.gather(*self._watches)
+
+    async def tend(self) -> None:
+        """After the faults: a role that ends is started again, as anywhere."""
+        await self._supervise()
+
+    async def _supervise(self) -> None:
+        while True:
+            for process in self.cast.processes:
+                if process.name not in self._busy:
+                    self._revive(process)
+            await asyncio.sleep(0.3)
+
+    def _revive(self, process: Process) -> None:
+        if process.is_running:
+            return
+        if process.exit_code not in _KILLED:
+            self.unexpected_ends.append(f"{process.name} start {process.starts}: exit code {process.exit_code}")
+        process.start()
+
+    # Victims
+
+    async def _take(self, *roles: Role) -> Process:
+        """Someone who is well; at least one of each role stays so."""
+        deadline = time.monotonic() + FREE_SECONDS
+        while time.monotonic() < deadline:
+            for role in self._dice.sample(roles, len(roles)):
+                free = [p for p in self.cast.of(role) if p.name not in self._busy and p.is_running]
+                if len(free) > 1:
+                    victim = self._dice.choice(free)
+                    self._busy.add(victim.name)
+                    return victim
+            await asyncio.sleep(0.1)
+        raise NobodyFreeError
+
+    def _let_go(self, process: Process) -> None:
+        self._busy.discard(process.name)
+
+    async def _insist(self, ask: Callable[[], Awaitable[Any]]) -> Any:
+        """Ask until there is an answer: the server may be away."""
+        while True:
+            try:
+                return await ask()
+            except psycopg.Error:
+                await asyncio.sleep(0.1)
+
+    # Recovery
+
+    def _watch(self, fault: Fault, probe: Probe) -> None:
+        async def watch() -> None:
+            deadline = time.monotonic() + WATCH_SECONDS
+            while time.monotonic() < deadline:
+                with suppress(psycopg.Error):
+                    if await probe():
+                        fault.recovered = time.monotonic()
+                        return
+                await asyncio.sleep(PROBE_SECONDS)
+
+        task = asyncio.create_task(watch(), name=f"recovery from {fault.kind}")
+        self._watches.add(task)
+        task.add_done_callback(self._watches.discard)
+
+    async def _jobs_of(self, process: Process) -> list[tuple[UUID, int]]:
+        rows = await self._insist(
+            lambda: self.cast.rows(
+                """SELECT job_id, epoch FROM dagapp.dag_jobs j JOIN dagapp.orchestrators o USING (owner_id)
+                    WHERE o.pid = %s AND j.status IN ('pending', 'running')""",
+                process.pid,
+            )
+        )
+        return [(row["job_id"], row["epoch"]) for row in rows]
+
+    async def _tasks_of(self, process: Process) -> list[tuple[UUID, str, int]]:
+        rows = await self._insist(
+            lambda: self.cast.rows(
+                """SELECT job_id, node_id, attempt FROM dagapp.dag_tasks t JOIN dagapp.workers w USING (worker_id)
+                    WHERE w.pid = %s AND t.status = 'running'""",
+                process.pid,
+            )
+        )
+        return [(row["job_id"], row["node_id"], row["attempt"]) for row in rows]
+
+    def _taken_over(self, jobs: list[tuple[UUID, int]]) -> Probe:
+        async def probe() -> bool:
+            left = await one(
+                self.cast.dsn,
+                """SELECT count(*) FROM unnest(%s::uuid[], %s::bigint[]) AS was (job_id, epoch)
+                     JOIN dagapp.dag_jobs j USING (job_id)
+                    WHERE j.epoch = was.epoch AND j.status IN ('pending', 'running')""",
+                [job for job, _ in jobs], [epoch for _, epoch in jobs],
+            )  # fmt: skip
+            return int(left) == 0
+
+        return probe
+
+    def _run_again(self, tasks: list[tuple[UUID, str, int]]) -> Probe:
+        async def probe() -> bool:
+            jobs, nodes, attempts = zip(*tasks, strict=True)
+            left = await one(
+                self.cast.dsn,
+                """SELECT count(*) FROM unnest(%s::uuid[], %s::text[], %s::int[]) AS was (job_id, node_id, attempt)
+                     JOIN dagapp.dag_jobs j USING (job_id)
+                     JOIN dagapp.dag_node_states n USING (job_id, node_id)
+                    WHERE j.status IN ('pending', 'running') AND n.status IN ('dispatched', 'running', 'ready')
+                      AND NOT EXISTS (SELECT 1 FROM dagapp.dag_tasks t
+                                       WHERE t.job_id = was.job_id AND t.node_id = was.node_id
+                                         AND t.attempt > was.attempt AND t.started_at IS NOT NULL)""",
+                list(jobs), list(nodes), list(attempts),
+            )  # fmt: skip
+            return int(left) == 0
+
+        return probe
+
+    async def _now(self) -> datetime:
+        now: datetime = await self._insist(lambda: one(self.cast.dsn, "SELECT clock_timestamp()"))
+        return now
+
+    def _written(self, since: datetime, process: Process | None = None) -> Probe:
+        """Whether this process, or anyone, has written since."""
+
+        async def probe() -> bool:
+            name = f"{process.name}.{process.starts}" if process else None
+            question = """SELECT EXISTS (SELECT 1 FROM chaos.events WHERE at > %s AND (process = %s OR %s))
+                              OR EXISTS (SELECT 1 FROM chaos.starts WHERE at > %s AND (process = %s OR %s))"""
+            return bool(await one(self.cast.dsn, question, *[since, name, name is None] * 2))
+
+        return probe
+
+    async def _watch_victim(self, fault: Fault, process: Process | None) -> None:
+        since = await self._now()
+        self._heal(fault)
+        self._watch(fault, self._written(since, process))
+
+    # Processes
+
+    async def _kill(self, fault: Fault, role: Role) -> None:
+        victim = await self._take(role)
+        try:
+            lost = await self._what_depends_on(victim)
+            self._strike(fault, victim.name)
+            victim.kill()
+            self._watch(fault, lost)
+            await asyncio.sleep(self._dice.uniform(0, 2))
+            victim.start()
+        finally:
+            self._let_go(victim)
+
+    async def _what_depends_on(self, victim: Process) -> Probe:
+        if victim.role == "orchestrator":
+            return self._taken_over(await self._jobs_of(victim))
+        tasks = await self._tasks_of(victim)
+        return self._run_again(tasks) if tasks else self._written(await self._now())
+
+    async def _freeze(self, fault: Fault, role: Role, past: float) -> None:
+        """Stopped for longer than its lease, while it believes that no time has passed."""
+        victim = await self._take(role)
+        try:
+            lost = await self._what_depends_on(victim)
+            self._strike(fault, victim.name)
+            victim.freeze()
+            self._watch(fault, lost)
+            await asyncio.sleep(past + self._dice.uniform(1.5, 4))
+            victim.thaw()
+        finally:
+            victim.thaw()
+            self._let_go(victim)
+
+    async def _kill_child(self, fault: Fault) -> None:
+        """The process of one handler, in the middle of it."""
+        await self.load.submit(self.load.wishes.plain())
+        deadline = time.monotonic() + FREE_SECONDS
+        while time.monotonic() < deadline:
+            for effect, pid in _tail(self._effects).running():
+                if _is_child(pid):
+                    job, node = task_of(effect)
+                    self._strike(fault, f"process {pid}")
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                    self._watch(fault, self._run_again([(UUID(job), node, attempt_of(effect))]))
+                    return
+            await asyncio.sleep(0.03)
+        raise NobodyFreeError
+
+    async def _crash_point(self, fault: Fault) -> None:
+        """It dies at a named point of its code, at one of the next times that it gets there."""
+        victim = await self._take("orchestrator", "worker")
+        try:
+            points = [p for p in POINTS if p.startswith(victim.role) and p not in _RARE_POINTS]
+            point = f"{self._dice.choice(points)}:{self._dice.randint(1, 20)}"
+            victim.kill()
+            victim.start(crash_point=point)
+            deadline = time.monotonic() + FREE_SECONDS
+            while victim.is_running and time.monotonic() < deadline:
+                await asyncio.sleep(0.02)
+            if victim.is_running:
+                raise NobodyFreeError
+            self._strike(fault, f"{victim.name} at {point}")
+            self._watch(fault, await self._what_depends_on(victim))
+            victim.start()
+        finally:
+            self._let_go(victim)
+
+    async def _rolling_restart(self, fault: Fault) -> None:
+        """SIGTERM to one after the other, each waited for and started again. How long the slowest hand-over took counts."""
+        self._strike(fault, "everyone")
+        slowest = 0.0
+        for process in list(self.cast.processes):
+            if process.name in self._busy or not process.is_running:
+                continue
+            self._busy.add(process.name)
+            try:
+                lost, began = await self._what_depends_on(process), time.monotonic()
+                process.signal(signal.SIGTERM)
+                slowest = max(slowest, await self._handed_over(lost, began))
+                code = await process.ended(30)
+                if code:
+                    self.unexpected_ends.append(f"{process.name} told to stop: exit code {code}")
+                process.start()
+            finally:
+                self._let_go(process)
+        fault.counted_from, fault.recovered = 0.0, slowest
+
+    async def _handed_over(self, lost: Probe, began: float) -> float:
+        deadline = began + WATCH_SECONDS
+        while time.monotonic() < deadline:
+            with suppress(psycopg.Error):
+                if await lost():
+                    break
+            await asyncio.sleep(0.02)
+        return time.monotonic() - began
+
+    async def _skew(self, fault: Fault) -> None:
+        victim = await self._take("orchestrator", "worker")
+        usual = victim.command
+        try:
+            self._strike(fault, victim.name)
+            victim.kill()
+            victim.command = [sys.executable, "-m", "chaos.skewed", victim.role]
+            victim.start()
+            await self._watch_victim(fault, victim)
+            await asyncio.sleep(self._dice.uniform(10, 20))
+            victim.kill()
+        finally:
+            victim.command = usual
+            self._let_go(victim)
+
+    async def _poison(self, fault: Fault) -> None:
+        """Each kind in its turn."""
+        name = min(POISONS, key=lambda one: self._poisons[one])
+        self._poisons[name] += 1
+        job_id = await self.load.submit(self.load.poison(name))
+        self._strike(fault, name)
+
+        async def has_ended() -> bool:
+            return bool(
+                await one(self.cast.dsn, "SELECT status = 'failed' FROM dagapp.dag_jobs WHERE job_id = %s", job_id)
+            )
+
+        self._watch(fault, has_ended)
+
+    # The server
+
+    async def _kill_postgres(self, fault: Fault) -> None:
+        async with self._server:
+            self._strike(fault)
+            self.stage.kill_server()
+            await asyncio.sleep(self._dice.uniform(0, 3))
+            self.stage.cluster.start()
+            await self._watch_victim(fault, None)
+
+    async def _restart_postgres(self, fault: Fault) -> None:
+        async with self._server:
+            self._strike(fault)
+            self.stage.cluster.stop("fast")
+            await asyncio.sleep(self._dice.uniform(0, 3))
+            self.stage.cluster.start()
+            await self._watch_victim(fault, None)
+
+    async def _end_sessions(self, fault: Fault) -> None:
+        self._strike(fault)
+        await self._insist(
+            lambda: self.cast.rows("""
+                SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+                 WHERE datname = current_database() AND pid <> pg_backend_pid()""")
+        )
+        await self._watch_victim(fault, None)
+
+    async def _lock_rows(self, fault: Fault) -> None:
+        """Someone looks at some jobs for a while, and keeps them locked."""
+        with suppress(psycopg.Error):
+            async with await psycopg.AsyncConnection.connect(self.cast.dsn) as connection:
+                await connection.execute(
+                    """SELECT 1 FROM dagapp.dag_jobs WHERE status = 'running' ORDER BY random() LIMIT 10
+                          FOR UPDATE SKIP LOCKED"""
+                )
+                self._strike(fault, "10 jobs")
+                await asyncio.sleep(self._dice.uniform(2, 6))
+        if fault.victim:
+            await self._watch_victim(fault, None)
+
+    async def _use_up_connections(self, fault: Fault) -> None:
+        """Nobody who has lost a connection gets another one."""
+        async with self._server:
+            taken: list[psycopg.AsyncConnection[Any]] = []
+            try:
+                with suppress(psycopg.OperationalError):
+                    while len(taken) < 300:
+                        taken.append(await psycopg.AsyncConnection.connect(self.cast.dsn))
+                self._strike(fault, f"{len(taken)} taken")
+                for link in self.stage.proxy.links.values():
+                    link.cut()
+                await asyncio.sleep(self._dice.uniform(1, 3))
+            finally:
+                for connection in taken:
+                    await connection.close()
+        await self._watch_victim(fault, None)
+
+    async def _fill_disk(self, fault: Fault) -> None:
+        """As far as the engine can tell: what it writes is refused with SQLSTATE 53100."""
+        self._strike(fault)
+        await self._insist(lambda: self.cast.rows("INSERT INTO chaos.disk_full VALUES (clock_timestamp())"))
+        await asyncio.sleep(self._dice.uniform(1, 3))
+        await self._insist(lambda: self.cast.rows("DELETE FROM chaos.disk_full"))
+        await self._watch_victim(fault, None)
+
+    # Links
+
+    async def _struck_link(self, fault: Fault) -> tuple[Link, Process | None]:
+        """A role's, or now and then that of who submits."""
+        if self._dice.random() < 0.15:
+            self._strike(fault, SUBMITTER)
+            return self.stage.proxy.links[SUBMITTER], None
+        victim = await self._take("orchestrator", "worker")
+        self._strike(fault, victim.name)
+        return self.cast.link(victim), victim
+
+    async def _cut(self, fault: Fault) -> None:
+        link, victim = await self._struck_link(fault)
+        try:
+            for _ in range(self._dice.randint(1, 4)):
+                self._dice.choice([link.cut, link.reset])()
+                await asyncio.sleep(self._dice.uniform(0, 0.5))
+            await self._watch_victim(fault, victim)
+        finally:
+            if victim:
+                self._let_go(victim)
+
+    async def _reset_at_commit(self, fault: Fault) -> None:
+        """What was asked is done, and who asked never hears of it."""
+        link, victim = await self._struck_link(fault)
+        try:
+            # A worker's exchange is one statement; orchestrators read a lot by single ones, of which nothing depends.
+            link.weather.counts_single_statements = victim is not None and victim.role == "worker"
+            link.weather.resets_at_commit = self._dice.randint(1, 5)
+            deadline = time.monotonic() + 5
+            while link.weather.resets_at_commit and time.monotonic() < deadline:
+                await asyncio.sleep(0.05)
+            await self._watch_victim(fault, victim)
+        finally:
+            link.clear()
+            if victim:
+                self._let_go(victim)
+
+    async def _half_open(self, fault: Fault) -> None:
+        """Nothing gets through, one way or both; in the end what was held arrives, or both learn that the line is dead."""
+        link, victim = await self._struck_link(fault)
+        try:
+            link.weather.holds_up, link.weather.holds_down = self._dice.choice(
+                [(True, True), (True, False), (False, True)]
+            )
+            await asyncio.sleep(self._dice.uniform(2, 9))
+            if self._dice.random() < 0.5:
+                link.reset()
+            link.clear()
+            await self._watch_victim(fault, victim)
+        finally:
+            link.clear()
+            if victim:
+                self._let_go(victim)
+
+    async def _delay(self, fault: Fault) -> None:
+        link, victim = await self._struck_link(fault)
+        try:
+            link.weather.delay_seconds = (0.6, 0.4)
+            await asyncio.sleep(self._dice.uniform(4, 10))
+            link.clear()
+            await self._watch_victim(fault, victim)
+        finally:
+            link.clear()
+            if victim:
+                self._let_go(victim)
+
+    async def _notifications(self, fault: Fault, what: Any) -> None:
+        self._strike(fault, "everyone")
+        links = list(self.stage.proxy.links.values())
+        for link in links:
+            link.weather.notifications = what
+        await asyncio.sleep(self._dice.uniform(3, 6))
+        for link in links:
+            link.weather.notifications = "pass"
+        await self._watch_victim(fault, None)
+
+
+def _tail(file: Path, size: int = 200_000) -> Effects:
+    """The latest of what handlers have noted."""
+    if not file.exists():
+        return Effects()
+    with file.open("rb") as opened:
+        opened.seek(max(0, file.stat().st_size - size))
+        lines = opened.read().decode().splitlines()
+    return Effects.of(lines[1:] if len(lines) > 1 else lines)
+
+
+def _is_child(pid: int) -> bool:
+    """A process that runs a handler, and nothing else."""
+    try:
+        return b"dagmaster.worker.child" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False

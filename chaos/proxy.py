@@ -1,0 +1,254 @@
+"""A TCP proxy between one role and its PostgreSQL: it can delay, hold, cut and reset what passes, and tamper with notifications.
+
+Each role has a `Link` of its own, so that a fault strikes one of them. The proxy lives in a thread with its own event loop: who
+waits elsewhere for a server to start does not stop the traffic. A link's `weather` may be changed from any thread at any time.
+"""
+
+import asyncio
+import random
+import socket
+import struct
+import threading
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+CHUNK_BYTES = 65_536
+LOOK_SECONDS = 0.02
+ANSWER_SECONDS = 1.0
+SOCKET = ".s.PGSQL.5432"
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+_HEADER_BYTES = 5
+_NOTIFICATION = ord("A")
+_SYNC, _EXECUTE, _READY = b"S\0\0\0\4", b"E\0\0\0", b"Z\0\0\0\5"
+
+Way = Literal["up", "down"]  # to the server, to the client
+
+
+@dataclass
+class Weather:
+    """What happens to bytes on their way. `resets_at_commit` counts down; what is sent outside of a transaction is one by itself,
+    and counts where that is asked for."""
+
+    delay_seconds: tuple[float, float] | None = None  # mean, and how far from it at most
+    holds_up: bool = False
+    holds_down: bool = False
+    resets_at_commit: int = 0
+    counts_single_statements: bool = False
+    notifications: Literal["pass", "drop", "double"] = "pass"
+
+    def holds(self, way: Way) -> bool:
+        return self.holds_up if way == "up" else self.holds_down
+
+
+@dataclass
+class Counts:
+    connections: int = 0
+    resets_at_commit: int = 0
+    dropped: int = 0
+    doubled: int = 0
+
+
+def has_commit(chunk: bytes) -> bool:
+    """Whether what goes to the server ends a transaction, as Parse or Query."""
+    return b"COMMIT\0" in chunk
+
+
+def is_single_statement(chunk: bytes) -> bool:
+    """Whether this runs something and ends with Sync, and begins no transaction: outside of one that is a commit too."""
+    return chunk.endswith(_SYNC) and _EXECUTE in chunk and b"BEGIN\0" not in chunk
+
+
+def leaves_a_transaction_open(chunk: bytes) -> bool:
+    """Whether the server says so at the end of its answer."""
+    return chunk.endswith((_READY + b"T", _READY + b"E"))
+
+
+def has_listen(chunk: bytes) -> bool:
+    return b"LISTEN " in chunk
+
+
+def are_notifications(chunk: bytes) -> bool:
+    """Whether these bytes are whole notifications and nothing else."""
+    at = 0
+    while at + _HEADER_BYTES <= len(chunk) and chunk[at] == _NOTIFICATION:
+        at += 1 + int.from_bytes(chunk[at + 1 : at + _HEADER_BYTES], "big")
+    return at == len(chunk) > 0
+
+
+@dataclass(eq=False)
+class _Connection:
+    """One client's way to the server and back."""
+
+    client: asyncio.StreamWriter
+    server: asyncio.StreamWriter
+    is_listening: bool = False
+    is_in_transaction: bool = False
+
+    def reset(self) -> None:
+        """The client sees ECONNRESET; the server learns of it a little later, as it would."""
+        sock: socket.socket = self.client.get_extra_info("socket")
+        with suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+        self.client.transport.abort()
+
+    def close(self) -> None:
+        self.client.close()
+        self.server.close()
+
+
+@dataclass(eq=False)
+class Link:
+    """One role's address of the server."""
+
+    name: str
+    server: Path
+    weather: Weather = field(default_factory=Weather)
+    counts: Counts = field(default_factory=Counts)
+    port: int = 0
+    _loop: asyncio.AbstractEventLoop | None = None
+    _connections: set[_Connection] = field(default_factory=set)
+    _random: random.Random = field(default_factory=random.Random)
+
+    def dsn(self, database: str, user: str = "postgres") -> str:
+        return f"postgresql://{user}@127.0.0.1:{self.port}/{database}?sslmode=disable&gssencmode=disable"
+
+    # From any thread
+
+    def cut(self) -> None:
+        """End every connection in good order, as a server or a balancer that goes down does."""
+        self._on_each(_Connection.close)
+
+    def reset(self) -> None:
+        self._on_each(_Connection.reset)
+
+    def clear(self) -> None:
+        self.weather = Weather()
+
+    def _on_each(self, act: Callable[[_Connection], None]) -> None:
+        def all_of_them() -> None:
+            for connection in list(self._connections):
+                act(connection)
+
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(all_of_them)
+
+    # In the proxy's loop
+
+    async def listen(self) -> asyncio.Server:
+        self._loop = asyncio.get_running_loop()
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=CHUNK_BYTES * 4, backlog=512)
+        self.port = server.sockets[0].getsockname()[1]
+        return server
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.counts.connections += 1
+        try:
+            from_server, to_server = await asyncio.open_unix_connection(str(self.server), limit=CHUNK_BYTES * 4)
+        except OSError:
+            writer.transport.abort()
+            return
+        connection = _Connection(writer, to_server)
+        self._connections.add(connection)
+        ways = [
+            asyncio.create_task(self._pump("up", reader, to_server, connection)),
+            asyncio.create_task(self._pump("down", from_server, writer, connection)),
+        ]
+        try:
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(ways, timeout=ANSWER_SECONDS)  # what the other way still carries may arrive
+        except asyncio.CancelledError:
+            pass  # the proxy ends; a stream's callback would complain of it
+        finally:
+            self._connections.discard(connection)
+            for way in ways:
+                way.cancel()
+            connection.close()
+
+    async def _pump(
+        self, way: Way, source: asyncio.StreamReader, target: asyncio.StreamWriter, connection: _Connection
+    ) -> None:
+        with suppress(ConnectionError, OSError):
+            while chunk := await source.read(CHUNK_BYTES):
+                await self._hinder(way)
+                for part in self._tampered(way, chunk, connection):
+                    target.write(part)
+                await target.drain()
+                if way == "up" and self._resets_after(chunk, connection):
+                    connection.reset()
+                    await asyncio.sleep(ANSWER_SECONDS)  # the server carries it out, and finds nobody to tell
+                    return
+
+    async def _hinder(self, way: Way) -> None:
+        if self.weather.delay_seconds:
+            mean, spread = self.weather.delay_seconds
+            await asyncio.sleep(self._random.uniform(mean - spread, mean + spread))
+        while self.weather.holds(way):
+            await asyncio.sleep(LOOK_SECONDS)
+
+    def _tampered(self, way: Way, chunk: bytes, connection: _Connection) -> list[bytes]:
+        if way == "up":
+            connection.is_listening = connection.is_listening or has_listen(chunk)
+            return [chunk]
+        connection.is_in_transaction = leaves_a_transaction_open(chunk)
+        if self.weather.notifications == "pass" or not connection.is_listening or not are_notifications(chunk):
+            return [chunk]
+        if self.weather.notifications == "drop":
+            self.counts.dropped += 1
+            return []
+        self.counts.doubled += 1
+        return [chunk, chunk]
+
+    def _resets_after(self, chunk: bytes, connection: _Connection) -> bool:
+        if not self.weather.resets_at_commit:
+            return False
+        is_single = self.weather.counts_single_statements and not connection.is_in_transaction
+        if not has_commit(chunk) and not (is_single and is_single_statement(chunk)):
+            return False
+        self.weather.resets_at_commit -= 1
+        self.counts.resets_at_commit += 1
+        return True
+
+
+class Proxy:
+    """All links, in a thread of their own."""
+
+    def __init__(self, socket_folder: Path) -> None:
+        self.links: dict[str, Link] = {}
+        self._listening: list[asyncio.Server] = []
+        self._server = socket_folder / SOCKET
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def open(self, name: str) -> Link:
+        link = Link(name, self._server)
+        self._listening.append(self._run(link.listen()))
+        self.links[name] = link
+        return link
+
+    def clear(self) -> None:
+        for link in self.links.values():
+            link.clear()
+
+    def stop(self) -> None:
+        for server in self._listening:
+            self._loop.call_soon_threadsafe(server.close)
+        self._run(_end_all_tasks())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+    def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
+
+
+async def _end_all_tasks() -> None:
+    others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)

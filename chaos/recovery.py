@@ -1,0 +1,225 @@
+"""How soon everything goes on, measured by itself: one fault at a time, on settings as they ship and on those of `dagmaster up`.
+
+orchestrator killed     from the kill until another owner has written to each of its jobs
+worker killed           from the kill until each task that it ran has ended elsewhere
+orchestrator stopped    from SIGTERM until another owner has written to each of its jobs
+PostgreSQL killed       from the moment it answers again until anyone has written to a job
+"""
+
+import asyncio
+import signal
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+import psycopg
+from tests.engine.processes import Process
+
+from chaos.figures import percentile
+from chaos.stage import AS_IT_SHIPS, FAST_PROFILE, Stage, one, staged
+from dagmaster.database.history import verify
+from dagmaster.database.postgres import PostgresLedger
+from dagmaster.errors import Conflict
+from dagmaster.operations import operate
+
+ORCHESTRATORS, WORKERS = 3, 3
+JOBS = 30
+STEPS = """
+    workflow_id: steps
+    nodes:
+      start: {type: start, next: split}
+      split:
+        type: fan_out
+        source: "{{ range_items }}"
+        max_parallel: 1
+        task: {handler: sleep, params: {seconds: 0.5}}
+        next: join
+      join: {type: fan_in, next: end}
+      end: {type: end}
+    """
+LONG = """
+    workflow_id: long_once
+    nodes:
+      start: {type: start, next: work}
+      work: {handler: chaos.long_once, next: end}
+      end: {type: end}
+    """
+BOUNDS = {
+    "as it ships": {"orchestrator killed": 80.0, "worker killed": 75.0, "orchestrator stopped": 2.0, "PostgreSQL killed": 10.0},
+    "fast": {"orchestrator killed": 10.0, "worker killed": 10.0, "orchestrator stopped": 2.0, "PostgreSQL killed": 10.0},
+}  # fmt: skip
+PROFILES = {"fast": FAST_PROFILE, "as it ships": AS_IT_SHIPS}
+
+
+def steps(count: int = 1000) -> str:
+    """A job that goes on for long in short steps: its owner is needed after each."""
+    return STEPS.replace('"{{ range_items }}"', str(list(range(count))))
+
+
+@dataclass
+class Measured:
+    """`shares` are the jobs of each orchestrator, once all are claimed."""
+
+    profile: str
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+    shares: list[int] = field(default_factory=list)
+    findings: int = 0
+
+    def problems(self) -> list[str]:
+        found = [
+            f"{self.profile}: {what}: {max(self.seconds[what]):.1f} s, more than {bound:g} s"
+            for what, bound in BOUNDS[self.profile].items()
+            if max(self.seconds[what]) > bound
+        ]
+        if max(self.shares) - min(self.shares) > 1:
+            found.append(f"{self.profile}: jobs are spread unevenly: {self.shares}")
+        if self.findings:
+            found.append(f"{self.profile}: {self.findings} findings of verify-history")
+        return found
+
+
+async def measure(times: int) -> list[Measured]:
+    found = []
+    for name, settings in PROFILES.items():
+        async with staged(settings, orchestrators=ORCHESTRATORS, workers=WORKERS) as stage:
+            print(f"{name}: {ORCHESTRATORS} orchestrators and {WORKERS} workers run", flush=True)
+            found.append(await _Trial(stage, name).run(times))
+    return found
+
+
+class _Trial:
+    def __init__(self, stage: Stage, profile: str) -> None:
+        self.stage, self.cast = stage, stage.cast
+        self.measured = Measured(profile, {what: [] for what in BOUNDS[profile]})
+
+    async def run(self, times: int) -> Measured:
+        self.jobs = await self.cast.submit(steps(), JOBS)
+        self.measured.shares = await self._shares()
+        for _ in range(times):
+            await self._keep("orchestrator stopped", self._orchestrator(Process.signal, signal.SIGTERM))
+            await self._keep("PostgreSQL killed", self._postgres())
+            await self._keep("orchestrator killed", self._orchestrator(Process.signal, signal.SIGKILL))
+            await self._keep("worker killed", self._worker())
+        report = await verify(self.cast.dsn)
+        self.measured.findings = len(report.findings)
+        return self.measured
+
+    async def _keep(self, what: str, measuring: Awaitable[float]) -> None:
+        seconds = await measuring
+        self.measured.seconds[what].append(seconds)
+        print(f"  {what:22}{seconds:8.2f} s", flush=True)
+
+    async def _shares(self) -> list[int]:
+        async def all_claimed() -> list[int]:
+            rows = await self.cast.rows("SELECT owner_id FROM dagapp.dag_jobs WHERE owner_id IS NOT NULL")
+            return sorted(Counter(row["owner_id"] for row in rows).values()) if len(rows) == JOBS else []
+
+        shares: list[int] = await self.cast.until(all_claimed, 30, "all jobs to be claimed")
+        return shares
+
+    async def _orchestrator(self, act: Callable[..., None], which: signal.Signals) -> float:
+        victim, jobs = await self._busiest()
+        began = time.monotonic()
+        act(victim, which)
+        await self._until(lambda: self._written_by_others(jobs), 120)
+        seconds = time.monotonic() - began
+        await victim.ended(60)
+        victim.start()
+        await self.cast.ready([victim], 60)
+        return seconds
+
+    async def _busiest(self) -> tuple[Process, list[tuple[UUID, int]]]:
+        rows = await self.cast.until(self._owners, 60, "all jobs to have owners")
+        (victim,) = [process for process in self.cast.processes if process.pid == rows[0]["pid"]]
+        return victim, list(zip(rows[0]["jobs"], rows[0]["epochs"], strict=True))
+
+    async def _owners(self) -> list[dict[str, Any]]:
+        """Once each of the jobs has one: the busiest first."""
+        rows = await self.cast.rows(
+            """SELECT o.pid, array_agg(j.job_id) AS jobs, array_agg(j.epoch) AS epochs
+                 FROM dagapp.dag_jobs j JOIN dagapp.orchestrators o USING (owner_id)
+                WHERE j.status = 'running' AND j.job_id = ANY (%s) GROUP BY 1 ORDER BY count(*) DESC""",
+            self.jobs,
+        )
+        return rows if sum(len(row["jobs"]) for row in rows) == len(self.jobs) else []
+
+    async def _written_by_others(self, jobs: list[tuple[UUID, int]]) -> bool:
+        left = await one(
+            self.cast.dsn,
+            """SELECT count(*) FROM unnest(%s::uuid[], %s::bigint[]) AS was (job_id, epoch)
+                WHERE NOT EXISTS (SELECT 1 FROM dagapp.dag_job_events e
+                                   WHERE e.job_id = was.job_id AND e.epoch > was.epoch)""",
+            [job for job, _ in jobs], [epoch for _, epoch in jobs],
+        )  # fmt: skip
+        return int(left) == 0
+
+    async def _worker(self) -> float:
+        """Its tasks would run for an hour; elsewhere they take no time."""
+        jobs = await self.cast.submit(LONG, 3 * WORKERS)
+        pid, tasks = await self.cast.until(lambda: self._busiest_worker(jobs), 60, "tasks to run")
+        (victim,) = [process for process in self.cast.processes if process.pid == pid]
+        began = time.monotonic()
+        victim.kill()
+        await self._until(lambda: self._have_ended(tasks), 120)
+        seconds = time.monotonic() - began
+        victim.start()
+        await self.cast.ready([victim], 60)
+        await self._cancel(jobs)
+        return seconds
+
+    async def _busiest_worker(self, jobs: list[UUID]) -> tuple[int, list[UUID]] | None:
+        """Once all of the jobs run."""
+        rows = await self.cast.rows(
+            """SELECT w.pid, array_agg(t.job_id) AS jobs FROM dagapp.dag_tasks t JOIN dagapp.workers w USING (worker_id)
+                WHERE t.status = 'running' AND t.job_id = ANY (%s) GROUP BY 1 ORDER BY count(*) DESC""",
+            jobs,
+        )
+        return (rows[0]["pid"], rows[0]["jobs"]) if sum(len(row["jobs"]) for row in rows) == len(jobs) else None
+
+    async def _have_ended(self, jobs: list[UUID]) -> bool:
+        left = "SELECT count(*) FROM dagapp.dag_jobs WHERE job_id = ANY (%s) AND status IN ('pending', 'running')"
+        return int(await one(self.cast.dsn, left, jobs)) == 0
+
+    async def _cancel(self, jobs: list[UUID]) -> None:
+        ledger = PostgresLedger(self.cast.dsn, "chaos")
+        for job_id in jobs:
+            with suppress(Conflict):
+                await operate.cancel(ledger, job_id)
+        await ledger.close()
+        await self.cast.wait(jobs, 60)
+
+    async def _postgres(self) -> float:
+        self.stage.kill_server()
+        self.stage.cluster.start()
+        began = time.monotonic()
+        since = await one(self.cast.dsn, "SELECT clock_timestamp()")
+        question = "SELECT EXISTS (SELECT 1 FROM chaos.events WHERE at > %s)"
+        await self._until(lambda: one(self.cast.dsn, question, since), 120)
+        return time.monotonic() - began
+
+    async def _until(self, ask: Callable[[], Awaitable[Any]], seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            try:
+                if await ask():
+                    return
+            except psycopg.OperationalError:
+                pass
+            await asyncio.sleep(0.02)
+
+
+def told(all_measured: list[Measured]) -> str:
+    lines = [f"\n{'settings':14}{'recovery from':24}{'times':>6}{'p50':>9}{'worst':>9}{'bound':>9}"]
+    for measured in all_measured:
+        for what, bound in BOUNDS[measured.profile].items():
+            times = measured.seconds[what]
+            row = f"{measured.profile:14}{what:24}{len(times):6}{percentile(times, 0.5):7.2f} s{max(times):7.2f} s"
+            lines.append(f"{row}{bound:7.0f} s")
+        lines.append(f"{measured.profile:14}{'jobs of each orchestrator':24} {', '.join(map(str, measured.shares))}")
+    problems = [problem for measured in all_measured for problem in measured.problems()]
+    lines.append(f"\n{'BAD' if problems else 'good'}: {'; '.join(problems) or 'every bound is kept'}")
+    return "\n".join(lines)

@@ -1,0 +1,207 @@
+"""`make soak`: steady load with retention running, for an hour or as long as is asked for. Does anything grow?
+
+Every minute: memory and open files of each role, dead rows and the size of all tables and indexes, how long a task waited for a
+worker (claim), and how long a job waited for its next step after a result (step). What was seen at first, once retention keeps
+pace, is compared with what is seen at last: the medians of the first and the last third.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import random
+import re
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from chaos.__main__ import run
+from chaos.load import Load, Wishes
+from chaos.stage import AS_IT_SHIPS, Stage, settle, staged
+from dagmaster import log
+from dagmaster.database.history import verify
+
+DAY_SECONDS = 86_400
+SAMPLES_AT_LEAST = 24
+LATENCIES = """
+    SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY seconds) * 1000, percentile_cont(0.99) WITHIN GROUP (ORDER BY seconds) * 1000
+      FROM ({}) AS waits"""
+CLAIMS = """
+    SELECT extract(epoch FROM started_at - available_at) AS seconds FROM dagapp.dag_tasks
+     WHERE started_at > dagapp.clock() - make_interval(secs => %(window)s)"""
+STEPS = """
+    SELECT extract(epoch FROM n.dispatched_at - r.reported_at) AS seconds
+      FROM dagapp.dag_jobs j
+      JOIN dagapp.dag_task_results r USING (job_id)
+      JOIN dagapp.dag_node_states n
+        ON n.job_id = j.job_id AND n.node_id = 's' || (substr(r.node_id, 2)::int + 1)
+     WHERE j.workflow_id = 'chaos_chain6' AND r.reported_at > dagapp.clock() - make_interval(secs => %(window)s)
+       AND r.node_id ~ '^s[0-9]+$' AND n.dispatched_at IS NOT NULL"""
+DEAD = "SELECT sum(n_dead_tup)::bigint FROM pg_stat_user_tables WHERE schemaname = 'dagapp'"
+SIZES = """
+    SELECT sum(pg_relation_size(c.oid)) FILTER (WHERE c.relkind IN ('r', 't'))::bigint / 1048576.0,
+           sum(pg_relation_size(c.oid)) FILTER (WHERE c.relkind = 'i')::bigint / 1048576.0
+      FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+     WHERE n.nspname = 'dagapp'"""
+JOBS = "SELECT count(*) FROM dagapp.dag_jobs"
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """What counts as flat: this much more than at first, or less than so much in itself."""
+
+    times: float
+    plus: float
+
+
+ALLOWANCES = {
+    "MB": Allowance(1.2, 15),
+    "files": Allowance(1.2, 8),
+    "dead rows": Allowance(1.5, 10_000),
+    "table MB": Allowance(1.3, 20),
+    "index MB": Allowance(1.3, 20),
+    "jobs kept": Allowance(1.3, 100),
+    "claim p50 ms": Allowance(1.5, 20),
+    "claim p99 ms": Allowance(2, 200),
+    "step p50 ms": Allowance(1.5, 20),
+    "step p99 ms": Allowance(2, 200),
+}
+
+
+@dataclass(frozen=True)
+class Trend:
+    name: str
+    first: float
+    last: float
+
+    @property
+    def is_flat(self) -> bool:
+        allowed = next(what for end, what in ALLOWANCES.items() if self.name.endswith(end))
+        return self.last <= max(self.first * allowed.times, self.first + allowed.plus)
+
+
+def trends(samples: Sequence[dict[str, float]]) -> list[Trend]:
+    """The median of the first third beside that of the last one, for each figure."""
+    third = max(1, len(samples) // 3)
+    names = list(samples[-1])
+
+    def middle(some: Sequence[dict[str, float]], name: str) -> float:
+        return statistics.median([sample[name] for sample in some if name in sample])
+
+    return [Trend(name, middle(samples[:third], name), middle(samples[-third:], name)) for name in names]
+
+
+@dataclass
+class Soak:
+    stage: Stage
+    window: float
+    samples: list[dict[str, float]] = field(default_factory=list)
+
+    async def sample(self) -> None:
+        found = {}
+        for process in self.stage.cast.processes:
+            found[f"{process.name} MB"] = resident_megabytes(process.pid)
+            found[f"{process.name} files"] = float(len(list(Path(f"/proc/{process.pid}/fd").iterdir())))
+        found |= await self._of_database()
+        self.samples.append(found)
+
+    async def _of_database(self) -> dict[str, float]:
+        async with await psycopg.AsyncConnection.connect(self.stage.cast.dsn, autocommit=True) as connection:
+
+            async def row(question: Any) -> tuple[Any, ...]:
+                answer = await (await connection.execute(question, {"window": self.window})).fetchone()
+                return answer or ()
+
+            (dead,), (jobs,), (tables, indexes) = await row(DEAD), await row(JOBS), await row(SIZES)
+            claim, step = await row(LATENCIES.format(CLAIMS)), await row(LATENCIES.format(STEPS))
+        values = {"dead rows": dead, "table MB": tables, "index MB": indexes, "jobs kept": jobs}
+        values |= {"claim p50 ms": claim[0], "claim p99 ms": claim[1], "step p50 ms": step[0], "step p99 ms": step[1]}
+        return {name: float(value) for name, value in values.items() if value is not None}
+
+    def line(self) -> str:
+        now = self.samples[-1]
+        largest = max(
+            value for name, value in now.items() if name.startswith(("orch", "worker")) and name.endswith(" MB")
+        )
+        rest = "  ".join(f"{name} {now.get(name, 0):,.0f}" for name in ALLOWANCES if name not in ("MB", "files"))
+        return f"largest role {largest:.0f} MB  {rest}"
+
+
+def resident_megabytes(pid: int) -> float:
+    found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
+    return int(found[1]) / 1024 if found else 0.0
+
+
+def parsed(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="make soak", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=60)
+    parser.add_argument("--rate", type=float, default=60, help="tasks a second")
+    parser.add_argument("--orchestrators", type=int, default=2)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--seed", type=int, help="decides the load")
+    parser.add_argument("--json", type=Path, help="also write every sample to this file")
+    return parser.parse_args(arguments)
+
+
+async def main(arguments: argparse.Namespace) -> int:
+    log.configure("error")
+    seconds = arguments.minutes * 60
+    window = min(60.0, seconds / SAMPLES_AT_LEAST)
+    kept = min(120.0, seconds / 8)
+    seed = random.randrange(10**6) if arguments.seed is None else arguments.seed
+    settings = AS_IT_SHIPS | {"retention_days": kept / DAY_SECONDS, "janitor_interval_sec": max(2.0, kept / 12)}
+    print(f"{os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}, default durability")
+    async with staged(
+        settings, orchestrators=arguments.orchestrators, workers=arguments.workers, has_audit=False
+    ) as stage:
+        print(f"steady load for {arguments.minutes:g} minutes; jobs are kept for {kept:.0f} s; seed {seed}", flush=True)
+        soak = Soak(stage, window)
+        jobs = await _soaked(soak, Wishes(seed, stage.folder / "effects"), arguments.rate, seconds, 2 * kept)
+        report = await verify(stage.cast.dsn)
+    found = trends(soak.samples)
+    print(told(found, jobs, len(report.findings)))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(soak.samples, indent=2))
+    return 0 if all(trend.is_flat for trend in found) and report.is_clean else 1
+
+
+async def _soaked(soak: Soak, wishes: Wishes, rate: float, seconds: float, warm_up: float) -> int:
+    """Samples are taken from when retention has begun to keep pace."""
+    folder = soak.stage.folder
+    load = Load(soak.stage.submitter, folder / "storage", folder / "submitted", wishes, rate, 1500, has_rasters=False)
+    streaming = asyncio.create_task(load.stream())
+    began = time.monotonic()
+    try:
+        while (passed := time.monotonic() - began) < seconds:
+            await asyncio.wait([streaming], timeout=soak.window)
+            if streaming.done():
+                await streaming
+            if passed < warm_up:
+                continue
+            await soak.sample()
+            print(f"{time.monotonic() - began:5.0f} s  {len(load.acknowledged):6,} jobs  {soak.line()}", flush=True)
+    finally:
+        await settle([streaming])
+    return len(load.acknowledged)
+
+
+def told(found: Sequence[Trend], jobs: int, findings: int) -> str:
+    lines = [f"\n{'figure':28}{'at first':>12}{'at last':>12}"]
+    lines += [
+        f"{trend.name:28}{trend.first:12,.1f}{trend.last:12,.1f}{'' if trend.is_flat else '  GROWS'}" for trend in found
+    ]
+    growing = [trend.name for trend in found if not trend.is_flat]
+    verdict = f"BAD: these grow: {', '.join(growing)}" if growing else "good: nothing grows"
+    lines.append(f"\n{verdict}; {jobs:,} jobs, {findings} findings of verify-history")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(run(main(parsed(sys.argv[1:]))))

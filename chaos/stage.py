@@ -1,0 +1,145 @@
+"""Where it plays: a PostgreSQL with default durability, a link for each role, and orchestrators and workers as they ship.
+
+Nothing of it survives, however it ends: roles and server die with this process, and what a killed run has left on the disk is
+removed by the next one.
+"""
+
+import asyncio
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import psycopg
+from tests.engine.processes import FAST, Fleet, Process, Role
+
+from chaos import audit
+from chaos.proxy import Link, Proxy
+from dagmaster.cli.local import fast_profile
+from dagmaster.database.catalog import deploy_catalog
+from dagmaster.database.deploy import deploy
+from dagmaster.database.embedded import DATABASE, Cluster
+from dagmaster.settings import Settings
+
+# What `up` sets on one machine; all else is as it ships.
+AS_IT_SHIPS: dict[str, Any] = dict.fromkeys(FAST)
+FAST_PROFILE: dict[str, Any] = AS_IT_SHIPS | fast_profile(Settings.model_construct())
+_COMMON = {"log_level": "info", "health_port": 0, "api_enabled": "false"}
+SUBMITTER = "submitter"
+
+
+class Cast(Fleet):
+    """The roles, each on a link of its own; questions go to the server itself."""
+
+    def __init__(self, dsn: str, folder: Path, settings: dict[str, Any], proxy: Proxy) -> None:
+        super().__init__(dsn, folder, {**_COMMON, "storage_folder": folder / "storage", **settings})
+        self.proxy = proxy
+
+    def _publish_handlers(self) -> None:
+        info = self.folder / "path" / "dagmaster_chaos_handlers-1.0.dist-info"
+        info.mkdir(parents=True, exist_ok=True)
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: dagmaster-chaos-handlers\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text("[dagmaster.handlers]\nchaos = chaos.effects\n")
+
+    def process(self, role: str, *command: str) -> Process:
+        process = super().process(role, *command)
+        process.environment["DATABASE_URL"] = self.proxy.open(process.name).dsn(DATABASE)
+        return process
+
+    def link(self, process: Process) -> Link:
+        return self.proxy.links[process.name]
+
+    def of(self, role: Role) -> list[Process]:
+        return [process for process in self.processes if process.role == role]
+
+    def said(self, words: str) -> int:
+        """How often the roles have logged something, over all their starts."""
+        return sum(process.log.read_text(errors="replace").count(words) for process in self.processes)
+
+
+class Stage:
+    def __init__(self, folder: Path, settings: dict[str, Any], *, has_catalog: bool, has_audit: bool) -> None:
+        self.folder = folder
+        self.cluster = Cluster.at(None if os.geteuid() == 0 else folder, name=f"chaos-{os.getpid()}")
+        self.proxy = Proxy(self.cluster.socket_folder)
+        self.cast = Cast(self.cluster.dsn, folder, settings, self.proxy)
+        self._has_catalog = has_catalog
+        self._has_audit = has_audit
+
+    def raise_curtain(self) -> None:
+        self.cluster.start()
+        deploy(self.cluster.dsn)
+        if self._has_catalog:
+            deploy_catalog(self.cluster.dsn)
+        if self._has_audit:
+            audit.lay(self.cluster.dsn)
+        self.proxy.start()
+        self.proxy.open(SUBMITTER)
+
+    async def enter(self, orchestrators: int, workers: int) -> None:
+        for role, count in (("orchestrator", orchestrators), ("worker", workers)):
+            for _ in range(count):
+                self.cast.process(role).start()
+        await self.cast.ready(self.cast.processes, 60)
+
+    @property
+    def submitter(self) -> str:
+        """Where jobs are submitted: through a link as well."""
+        return self.proxy.links[SUBMITTER].dsn(DATABASE)
+
+    def kill_server(self) -> None:
+        """kill -9 of the server; the others of its processes follow it."""
+        if pid := self.cluster.server_pid():
+            os.kill(pid, signal.SIGKILL)
+
+    def fall(self) -> dict[int, str]:
+        """End everything; answers which processes outlived those that they belonged to."""
+        left = self.cast.end()
+        if self.proxy.links:
+            self.proxy.stop()
+        self.cluster.remove()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        return left
+
+
+@asynccontextmanager
+async def staged(
+    settings: dict[str, Any], *, orchestrators: int, workers: int, has_catalog: bool = False, has_audit: bool = True
+) -> AsyncIterator[Stage]:
+    remove_leftovers()
+    folder = Path(tempfile.mkdtemp(prefix=f"dagmaster-chaos-{os.getpid()}-"))
+    stage = Stage(folder, settings, has_catalog=has_catalog, has_audit=has_audit)
+    try:
+        stage.raise_curtain()
+        await stage.enter(orchestrators, workers)
+        yield stage
+    finally:
+        stage.fall()
+
+
+def remove_leftovers() -> None:
+    """A run ended by SIGKILL takes its processes along but leaves its files."""
+    places = (
+        ("/var/lib/dagmaster", "chaos-*"), ("/run", "dagmaster-chaos-*"), (tempfile.gettempdir(), "dagmaster-chaos-*"),
+    )  # fmt: skip
+    for folder in (found for place, pattern in places for found in Path(place).glob(pattern)):
+        pid = folder.name.partition("chaos-")[2].partition("-")[0]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+async def one(dsn: str, question: str, *values: Any) -> Any:
+    """The first column of the first row."""
+    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
+        row = await (await connection.execute(cast("Any", question), values)).fetchone()
+        return row[0] if row else None
+
+
+async def settle(tasks: list[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,205 @@
+"""The bugs, in the order of the reliability plan (section 4.6), and the layers of tests that must notice them.
+
+Where a bug of the plan can't be made in this design its entry says so (`adapted`), and what stands in for it. A replacement must
+match exactly once: `tests/mutants` notices when the code has moved on and this list has not.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Tests of one kind."""
+
+    name: str
+    about: str
+
+
+PROPERTIES: Final = Layer("properties", "the pure core: unit tests and random workflows against a naive model")
+GUARDS: Final = Layer("guards", "what the database itself refuses")
+CONFORMANCE: Final = Layer("conformance", "the rules of the ledger, on PostgreSQL")
+INTERLEAVINGS: Final = Layer("interleavings", "pairs of transactions, in every order of their statements")
+SIMULATION: Final = Layer("simulation", "the real loops on a virtual clock under seeded faults, with an effect ledger")
+CRASH_POINTS: Final = Layer("crash points", "one death, freeze or lost answer in each run, at each commit in turn")
+ENGINE: Final = Layer("engine", "orchestrators, workers and janitors on a real PostgreSQL")
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """A text that is in a file exactly once, and what it becomes."""
+
+    path: str  # below the root
+    old: str
+    new: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    number: int
+    bug: str  # in the plan's words
+    layer: Layer
+    tests: tuple[str, ...]  # what pytest is given
+    edits: Sequence[Edit]
+    adapted: str = ""  # why it is another than the plan's
+
+    @property
+    def files(self) -> str:
+        return ", ".join(dict.fromkeys(edit.path.removeprefix("src/dagmaster/") for edit in self.edits))
+
+
+SQL: Final = "src/dagmaster/database/sql"
+MEMORY: Final = "src/dagmaster/database/memory.py"
+POSTGRES: Final = "src/dagmaster/database/postgres.py"
+
+_RULES: Final = (
+    "test_e5_ or test_e6_ or test_e7_ or test_q1_ or test_w7_"  # of claims, fences, results, messages and fans
+)
+_CONFORMANCE: Final = ("tests/database/test_ledger_conformance.py", "-k", f"postgres and ({_RULES})")
+_SCHEMA: Final = ("tests/database/test_schema.py", "-k", "test_e1_ or test_d3_")
+_SEEDS: Final = ("tests/simulation/test_simulation.py", "-k", "nothing_bad_happens", "--seeds", "500")
+
+MUTANTS: Final = (
+    Mutant(
+        1, "drop the claim token from the fence", CONFORMANCE, _CONFORMANCE,
+        [Edit(f"{SQL}/advance.sql", " AND j.claim_token = k.token", "")],
+    ),
+    Mutant(
+        2, "re-read the token after waking", SIMULATION, _SEEDS,
+        [
+            Edit(
+                MEMORY,
+                "if self._holds(owner_id, claim))",
+                "if self._holds((row := self.db.jobs[claim.job_id]).owner_id or owner_id,"
+                " Claim(claim.job_id, row.claim_token or claim.token, claim.epoch)))",
+            )
+        ],
+        adapted="a loaded job has no token, so a loop can't read it again: the ledger does it for whoever calls",
+    ),
+    Mutant(
+        3, "now() for clock_timestamp() in leases", GUARDS, _SCHEMA,
+        [Edit(f"{SQL}/schema/10_before.sql", "clock_timestamp()) $$", "now()) $$")],
+        adapted="every lease and deadline reads one function: it is wrong there",
+    ),
+    Mutant(
+        4, "drop the index of one live attempt", GUARDS, _SCHEMA,
+        [
+            Edit(
+                "src/dagmaster/jobs/model.py",
+                '"dag_tasks_one_live", ("job_id", "node_id"), unique=True',
+                '"dag_tasks_one_live", ("job_id", "node_id"), unique=False',
+            )
+        ],
+    ),
+    Mutant(
+        5, "complete without state = 'running'", CONFORMANCE, _CONFORMANCE,
+        [
+            Edit(
+                f"{SQL}/workers.sql",
+                "              AND t.status = 'running' AND t.worker_id = %(worker_id)s\n"
+                "              FOR NO KEY UPDATE) AS locked\n), done AS (",
+                "              AND t.worker_id = %(worker_id)s\n"
+                "              FOR NO KEY UPDATE) AS locked\n), done AS (",
+            )
+        ],
+    ),
+    Mutant(
+        6, "fan-in by count(*)", CONFORMANCE, _CONFORMANCE,
+        [
+            Edit(
+                f"{SQL}/advance.sql",
+                "remaining = coalesce(m.total, n.remaining) - m.ended,",
+                "remaining = (SELECT count(*) FROM dagapp.dag_node_states c WHERE c.job_id = n.job_id"
+                " AND c.parent_node_id = n.node_id AND c.completed_at IS NULL),",
+            )
+        ],
+    ),
+    Mutant(
+        7, "decrement without the state guard", PROPERTIES, ("tests/jobs/test_plan_properties.py",),
+        [Edit(MEMORY, "if r.job_id == job_id and not r.processed]", "if r.job_id == job_id]")],
+        adapted="the guard is that a result is handled once: here it is handled at every look",
+    ),
+    Mutant(
+        8, "send before commit", CRASH_POINTS, ("tests/simulation/test_crash_points.py",),
+        [Edit(MEMORY, "self._restore(saved)", "pass")],
+        adapted="a task row is the message, and can't go out alone: here what a decision took is gone though its commit fails",
+    ),
+    Mutant(
+        9, "settle before claim", CONFORMANCE, _CONFORMANCE,
+        [
+            Edit(
+                POSTGRES,
+                "async with self._connected() as connection, connection.transaction():\n"
+                "            cursor = connection.cursor(row_factory=class_row(JobMessage))",
+                "async with self._connected() as connection:\n"
+                "            cursor = connection.cursor(row_factory=class_row(JobMessage))",
+            )
+        ],
+        adapted="tasks are claimed by their rows: here a submission's message is gone before its job is there",
+    ),
+    Mutant(
+        10, "monitor without what it observed", ENGINE, ("tests/engine/test_janitor.py",),
+        [Edit(f"{SQL}/janitor.sql", " AND j.epoch = s.epoch AND j.version = s.version", "")],
+        adapted="the janitor only ends claims: here without asking whether the job has moved since it looked",
+    ),
+    Mutant(
+        11, "drop the terminal trigger", GUARDS, _SCHEMA,
+        [Edit("src/dagmaster/database/guards.py", 'rule = f"OLD.status <> NEW.status AND NOT', 'rule = f"false AND NOT')],
+    ),
+    Mutant(
+        12, "outbox by seq > last", SIMULATION, _SEEDS,
+        [
+            Edit(
+                MEMORY,
+                "if t.status is TaskStatus.QUEUED and t.queue == queue and t.handler in handlers",
+                "if t.status is TaskStatus.QUEUED and t.queue == queue and t.handler in handlers"
+                " and t.position > max((x.position for x in self.db.tasks.values() if x.worker_id == worker_id), default=0)",
+            )
+        ],
+        adapted="the queue is the tasks that are queued: here a worker takes only what is younger than what it took before",
+    ),
+    Mutant(
+        13, "LISTEN after scan with polling off", ENGINE, ("tests/engine/test_engine.py", "-k", "test_e8_"),
+        [Edit("src/dagmaster/database/bell_postgres.py", "self._hear(self._topics.values())", "pass")],
+        adapted="a bell asks for a scan once it listens, and after each reconnect: here it does not",
+    ),
+    Mutant(
+        14, "retry without cap", PROPERTIES, ("tests/jobs/test_retry.py",),
+        [Edit("src/dagmaster/jobs/retry.py", "if retry_count >= policy.max_attempts:", "if retry_count < 0:")],
+    ),
+    Mutant(
+        15, "reclaim by own name only", CONFORMANCE, _CONFORMANCE,
+        [
+            Edit(
+                f"{SQL}/orchestrators.sql",
+                "AND NOT EXISTS (SELECT 1 FROM alive a WHERE a.owner_id = j.owner_id)",
+                "AND j.owner_id = %(owner_id)s AND NOT EXISTS (SELECT 1 FROM alive a WHERE a.owner_id = j.owner_id)",
+            )
+        ],
+    ),
+    Mutant(
+        16, "retention without the live-child guard", ENGINE,
+        ("tests/engine/test_retention.py", "-k", "month_of_events or under_load"),
+        [
+            Edit(f"{SQL}/schema/85_retention.sql", "CONTINUE WHEN EXISTS (", "CONTINUE WHEN false AND EXISTS ("),
+            Edit(
+                f"{SQL}/schema/85_retention.sql",
+                "        IF EXISTS (SELECT 1 FROM dagapp.dag_jobs j WHERE j.job_id >= month.lower_id",
+                "        IF false AND EXISTS (SELECT 1 FROM dagapp.dag_jobs j WHERE j.job_id >= month.lower_id",
+            ),
+        ],
+        adapted="children are rows of their job and go with it: here a month of events goes while a job of that month lives",
+    ),
+    Mutant(
+        17, "effect published outside the completion transaction", SIMULATION, _SEEDS,
+        [Edit(MEMORY, "processed=not accepted, accepted=accepted,", "processed=False, accepted=True,")],
+        adapted="a result row publishes what an attempt has made: here that of a report which came too late does too",
+    ),
+    Mutant(
+        18, "lock order swapped", INTERLEAVINGS,
+        ("tests/database/test_interleavings.py", "-k", "report_to_ended"),
+        [Edit("src/dagmaster/database/retention.py", '"tasks", "results"', '"results", "tasks"')],
+        adapted="here retention locks two tables the other way round",
+    ),
+)  # fmt: skip

@@ -1,0 +1,98 @@
+"""What the database saw: an engine that does nothing wrong, and each wrong by itself."""
+
+from uuid import UUID
+
+import psycopg
+import pytest
+
+from chaos import audit
+from chaos.effects import Effects
+from tests.engine.harness import engine
+
+JOB = UUID(int=1)
+MADE = Effects.of(["F job/node/1/aa", "F job/node/2/bb"])
+
+
+@pytest.fixture
+def audited(database: str) -> str:
+    audit.lay(database)
+    return database
+
+
+async def found(dsn: str, *statements: str) -> audit.Findings:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        for statement in statements:
+            connection.execute(statement, {"job": JOB})
+    findings, _ = await audit.examine(dsn, MADE, max_losses=5)
+    return findings
+
+
+CLAIM = "INSERT INTO chaos.claims (job_id, epoch, process) VALUES (%(job)s, 1, 'orchestrator-1.1')"
+START = "INSERT INTO chaos.starts (job_id, node_id, attempt, worker_id, process) VALUES (%(job)s, 'node', 1, %(job)s, 'worker-1.1')"
+
+
+def event(epoch: int, sequence: int, process: str) -> str:
+    values = f"(%(job)s, {sequence}, {epoch}, '{process}')"
+    return f"INSERT INTO chaos.events (job_id, sequence, epoch, process) VALUES {values}"
+
+
+def result(process: str, attempt: int = 1, effect: str = "job/node/1/aa") -> str:
+    columns = "job_id, node_id, attempt, worker_id, accepted, status, effect, process"
+    values = f"(%(job)s, 'node', {attempt}, %(job)s, true, 'succeeded', '{effect}', '{process}')"
+    return f"INSERT INTO chaos.results ({columns}) VALUES {values}"
+
+
+async def test_an_engine_that_works_is_noted_and_nothing_is_wrong_with_it(audited: str) -> None:
+    async with engine(audited, orchestrators=1, workers=1) as running:
+        await running.run("fan_out_test", count=5)
+        counts = await running.rows("""
+            SELECT (SELECT count(*) FROM chaos.claims) AS claims, (SELECT count(*) FROM chaos.events) AS events,
+                   (SELECT count(*) FROM chaos.starts) AS starts,
+                   (SELECT count(*) FROM chaos.results WHERE accepted) AS results,
+                   (SELECT count(*) FROM dagapp.dag_job_events) AS all_events""")
+
+    assert (counts[0]["claims"], counts[0]["starts"], counts[0]["results"]) == (1, 6, 6)
+    assert counts[0]["events"] == counts[0]["all_events"]
+    assert await found(audited) == audit.Findings()
+
+
+async def test_what_owners_and_holders_write_is_not_stale(audited: str) -> None:
+    findings = await found(audited, CLAIM, event(1, 1, "orchestrator-1.1"), START, result("worker-1.1"))
+
+    assert findings.stale_writes == []
+    assert findings.duplicate_effects == []
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        (CLAIM, event(1, 1, "orchestrator-2.1")),
+        (CLAIM, event(1, 1, "orchestrator-1.1"), event(0, 2, "people")),
+        (CLAIM, CLAIM),
+        (START, START),
+        (START, result("worker-2.1")),
+    ],
+    ids=["another's event", "an epoch that goes back", "two claims", "two starts", "another's result"],
+)
+async def test_what_a_stale_writer_got_through_is_found(audited: str, statements: tuple[str, ...]) -> None:
+    assert len((await found(audited, *statements)).stale_writes) == 1
+
+
+async def test_two_results_that_count_are_found(audited: str) -> None:
+    both = (result("worker-1.1"), result("worker-1.1", attempt=2, effect="job/node/2/bb"))
+
+    assert len((await found(audited, *both)).duplicate_effects) == 2, "twice accepted, with two effects"
+
+
+async def test_an_effect_that_counts_and_was_never_made_is_found(audited: str) -> None:
+    assert len((await found(audited, result("worker-1.1", effect="job/node/9/zz"))).duplicate_effects) == 1
+
+
+async def test_a_full_disk_refuses_what_the_engine_writes_until_there_is_space(audited: str) -> None:
+    write = "INSERT INTO dagapp.dag_job_events (job_id, sequence, event_type) SELECT %s, 1, 'job_created' WHERE false"
+    with psycopg.connect(audited, autocommit=True) as connection:
+        connection.execute("INSERT INTO chaos.disk_full VALUES (now())")
+        with pytest.raises(psycopg.errors.DiskFull):
+            connection.execute(write, [JOB])
+        connection.execute("DELETE FROM chaos.disk_full")
+        connection.execute(write, [JOB])

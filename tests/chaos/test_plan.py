@@ -1,0 +1,72 @@
+"""What is drawn from a seed: faults, moments, jobs; and a clock that is wrong."""
+
+from pathlib import Path
+
+import pytest
+
+from chaos import skewed
+from chaos.__main__ import options_of, parsed
+from chaos.load import POISONS, Wishes, catalog
+from chaos.nemesis import DECK, draw, moments
+from chaos.run import Options
+from dagmaster.workflows.inputs import check_inputs
+
+
+def test_a_seed_draws_the_same_faults_again_and_another_one_others() -> None:
+    assert draw(1, 60) == draw(1, 60)
+    assert draw(1, 60) != draw(2, 60)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_every_kind_comes_within_a_deck(seed: int) -> None:
+    assert set(draw(seed, sum(DECK.values()))) == DECK.keys()
+    assert set(draw(seed, Options.faults)) == DECK.keys(), "the usual run has all of them"
+
+
+def test_only_what_is_asked_for_is_drawn() -> None:
+    assert set(draw(1, 20, ["cut", "delay"])) == {"cut", "delay"}
+
+
+def test_moments_are_in_order_and_spread_over_the_time() -> None:
+    times = moments(1, 100, 400)
+
+    assert times == sorted(times)
+    assert 0 <= times[0] < 4
+    assert 396 < times[-1] <= 400
+
+
+def test_every_job_that_is_drawn_can_be_submitted_and_says_what_must_become_of_it() -> None:
+    known, wishes = catalog(), Wishes(1, Path("/effects"))
+    drawn = [wishes.draw() for _ in range(200)]
+
+    for wish in drawn:
+        check_inputs(known.get(wish.workflow_id), wish.inputs)
+        assert wish.ends
+        assert wish.result is not None or wish.cancel_after is not None
+    assert {wish.kind for wish in drawn} >= {
+        "fan-out",
+        "chain",
+        "retries",
+        "conditional",
+        "processes",
+        "payload",
+        "cancelled",
+    }
+    assert all(f"chaos_poison_{name}" in known.workflows for name in POISONS)
+
+
+def test_a_shorter_run_is_not_asked_for_as_much_as_the_usual_one() -> None:
+    usual, short, longer = (options_of(parsed(args.split())) for args in ("", "--seconds 20", "--seconds 4000"))
+
+    assert (usual.wanted_faults, usual.wanted_attempts) == (100, 20_000)
+    assert (short.wanted_faults, short.faults) == (0, 6)
+    assert (longer.wanted_faults, longer.wanted_attempts) == (1000, 200_000)
+
+
+def test_a_skewed_clock_is_hours_off_and_jumps() -> None:
+    seconds, nanoseconds = skewed.skew(lambda: 1000.0, lambda: 10**12)
+    offsets = {skewed.offset_at(moment) for moment in range(60)}
+
+    assert abs(seconds() - 1000) >= skewed.HOUR
+    assert abs(nanoseconds() - 10**12) >= skewed.HOUR * 10**9
+    assert offsets == set(skewed.OFFSETS)

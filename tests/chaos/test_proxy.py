@@ -1,0 +1,149 @@
+"""The proxy between a role and its server: what passes, what is held, what is torn."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from chaos.proxy import (
+    SOCKET,
+    Link,
+    Proxy,
+    are_notifications,
+    has_commit,
+    is_single_statement,
+    leaves_a_transaction_open,
+)
+from dagmaster.database.embedded import Cluster
+
+
+def message(kind: bytes, body: bytes) -> bytes:
+    return kind + (len(body) + 4).to_bytes(4, "big") + body
+
+
+NOTIFICATION = message(b"A", b"\0\0\0\1topic\0\0")
+
+
+def test_notifications_are_told_from_anything_else() -> None:
+    assert are_notifications(NOTIFICATION)
+    assert are_notifications(NOTIFICATION * 3)
+    assert not are_notifications(NOTIFICATION[:-1]), "half of one"
+    assert not are_notifications(NOTIFICATION + message(b"Z", b"I"))
+    assert not are_notifications(b"")
+
+
+def test_a_commit_is_recognised_in_either_protocol() -> None:
+    assert has_commit(message(b"Q", b"COMMIT\0"))
+    assert has_commit(message(b"P", b"\0COMMIT\0\0\0") + message(b"S", b""))
+    assert not has_commit(message(b"Q", b"SELECT 'COMMIT now'\0"))
+
+
+def test_a_single_statement_is_one_that_begins_no_transaction() -> None:
+    execute, sync = message(b"E", b"\0\0\0\0\0"), message(b"S", b"")
+
+    assert is_single_statement(execute + sync)
+    assert not is_single_statement(message(b"P", b"\0BEGIN\0\0\0") + execute + sync)
+    assert not is_single_statement(execute), "nothing is carried out before the Sync"
+    assert leaves_a_transaction_open(message(b"Z", b"T"))
+    assert not leaves_a_transaction_open(message(b"Z", b"I"))
+
+
+@pytest.fixture
+def proxy(cluster: Cluster) -> Iterator[Proxy]:
+    running = Proxy(cluster.socket_folder)
+    running.start()
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def link(proxy: Proxy) -> Link:
+    return proxy.open("test")
+
+
+@pytest.fixture
+async def session(link: Link) -> AsyncIterator[psycopg.AsyncConnection]:
+    async with await connected(link) as connection:
+        yield connection
+
+
+async def connected(link: Link) -> psycopg.AsyncConnection:
+    return await psycopg.AsyncConnection.connect(link.dsn("postgres"), autocommit=True, connect_timeout=5)
+
+
+async def ask(connection: psycopg.AsyncConnection) -> int:
+    row = await (await connection.execute("SELECT 7")).fetchone()
+    assert row
+    return row[0]
+
+
+async def test_what_is_asked_is_answered(session: psycopg.AsyncConnection) -> None:
+    assert await ask(session) == 7
+
+
+async def test_a_cut_link_ends_its_sessions_and_takes_new_ones(link: Link, session: psycopg.AsyncConnection) -> None:
+    link.cut()
+
+    with pytest.raises(psycopg.OperationalError):
+        await asyncio.gather(*(ask(session) for _ in range(1000)))
+    async with await connected(link) as another:
+        assert await ask(another) == 7
+
+
+async def test_what_is_held_arrives_once_it_is_let_go(link: Link, session: psycopg.AsyncConnection) -> None:
+    for way in ("holds_up", "holds_down"):
+        setattr(link.weather, way, True)
+        asking = asyncio.create_task(ask(session))
+        done, _ = await asyncio.wait([asking], timeout=0.3)
+        link.clear()
+
+        assert not done, way
+        assert await asyncio.wait_for(asking, 5) == 7
+
+
+async def test_a_delay_slows_each_way(link: Link, session: psycopg.AsyncConnection) -> None:
+    link.weather.delay_seconds = (0.1, 0.01)
+    began = time.monotonic()
+    await ask(session)
+
+    assert time.monotonic() - began > 0.15
+
+
+async def test_a_commit_that_is_not_answered_has_happened(link: Link, session: psycopg.AsyncConnection) -> None:
+    await session.execute("CREATE TABLE IF NOT EXISTS public.proxied (number int)")
+    await session.execute("TRUNCATE public.proxied")
+    link.weather.resets_at_commit = 1
+
+    with pytest.raises(psycopg.OperationalError):
+        async with session.transaction():
+            await session.execute("INSERT INTO public.proxied VALUES (1)")
+    async with await connected(link) as another:
+        rows = await (await another.execute("SELECT number FROM public.proxied")).fetchall()
+
+    assert rows == [(1,)]
+    assert link.counts.resets_at_commit == 1
+
+
+@pytest.mark.parametrize(("what", "heard"), [("pass", 1), ("drop", 0), ("double", 2)])
+async def test_notifications_pass_or_are_dropped_or_come_twice(link: Link, what: str, heard: int) -> None:
+    async with await connected(link) as listener, await connected(link) as teller:
+        await listener.execute("LISTEN topic")
+        link.weather.notifications = what  # type: ignore[assignment]
+        await teller.execute("NOTIFY topic")
+        found = [notice async for notice in listener.notifies(timeout=0.5)]
+        answer = await ask(listener)
+
+    assert len(found) == heard
+    assert answer == 7, "only notifications are tampered with"
+
+
+async def test_a_server_that_is_away_is_told_at_once(proxy: Proxy, tmp_path: Path) -> None:
+    proxy._server = tmp_path / SOCKET
+    began = time.monotonic()
+
+    with pytest.raises(psycopg.OperationalError):
+        await connected(proxy.open("nowhere"))
+    assert time.monotonic() - began < 2

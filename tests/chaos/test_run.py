@@ -1,0 +1,24 @@
+"""A small run of the real thing: two orchestrators, two workers, a handful of faults, and everything is looked at."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from chaos.run import Options, perform
+
+KINDS = ("kill orchestrator", "kill worker", "reset at commit", "freeze orchestrator", "cut")
+
+
+@pytest.mark.timeout(180)
+async def test_a_few_faults_cost_nothing_and_leave_nothing_behind() -> None:
+    options = Options(
+        seed=8, seconds=12, faults=5, wanted_faults=4, wanted_attempts=100, only=KINDS, orchestrators=2, workers=2,
+        tasks_per_second=40, step_seconds=(0.2, 1), has_rasters=False,
+    )  # fmt: skip
+
+    outcome = await perform(options)
+
+    assert outcome.problems() == []
+    assert outcome.fenced > 0
+    assert not list(Path("/tmp").glob(f"dagmaster-chaos-{os.getpid()}-*"))
