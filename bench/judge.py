@@ -1,0 +1,99 @@
+"""What the figures of a run must reach. Only ratios taken in one run and costs per task are judged, never a time."""
+
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Target:
+    what: str
+    value: float
+    limit: float
+    at_least: bool
+    moonshot: float | None = None
+
+    @property
+    def holds(self) -> bool:
+        return self._reaches(self.limit)
+
+    @property
+    def is_moonshot(self) -> bool:
+        return self.moonshot is not None and self._reaches(self.moonshot)
+
+    def _reaches(self, limit: float) -> bool:
+        return self.value >= limit if self.at_least else self.value <= limit
+
+
+def targets(found: dict[str, Any], durable: Sequence[str]) -> list[Target]:
+    """Those that the parts of this run allow to judge."""
+    return [
+        *(_beside_peers(found["compare"], durable) if "compare" in found else ()),
+        *(_per_task(found["compare"]["figures"]["dagmaster"]) if "compare" in found else ()),
+        *(_alone(found)),
+        Target("findings of verify-history", sum(_findings(found)), 0, at_least=False),
+    ]
+
+
+def _beside_peers(compare: dict[str, Any], durable: Sequence[str]) -> Iterator[Target]:
+    ratios, w1 = compare["ratios"], "W1 tasks/s N=10,000"
+    if "pgqueuer" in ratios:
+        yield Target("W1 N=10,000 over pgqueuer", middle(ratios["pgqueuer"][w1]), 1.0, at_least=True, moonshot=2.0)
+    if rivals := [middle(ratios[name][w1]) for name in durable if name in ratios]:
+        yield Target("W1 N=10,000 over the best durable engine", min(rivals), 8.0, at_least=True, moonshot=20.0)
+    if "procrastinate" in ratios:
+        yield Target("W2 over procrastinate", middle(ratios["procrastinate"]["W2 ms/step"]), 1.3, at_least=False)
+    if "pgqueuer" in ratios:
+        w2, w3 = middle(ratios["pgqueuer"]["W2 ms/step"]), middle(ratios["pgqueuer"]["W3 jobs/s"])
+        yield Target("W3 over pgqueuer", w3, 1.0, at_least=True, moonshot=4.0)
+        if "procrastinate" not in ratios:
+            return
+        yield Target("W2 over pgqueuer (a moonshot)", w2, float("inf"), at_least=False, moonshot=1.0)
+
+
+def _per_task(figures: dict[str, list[float]]) -> Iterator[Target]:
+    for name, limit in (
+        ("statements/task", 0.15),
+        ("commits/task", 0.05),
+        ("WAL bytes/task", 6_000),
+        ("PostgreSQL CPU ms/task", 0.3),
+        ("Python CPU ms/task", 0.15),
+    ):
+        yield Target(f"W1 N=10,000, {name}", middle(figures[name]), limit, at_least=False, moonshot=limit / 2)
+
+
+def _alone(found: dict[str, Any]) -> Iterator[Target]:
+    if large := found.get("large"):
+        cost = middle(large["W4 cost per task over that at 1,000"])
+        yield Target("W4 cost per task, N=100,000 over N=1,000", cost, 1.3, at_least=False, moonshot=1.0)
+        for role in ("orchestrator", "worker"):
+            yield Target(f"W4 {role} MB", max(large[f"W4 {role} MB"]), 120, at_least=False, moonshot=80)
+    if orchestrators := found.get("orchestrators"):
+        yield Target("W5 three orchestrators over one", middle(orchestrators["W5 three over one"]), 1.0, at_least=True)
+    if idle := found.get("idle"):
+        for when in ("empty", "after 10,000 jobs"):
+            busy = idle[f"W6 {when}, % of a core, our processes"][0] + idle[f"W6 {when}, % of a core, PostgreSQL"][0]
+            yield Target(f"W6 {when}, % of a core", busy, 2.0, at_least=False, moonshot=0.5)
+            yield Target(f"W6 {when}, queries/s", idle[f"W6 {when}, queries/s"][0], 5.0, at_least=False)
+    if front := found.get("front"):
+        for what in ("finished", "stuck"):
+            ratio = middle(front[f"W1 with 100,000 {what} in front, over empty"])
+            yield Target(f"W1 with 100,000 {what} in front, over empty", ratio, 0.8, at_least=True)
+    if profile := found.get("profile"):
+        yield Target("raster libraries in the orchestrator", len(profile["orchestrator imports"]), 0, at_least=False)
+    if steady := found.get("steady"):
+        yield Target(
+            "steady load, last third over first", steady["steady, last third over first"][0], 0.9, at_least=True
+        )
+
+
+def _findings(found: dict[str, Any]) -> Iterator[float]:
+    for part in found.values():
+        if isinstance(part, dict):
+            yield from part.get("findings", ())
+            yield part.get("history", {}).get("findings", 0)
+
+
+def middle(values: Sequence[float]) -> float:
+    return statistics.median(values)

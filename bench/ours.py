@@ -1,0 +1,172 @@
+"""dagmaster as it ships, on the bench's server: orchestrators and workers as processes, driven through the ledger."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import psycopg
+
+from dagmaster.database.bell import JOBS
+from dagmaster.database.bell_postgres import PostgresBell
+from dagmaster.database.deploy import deploy
+from dagmaster.database.history import verify
+from dagmaster.database.postgres import PostgresLedger
+from dagmaster.jobs.model import Submission
+from dagmaster.operations.catalog import Catalog
+from dagmaster.operations.submit import prepare
+from dagmaster.workflows.load import read
+from server import Server
+
+DATABASE = "ours"
+QUEUE, UNSERVED = "dag-worker-tasks", "unserved"
+CHAIN_STEPS, JOB_STEPS = 20, 3
+LOOK_SECONDS = 0.01  # the same as the peers' drivers
+PATIENCE_SECONDS = 400
+RASTER_LIBRARIES = ("rasterio", "numpy", "gdal", "pyproj", "shapely", "titiler")
+
+
+def fan(workflow_id: str, queue: str) -> str:
+    return f"""
+        workflow_id: {workflow_id}
+        inputs: {{count: {{type: integer, required: true}}}}
+        nodes:
+          start: {{type: start, next: prepare}}
+          prepare: {{handler: make_list, params: {{count: "{{{{ inputs.count }}}}"}}, next: split}}
+          split:
+            type: fan_out
+            source: "{{{{ nodes.prepare.output.items }}}}"
+            task: {{handler: noop, queue: {queue}, params: {{number: "{{{{ item }}}}"}}}}
+            next: join
+          join: {{type: fan_in, next: end}}
+          end: {{type: end}}
+    """
+
+
+def chain(length: int) -> str:
+    steps = [f"  s{n}: {{handler: noop, next: {f's{n + 1}' if n < length - 1 else 'end'}}}" for n in range(length)]
+    return "\n".join(
+        [f"workflow_id: chain{length}", "nodes:", "  start: {type: start, next: s0}", *steps, "  end: {type: end}"]
+    )
+
+
+TEXTS = (fan("fan", QUEUE), fan("stuck", UNSERVED), chain(CHAIN_STEPS), chain(JOB_STEPS), chain(1))
+WORKFLOWS = Catalog({w.workflow_id: w for w in (read(textwrap.dedent(text), "bench") for text in TEXTS)})
+
+
+@dataclass
+class Platform:
+    """Some roles at work on one database, and whoever submits to them."""
+
+    dsn: str
+    ledger: PostgresLedger
+    bell: PostgresBell
+    connection: psycopg.AsyncConnection[Any]
+    pids: dict[str, int]
+    name: str = "dagmaster"
+    database: str = DATABASE
+    looks: float = field(default=LOOK_SECONDS)
+
+    async def fan(self, count: int) -> float:
+        return await self.run("fan", count=count)
+
+    async def chain(self) -> float:
+        return await self.run(f"chain{CHAIN_STEPS}")
+
+    async def jobs(self, count: int) -> float:
+        return await self.run(f"chain{JOB_STEPS}", jobs=count)
+
+    async def run(self, workflow_id: str, jobs: int = 1, **inputs: Any) -> float:
+        """Seconds from before the submission until all of them completed."""
+        begun = time.perf_counter()
+        await self.finished(await self.submit(workflow_id, jobs, **inputs))
+        return time.perf_counter() - begun
+
+    async def submit(self, workflow_id: str, jobs: int = 1, **inputs: Any) -> list[UUID]:
+        asked = [prepare(WORKFLOWS, Submission(workflow_id=workflow_id, input_params=inputs)) for _ in range(jobs)]
+        ids = await self.ledger.create_jobs(asked)
+        self.bell.ring(JOBS)
+        return ids
+
+    async def finished(self, ids: list[UUID]) -> None:
+        await self.until(
+            "SELECT count(*) = 0 /* bench look */ FROM dagapp.dag_jobs WHERE job_id = ANY (%s) AND completed_at IS NULL",
+            ids,
+        )
+        (good,) = await self.one(
+            "SELECT count(*) /* bench look */ FROM dagapp.dag_jobs WHERE job_id = ANY (%s) AND status = 'completed'",
+            ids,
+        )
+        if good != len(ids):
+            raise SystemExit(f"bench: {len(ids) - good} of {len(ids)} jobs did not complete")
+
+    async def until(self, sql: str, *values: Any) -> None:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not (await self.one(sql, *values))[0]:
+            if time.monotonic() > deadline:
+                raise SystemExit(f"bench: not so after {PATIENCE_SECONDS} s: {sql}")
+            await asyncio.sleep(self.looks)
+
+    async def one(self, sql: str, *values: Any) -> tuple[Any, ...]:
+        row = await (await self.connection.execute(sql, values)).fetchone()
+        assert row is not None
+        return row
+
+    def pid(self, role: str) -> list[int]:
+        return [pid for name, pid in self.pids.items() if name.startswith(role)]
+
+    def raster_code(self) -> list[str]:
+        """Which raster libraries an orchestrator has taken in: those with a compiled part in its memory."""
+        maps = "".join(Path(f"/proc/{pid}/maps").read_text().lower() for pid in self.pid("orchestrator"))
+        return [name for name in RASTER_LIBRARIES if name in maps]
+
+
+@contextmanager
+def roles(dsn: str, orchestrators: int, workers: int, *, api: bool) -> Iterator[dict[str, int]]:
+    environment = {**os.environ, "DATABASE_URL": dsn, "LOG_LEVEL": "warning", "API_PORT": "0"}
+    environment |= {"API_ENABLED": str(api).lower(), "KNOWN_QUEUES": f"{QUEUE},{UNSERVED}", "WORKER_QUEUE": QUEUE}
+    kinds = ["orchestrator"] * orchestrators + ["worker"] * workers
+    running = [subprocess.Popen([sys.executable, "-m", "dagmaster", kind], env=environment) for kind in kinds]
+    try:
+        yield {f"{kind} {n + 1}": process.pid for n, (kind, process) in enumerate(zip(kinds, running, strict=True))}
+    finally:
+        for process in running:
+            process.terminate()
+        for process in running:
+            process.wait(60)
+
+
+def new_database(server: Server, name: str = DATABASE) -> None:
+    deploy(server.fresh(name))
+
+
+@asynccontextmanager
+async def platform(
+    server: Server, database: str = DATABASE, *, orchestrators: int = 1, workers: int = 2, api: bool = False
+) -> AsyncIterator[Platform]:
+    dsn = server.cluster.dsn_of(database)
+    connection = await psycopg.AsyncConnection.connect(dsn, autocommit=True)
+    ledger, bell = PostgresLedger(dsn, "bench"), PostgresBell(dsn)
+    bell.start()
+    try:
+        with roles(dsn, orchestrators, workers, api=api) as pids:
+            made = Platform(dsn, ledger, bell, connection, pids, database=database)
+            await made.run("chain1")  # everybody is up
+            yield made
+    finally:
+        await bell.close()
+        await ledger.close()
+        await connection.close()
+
+
+async def verified(server: Server, database: str = DATABASE) -> dict[str, int]:
+    report = await verify(server.cluster.dsn_of(database))
+    return {"jobs": report.jobs_checked, "events": report.events_checked, "findings": len(report.findings)}

@@ -1,0 +1,266 @@
+"""The parts of a bench that concern dagmaster alone. Each returns figures, a list of values under each name."""
+
+import asyncio
+import os
+import re
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from dagmaster.database.queries import all_queries
+from ours import PATIENCE_SECONDS, QUEUE, UNSERVED, Platform, new_database, platform, verified
+from server import Server, Spent, peak_megabytes
+
+Figures = dict[str, list[float]]
+ROLES = {  # what `cli/serve.py` takes in for each
+    "orchestrator": ("cli.serve", "api.app", "api.server", "orchestrator.loop", "orchestrator.tidy"),
+    "worker": ("cli.serve", "worker.loop", "worker.process", "handlers.shipped"),
+    "command line": ("cli.main",),
+}
+
+
+async def large(server: Server, scale: float) -> Figures:
+    """W4: what a child costs among 100,000 of them and among 1,000, and what the processes grow to."""
+    many, few = int(100_000 * scale), int(1_000 * scale)
+    new_database(server, "large")
+    async with platform(server, "large") as ours:
+        await ours.fan(few)
+        small = statistics.median([await ours.fan(few) for _ in range(3)])
+        seconds = await ours.fan(many)
+        figures = {
+            "W4 tasks/s": [many / seconds],
+            "W4 cost per task over that at 1,000": [(seconds / many) / (small / few)],
+            "W4 orchestrator MB": [peak_megabytes(pid) for pid in ours.pid("orchestrator")],
+            "W4 worker MB": [peak_megabytes(pid) for pid in ours.pid("worker")],
+        }
+    figures["findings"] = [(await verified(server, "large"))["findings"]]
+    server.drop("large")
+    return figures
+
+
+async def orchestrators(server: Server, scale: float, rounds: int) -> Figures:
+    """W5: 20 jobs of 1,000 children, by one orchestrator and by three, in turn."""
+    jobs, children = 20, int(1_000 * scale)
+    speed: dict[int, list[float]] = {1: [], 3: []}
+    new_database(server, "many")
+    for _ in range(rounds):
+        for count, speeds in speed.items():
+            async with platform(server, "many", orchestrators=count) as ours:
+                await ours.run("fan", jobs=4, count=100)
+                speeds.append(jobs * children / await ours.run("fan", jobs=jobs, count=children))
+            server.settle("many")
+    findings = (await verified(server, "many"))["findings"]
+    server.drop("many")
+    return {
+        "W5 tasks/s, 1 orchestrator": speed[1],
+        "W5 tasks/s, 3 orchestrators": speed[3],
+        "W5 three over one": [three / one for one, three in zip(speed[1], speed[3], strict=True)],
+        "findings": [findings],
+    }
+
+
+async def idle(server: Server, scale: float, seconds: float) -> Figures:
+    """W6: a platform with its API and nothing to do, before any job and after 10,000."""
+    figures: Figures = {}
+    new_database(server, "idle")
+    async with platform(server, "idle", api=True) as ours:
+        await _rest(server, ours, seconds, figures, "empty")
+        left = int(10_000 * scale)
+        while left > 0:
+            await ours.run("chain1", jobs=min(1_000, left))
+            left -= 1_000
+        server.settle("idle")
+        await _rest(server, ours, seconds, figures, "after 10,000 jobs")
+    figures["findings"] = [(await verified(server, "idle"))["findings"]]
+    server.drop("idle")
+    return figures
+
+
+async def _rest(server: Server, ours: Platform, seconds: float, figures: Figures, when: str) -> None:
+    await asyncio.sleep(3)  # whatever follows upon the last job
+    with server.metered(ours.database, ours.pids) as spent:
+        await asyncio.sleep(seconds)
+    figures[f"W6 {when}, % of a core, our processes"] = [100 * sum(spent.process_seconds.values()) / seconds]
+    figures[f"W6 {when}, % of a core, PostgreSQL"] = [100 * spent.postgres_seconds / seconds]
+    figures[f"W6 {when}, queries/s"] = [spent.statements / seconds]
+
+
+async def front(server: Server, scale: float, rounds: int) -> Figures:
+    """W1 with 100,000 tasks in front of it, finished ones and ones nobody can run, beside W1 on empty tables."""
+    many, count = int(100_000 * scale), int(10_000 * scale)
+    speed: dict[str, list[float]] = {}
+    for what in ("empty", "finished", "stuck"):
+        new_database(server, what)
+        async with platform(server, what) as ours:
+            if what == "finished":
+                await ours.fan(many)
+            if what == "stuck":
+                await _strand(ours, many)
+        server.settle(what)
+    for _ in range(rounds):
+        for what in ("empty", "finished", "stuck"):
+            async with platform(server, what) as ours:
+                await ours.fan(200)
+                speed.setdefault(what, []).append(count / await ours.fan(count))
+    findings = sum([(await verified(server, what))["findings"] for what in speed])
+    for what in speed:
+        server.drop(what)
+    figures = {f"W1 tasks/s, {what} in front": values for what, values in speed.items()}
+    for what in ("finished", "stuck"):
+        ratios = [mine / bare for mine, bare in zip(speed[what], speed["empty"], strict=True)]
+        figures[f"W1 with 100,000 {what} in front, over empty"] = ratios
+    return {**figures, "findings": [findings]}
+
+
+async def _strand(ours: Platform, count: int) -> None:
+    """Queue tasks that stay: first where no worker looks, then in front of all others, for a handler that no worker has."""
+    await ours.submit("stuck", count=count)
+    await ours.until("SELECT count(*) >= %s FROM dagapp.dag_tasks WHERE queue = %s", count, UNSERVED)
+    await ours.connection.execute(
+        "UPDATE dagapp.dag_tasks SET queue = %s, handler = 'nobody_has_this' WHERE queue = %s", [QUEUE, UNSERVED]
+    )
+
+
+async def steady(server: Server, minutes: float) -> Figures:
+    """Eight jobs of 200 children always under way: tasks a second in each tenth of the time, and the last third over the first."""
+    children, window = 200, minutes * 6
+    speeds: list[float] = []
+    new_database(server, "steady")
+    async with platform(server, "steady") as ours:
+        under_way = deque([await ours.submit("fan", count=children) for _ in range(8)])
+        for _ in range(10):
+            begun, done = time.perf_counter(), 0
+            while time.perf_counter() - begun < window:
+                await ours.finished(under_way.popleft())
+                under_way.append(await ours.submit("fan", count=children))
+                done += children
+            speeds.append(done / (time.perf_counter() - begun))
+        for ids in under_way:
+            await ours.finished(ids)
+    findings = (await verified(server, "steady"))["findings"]
+    server.drop("steady")
+    decay = statistics.mean(speeds[-3:]) / statistics.mean(speeds[:3])
+    return {"steady tasks/s": speeds, "steady, last third over first": [decay], "findings": [findings]}
+
+
+async def start_up(repeat: int) -> Figures:
+    """`dagmaster up` until a job is accepted, with new data and with its own again; what each role takes to import."""
+    figures: Figures = {}
+    with tempfile.TemporaryDirectory() as folder:
+        figures["start, new data, s"] = [await _up(Path(folder))]
+        figures["start, s"] = [await _up(Path(folder)) for _ in range(repeat)]
+        _remove_cluster(Path(folder))
+    bare = _import_seconds([], repeat)
+    for role, modules in ROLES.items():
+        figures[f"import, {role}, s"] = [seconds - min(bare) for seconds in _import_seconds(modules, repeat)]
+    return figures
+
+
+async def _up(folder: Path) -> float:
+    port = _free_port()
+    environment = {**os.environ, "API_PORT": str(port), "LOG_LEVEL": "error"}
+    begun = time.perf_counter()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dagmaster", "up", "--data", folder], env=environment, stdout=subprocess.DEVNULL
+    )
+    try:
+        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+            while not await _accepted(client):
+                if process.poll() is not None or time.perf_counter() - begun > PATIENCE_SECONDS:
+                    raise SystemExit("bench: `dagmaster up` accepts no job")
+                await asyncio.sleep(0.02)
+        return time.perf_counter() - begun
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+async def _accepted(client: httpx2.AsyncClient) -> bool:
+    try:
+        answer = await client.post("/api/v1/jobs", json={"workflow_id": "hello_world"})
+    except httpx2.TransportError:
+        return False
+    return answer.is_success
+
+
+def _remove_cluster(folder: Path) -> None:
+    from dagmaster.database.embedded import Cluster
+
+    Cluster.at(folder).remove()
+
+
+def _import_seconds(modules: Sequence[str], repeat: int) -> list[float]:
+    timed = []
+    for _ in range(repeat):
+        begun = time.perf_counter()
+        text = "".join(f"import dagmaster.{module}\n" for module in modules)
+        subprocess.run([sys.executable, "-c", text], check=True)
+        timed.append(time.perf_counter() - begun)
+    return timed
+
+
+async def profile(server: Server, scale: float) -> dict[str, Any]:
+    """Where the time goes: CPU of each side for a task (a step, a job), and the statements that take most of the server's."""
+    count = int(10_000 * scale)
+    new_database(server, "profile")
+    found: dict[str, Any] = {}
+    async with platform(server, "profile") as ours:
+        await ours.fan(200)
+        for what, work, each in (
+            (f"W1, {count:,} tasks", ours.fan(count), count),
+            ("W2, 10 chains of 20 steps", _chains(ours, 10), 200),
+            ("W3, 200 jobs of 3 steps", ours.jobs(200), 200),
+        ):
+            with server.metered(ours.database, ours.pids) as spent:
+                seconds = await work
+            found[what] = {"seconds": seconds, **_shares(spent, each)}
+        found["orchestrator imports"] = ours.raster_code()
+    server.drop("profile")
+    return found
+
+
+async def _chains(ours: Platform, count: int) -> float:
+    return sum([await ours.chain() for _ in range(count)])
+
+
+def _shares(spent: Spent, each: int) -> dict[str, Any]:
+    named = {_shape(text): name for name, text in all_queries().items()}
+    cpu = {"PostgreSQL": spent.postgres_seconds}
+    for name, seconds in spent.process_seconds.items():
+        cpu[name.split()[0]] = cpu.get(name.split()[0], 0.0) + seconds
+    return {
+        "cpu ms": {name: 1000 * seconds / each for name, seconds in cpu.items()},
+        "statements": [
+            {
+                "name": named.get(_shape(top.query), " ".join(top.query.split())[:60]),
+                "calls": top.calls,
+                "ms a call": top.milliseconds / top.calls,
+                "rows": top.rows,
+                "ms": top.milliseconds / each,
+            }
+            for top in spent.top
+        ],
+    }
+
+
+def _shape(query: str) -> str:
+    """A statement without its parameters and layout, which is how the one that ran is known again."""
+    plain = re.sub(r"--[^\n]*", "", re.sub(r"^PREPARE (\w+).*? AS ", "", query))
+    plain = re.sub(r"%\(\w+\)s|\$\d+", "?", plain)
+    plain = re.sub(r"'[^']*'|\b\d+\b", "?", plain)
+    return "".join(plain.split())[:4000]

@@ -1,0 +1,63 @@
+"""What the drivers of all peers share: how they are called, and how the bench talks to one.
+
+    python PEER_peer.py install DSN     make the peer's tables in an empty database
+    python PEER_peer.py work DSN        one worker, until SIGTERM; says "ready"
+    python PEER_peer.py drive DSN       takes requests as lines of JSON and answers each with seconds
+
+Requests: {"do": "fan", "count": N}    prepare, N no-op tasks, fan-in; every result stored
+          {"do": "chain", "count": 1}  a chain of 20 steps by itself
+          {"do": "jobs", "count": N}   N jobs of three steps, submitted at once
+Only the standard library is used here: each peer has an environment of its own.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+CHAIN_STEPS, JOB_STEPS = 20, 3
+LOOK_SECONDS = 0.01  # between looks at whether it is done, the same for all
+
+
+class Driver(Protocol):
+    """One who asks for work. Each call returns once every result is stored."""
+
+    async def fan(self, count: int) -> None: ...
+
+    async def chain(self, count: int) -> None: ...
+
+    async def jobs(self, count: int) -> None: ...
+
+
+@dataclass(frozen=True)
+class Peer:
+    install: Callable[[str], Awaitable[None]]
+    work: Callable[[str], Awaitable[None]]
+    drive: Callable[[str, Callable[[Driver], Awaitable[None]]], Awaitable[None]]
+    run: Callable[[Any], Any]
+
+
+def pause(left: int) -> float:
+    """Seconds until the next look where looking costs: seldom while much is left to do."""
+    return min(0.2, max(LOOK_SECONDS, left / 20_000))
+
+
+def ready() -> None:
+    print("ready", flush=True)
+
+
+async def serve(driver: Driver) -> None:
+    """Answer requests until there are no more."""
+    ready()
+    for line in sys.stdin:
+        request = json.loads(line)
+        begun = time.perf_counter()
+        await getattr(driver, request["do"])(request["count"])
+        print(json.dumps({"seconds": time.perf_counter() - begun}), flush=True)
+
+
+def main(peer: Peer) -> None:
+    what, dsn = sys.argv[1:]
+    peer.run({"install": peer.install, "work": peer.work, "drive": lambda dsn: peer.drive(dsn, serve)}[what](dsn))

@@ -1,0 +1,180 @@
+"""What a run found, as tables: on the terminal, and in docs/performance.md from the file the run wrote.
+
+python bench/report.py bench/results/engine.json      renews the part of docs/performance.md between its two marks
+"""
+
+import json
+import math
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+PAGE = Path(__file__).parent.parent / "docs/performance.md"
+BEGIN, END = "<!-- engine: begin -->", "<!-- engine: end -->"
+COMPARED = (
+    "W1 tasks/s N=1,000", "W1 tasks/s N=10,000", "W2 ms/step", "W3 jobs/s", "MB, all processes", "statements/task",
+    "commits/task", "WAL bytes/task", "PostgreSQL CPU ms/task", "Python CPU ms/task",
+)  # fmt: skip
+RATIOS = COMPARED[:4]
+ALONE = ("large", "orchestrators", "idle", "front", "steady", "start")
+WHOLE = ("compare", "large", "orchestrators", "idle", "front", "start", "profile")
+
+Rows = list[list[str]]
+
+
+def number(value: float) -> str:
+    """Three figures that mean something."""
+    if math.isinf(value):
+        return "–"
+    if value == 0 or abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}"
+
+
+def spread(values: list[float]) -> str:
+    """The median, with the lowest and highest where there are several."""
+    middle = number(statistics.median(values))
+    return middle if len(values) == 1 else f"{middle} ({number(min(values))}–{number(max(values))})"
+
+
+def sections(found: dict[str, Any]) -> list[tuple[str, Rows]]:
+    """Every table of a run: its title, and rows of which the first are the heads of columns."""
+    made: list[tuple[str, Rows]] = [("Targets", _targets(found["targets"]))]
+    if compare := found.get("compare"):
+        made += [("Everybody: median (lowest–highest)", _contenders(found, compare))]
+        if compare["ratios"]:
+            made += [("dagmaster over each, from neighbours in time", _ratios(compare["ratios"]))]
+        made += [("References", _plain(compare["references"]))]
+    made += [(_title(part), _plain(found[part])) for part in ALONE if part in found]
+    if profile := found.get("profile"):
+        made += [("Where the time goes, ms of CPU", _shares(profile))]
+        made += [
+            (f"Statements of {what}", _statements(facts["statements"]))
+            for what, facts in profile.items()
+            if isinstance(facts, dict)
+        ]
+    return made
+
+
+def _title(part: str) -> str:
+    return {
+        "large": "W4: 100,000 children", "orchestrators": "W5: 20 jobs of 1,000 children", "idle": "W6: nothing to do",
+        "front": "W1 behind others", "steady": "Steady load", "start": "Start",
+    }[part]  # fmt: skip
+
+
+def _targets(judged: list[dict[str, Any]]) -> Rows:
+    rows = [["target", "measured", "limit", "", "moonshot", ""]]
+    for target in judged:
+        sign = "≥" if target["at_least"] else "≤"
+        moonshot = target["moonshot"]
+        reached = moonshot is not None and (
+            target["value"] >= moonshot if target["at_least"] else target["value"] <= moonshot
+        )
+        rows.append([
+            target["what"], number(target["value"]), f"{sign} {number(target['limit'])}",
+            "holds" if target["holds"] else "MISSED", f"{sign} {number(moonshot)}" if moonshot is not None else "",
+            "reached" if reached else "",
+        ])  # fmt: skip
+    return rows
+
+
+def _contenders(found: dict[str, Any], compare: dict[str, Any]) -> Rows:
+    figures = compare["figures"]
+    names = [f"{name} {found['versions'].get(name, '')}".strip() for name in figures]
+    return [["", *names], *([what, *(spread(of[what]) for of in figures.values())] for what in COMPARED)]
+
+
+def _ratios(ratios: dict[str, dict[str, list[float]]]) -> Rows:
+    return [["", *ratios], *([what, *(spread(of[what]) for of in ratios.values())] for what in RATIOS)]
+
+
+def _plain(figures: dict[str, list[float]]) -> Rows:
+    return [["", "median (lowest–highest)"], *([name, spread(v)] for name, v in figures.items() if name != "findings")]
+
+
+def _shares(profile: dict[str, Any]) -> Rows:
+    facts = {what: found for what, found in profile.items() if isinstance(found, dict)}
+    sides = list(dict.fromkeys(side for found in facts.values() for side in found["cpu ms"]))
+    rows = [["", *sides, "in all", "on the clock"]]
+    for what, found in facts.items():
+        each = [found["cpu ms"].get(side, 0.0) for side in sides]
+        rows.append([f"{what}: for each", *map(number, each), number(sum(each)), f"{number(found['seconds'])} s"])
+    return rows
+
+
+def _statements(statements: list[dict[str, Any]]) -> Rows:
+    rows = [["statement", "calls", "rows", "ms a call", "ms for each"]]
+    for one in statements:
+        rows.append([one["name"], *(number(one[key]) for key in ("calls", "rows", "ms a call", "ms"))])  # noqa: PERF401
+    return rows
+
+
+def as_text(rows: Rows) -> str:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join(_padded(row, widths) for row in rows)
+
+
+def _padded(row: list[str], widths: list[int]) -> str:
+    first, *rest = row
+    cells = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))]
+    return "  ".join(cells).rstrip()
+
+
+def as_markdown(rows: Rows) -> str:
+    head, *rest = rows
+    rule = "|".join(["", "---", *["--:"] * (len(head) - 1), ""])
+    return "\n".join([_line(head), rule, *map(_line, rest)])
+
+
+def _line(cells: list[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def show(found: dict[str, Any]) -> None:
+    for title, rows in sections(found):
+        print(f"\n{title}\n{as_text(rows)}")
+    if history := found.get("compare", {}).get("history"):
+        print(f"\nverify-history: {history['jobs']} jobs, {history['events']} events, {history['findings']} findings")
+
+
+def page(found: dict[str, Any]) -> str:
+    """The part of the documentation that a run decides."""
+    lines = [
+        f"`{found['command']}`, {found['date']}: {found['hardware']}, Python {found['python']}, "
+        f"PostgreSQL {found['postgres']} with default durability, {found['rounds']} rounds."
+    ]
+    if history := found.get("compare", {}).get("history"):
+        lines.append(
+            f"`verify-history` afterwards: {history['jobs']:,} jobs, {history['events']:,} events, {history['findings']} findings."
+        )
+    for title, rows in sections(found):
+        lines.append(f"\n### {title}\n\n{as_markdown(rows)}")
+    return "\n".join(lines)
+
+
+def renew(text: str, found: dict[str, Any]) -> str:
+    before, _, rest = text.partition(BEGIN)
+    _, mark, after = rest.partition(END)
+    if not mark:
+        raise SystemExit(f"report: {PAGE.name} has no part between {BEGIN} and {END}")
+    return f"{before}{BEGIN}\n{page(found)}\n{END}{after}"
+
+
+def is_whole(found: dict[str, Any]) -> bool:
+    """Whether a run may speak for the project: everybody was there, with full counts."""
+    peers = {lock.stem for lock in Path(__file__).with_name("peers").glob("*.txt")}
+    return found["scale"] == 1 and peers <= found["versions"].keys() and all(part in found for part in WHOLE)
+
+
+def main() -> None:
+    found = json.loads(Path(sys.argv[1]).read_text())
+    if not is_whole(found):
+        print(f"report: {PAGE.name} stays as it is, since this was not a whole run")
+        return
+    PAGE.write_text(renew(PAGE.read_text(), found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""Peers, each in a virtual environment of its own: made when missing or when its list of versions changed.
+
+A peer that cannot be installed or does not answer ends the run: a comparison without it would be another comparison.
+"""
+
+import hashlib
+import json
+import select
+import shutil
+import subprocess
+import sys
+import venv
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from server import Server
+
+FOLDER = Path(__file__).with_name("peers")
+ENVIRONMENTS = Path(__file__).parent.parent / ".bench-envs"
+NAMES = tuple(sorted(lock.stem for lock in FOLDER.glob("*.txt")))
+DURABLE = ("absurd", "dbos")
+PATIENCE_SECONDS = 400
+WORKERS = 2
+
+
+def make_environments(names: Sequence[str]) -> dict[str, str]:
+    """Each peer's version, once all of them are there."""
+    for name in names:
+        lock = FOLDER / f"{name}.txt"
+        folder, wanted = ENVIRONMENTS / name, hashlib.sha256(lock.read_bytes()).hexdigest()
+        stamp = folder / "installed"
+        if not stamp.exists() or stamp.read_text() != wanted:
+            print(f"making an environment for {name} …", flush=True)
+            shutil.rmtree(folder, ignore_errors=True)
+            venv.create(folder, with_pip=True)
+            command = [folder / "bin/python", "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
+            done = subprocess.run([*command, "--require-hashes", "-r", lock], check=False)
+            if done.returncode:
+                raise SystemExit(f"bench: {name} could not be installed, and without it there is no comparison")
+            stamp.write_text(wanted)
+    return {name: version_of(name) for name in names}
+
+
+def version_of(name: str) -> str:
+    """As pinned: the first line of the list that is the package itself."""
+    package = {"absurd": "absurd-sdk"}.get(name, name)
+    lines = (FOLDER / f"{name}.txt").read_text().splitlines()
+    return next(line.split()[0].partition("==")[2] for line in lines if line.startswith(f"{package}=="))
+
+
+@dataclass
+class Rival:
+    """A peer at work: two workers and a driver."""
+
+    name: str
+    database: str
+    driver: subprocess.Popen[str]
+    pids: dict[str, int]
+
+    async def fan(self, count: int) -> float:
+        return self._ask("fan", count)
+
+    async def chain(self) -> float:
+        return self._ask("chain", 1)
+
+    async def jobs(self, count: int) -> float:
+        return self._ask("jobs", count)
+
+    def _ask(self, what: str, count: int) -> float:
+        assert self.driver.stdin is not None
+        self.driver.stdin.write(json.dumps({"do": what, "count": count}) + "\n")
+        self.driver.stdin.flush()
+        return float(json.loads(heard(self.driver, f"{self.name}, {what} {count}"))["seconds"])
+
+
+def heard(process: subprocess.Popen[str], what: str) -> str:
+    """The next line a driver or worker says."""
+    assert process.stdout is not None
+    if not select.select([process.stdout], [], [], PATIENCE_SECONDS)[0]:
+        raise SystemExit(f"bench: no answer in {PATIENCE_SECONDS} s: {what}")
+    if not (line := process.stdout.readline()):
+        raise SystemExit(f"bench: ended without an answer: {what}")
+    return line
+
+
+@contextmanager
+def rival(server: Server, name: str) -> Iterator[Rival]:
+    dsn = server.fresh("peer")
+    program = [ENVIRONMENTS / name / "bin/python", FOLDER / f"{name}_peer.py"]
+    if subprocess.run([*program, "install", dsn], check=False, timeout=120).returncode:
+        raise SystemExit(f"bench: {name} could not make its tables")
+    running: dict[str, subprocess.Popen[str]] = {}
+    try:
+        for number in range(WORKERS):
+            running[f"worker {number + 1}"] = start([*program, "work", dsn])
+        running["driver"] = driver = start([*program, "drive", dsn])
+        for role, process in running.items():
+            heard(process, f"{name}, {role}")
+        yield Rival(name, "peer", driver, {role: process.pid for role, process in running.items()})
+    finally:
+        stop(list(running.values()))
+        server.drop("peer")
+
+
+def start(command: Sequence[Any]) -> subprocess.Popen[str]:
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=sys.stderr, text=True)
+
+
+def stop(processes: Sequence[subprocess.Popen[str]]) -> None:
+    """What a peer does to end is not ours to measure: a moment to go by itself, then no more."""
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        try:
+            process.wait(5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

@@ -1,0 +1,158 @@
+"""The private PostgreSQL that everything in a bench shares, and what it and others spent meanwhile."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from dagmaster.database.embedded import Cluster, find_binaries
+
+PGBENCH = """
+\\set id random(1, 1000000000)
+BEGIN;
+INSERT INTO bench_rows (id, value) VALUES (:id, 'x') ON CONFLICT DO NOTHING;
+UPDATE bench_rows SET value = 'y' WHERE id = :id;
+COMMIT;
+"""
+STATEMENTS = """
+    SELECT s.query, s.calls, s.total_exec_time, s.rows
+      FROM pg_stat_statements s
+      JOIN pg_database d ON d.oid = s.dbid
+     WHERE d.datname = %s AND s.query !~ 'bench look'
+     ORDER BY s.total_exec_time DESC
+"""
+TICKS = os.sysconf("SC_CLK_TCK")
+FLOOR = Path(__file__).with_name("floor.py")
+
+
+@dataclass(frozen=True)
+class Statement:
+    query: str
+    calls: int
+    milliseconds: float
+    rows: int
+
+
+@dataclass
+class Spent:
+    """What a stretch of work cost. Commits are those that wrote; statements are one database's, the rest the whole server's."""
+
+    statements: int = 0
+    commits: int = 0
+    wal_bytes: int = 0
+    postgres_seconds: float = 0.0
+    process_seconds: dict[str, float] = field(default_factory=dict)
+    top: list[Statement] = field(default_factory=list)
+
+
+class Server:
+    """Default durability. Databases come and go; counters are read from another one, so that looking at them counts nowhere."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.admin = psycopg.connect(cluster.dsn_of("postgres"), autocommit=True)
+        self.admin.execute("CREATE EXTENSION IF NOT EXISTS pg_stat_statements")
+
+    def one(self, sql: str, *values: Any) -> tuple[Any, ...]:
+        row = self.admin.execute(sql, values).fetchone()
+        assert row is not None
+        return row
+
+    def fresh(self, name: str) -> str:
+        self.drop(name)
+        self.admin.execute(f"CREATE DATABASE {name}")
+        return self.cluster.dsn_of(name)
+
+    def drop(self, name: str) -> None:
+        self.admin.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+
+    def settle(self, name: str) -> None:
+        """Do now what the server would do later, in somebody else's time."""
+        with psycopg.connect(self.cluster.dsn_of(name), autocommit=True) as connection:
+            connection.execute("VACUUM ANALYZE")
+        self.admin.execute("CHECKPOINT")
+
+    def cpu_seconds(self) -> float:
+        """Of all the server's processes, those that ended included."""
+        pid = self.cluster.server_pid()
+        assert pid is not None
+        children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        return process_seconds(pid, with_ended=True) + sum(process_seconds(child) for child in children)
+
+    @contextmanager
+    def metered(self, database: str, pids: Mapping[str, int]) -> Iterator[Spent]:
+        spent = Spent()
+        self.admin.execute("SELECT pg_stat_statements_reset()")
+        before, begun, busy = self._counters(), self.cpu_seconds(), {n: process_seconds(p) for n, p in pids.items()}
+        yield spent
+        after = self._counters()
+        spent.commits, spent.wal_bytes = after[0] - before[0], after[1] - before[1]
+        spent.postgres_seconds = self.cpu_seconds() - begun
+        spent.process_seconds = {name: process_seconds(pid) - busy[name] for name, pid in pids.items()}
+        rows = self.admin.execute(STATEMENTS, [database]).fetchall()
+        spent.statements = sum(row[1] for row in rows)
+        spent.top = [Statement(*row) for row in rows[:8]]
+
+    def _counters(self) -> tuple[int, int]:
+        """Transactions that wrote, and bytes of WAL: both at once and exact, unlike the statistics of commits."""
+        return self.one(  # type: ignore[return-value]
+            "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint, (pg_current_wal_insert_lsn() - '0/0')::bigint"
+        )
+
+    def pgbench(self, seconds: int) -> float:
+        """Transactions per second of two clients, insert + update."""
+        dsn = self.fresh("reference")
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            connection.execute("CREATE TABLE bench_rows (id bigint PRIMARY KEY, value text)")
+        with tempfile.TemporaryDirectory() as folder:
+            script = Path(folder, "script.sql")
+            script.write_text(PGBENCH)
+            clients = ["-n", "-c", "2", "-j", "2", "-T", str(seconds), "-f", script]
+            command = [find_binaries() / "pgbench", *clients, dsn]
+            answer = subprocess.run(command, capture_output=True, text=True, check=True)
+        self.drop("reference")
+        found = re.search(r"tps = ([0-9.]+)", answer.stdout)
+        assert found, answer.stdout
+        return float(found[1])
+
+    def floor(self, count: int, batch: int) -> float:
+        """Tasks per second of two processes that do nothing but claim and complete in batches."""
+        dsn = self.fresh("reference")
+        command = [sys.executable, FLOOR, dsn, str(count), str(batch)]
+        answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+        self.drop("reference")
+        return count / float(json.loads(answer.stdout)["seconds"])
+
+
+def process_seconds(pid: int, *, with_ended: bool = False) -> float:
+    """CPU of a process with all its threads; with that of its children that ended, where asked. None once it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0
+    return sum(int(value) for value in fields[11 : 15 if with_ended else 13]) / TICKS
+
+
+def peak_megabytes(pid: int) -> float:
+    found = re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
+    assert found
+    return int(found[1]) / 1024
+
+
+@contextmanager
+def private_server() -> Iterator[Server]:
+    cluster = Cluster.at(None, name=f"bench-{os.getpid()}")
+    try:
+        cluster.start()
+        yield Server(cluster)
+    finally:
+        cluster.remove()

@@ -1,0 +1,124 @@
+"""The bench's own parts that need no measuring: who is compared, what is judged, what becomes of the page."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+BENCH = Path(__file__).parent.parent.parent / "bench"
+PEERS = ("absurd", "dbos", "pgqueuer", "procrastinate")
+
+
+@pytest.fixture
+def report(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    return bench_module(monkeypatch, "report")
+
+
+@pytest.fixture
+def judge(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    return bench_module(monkeypatch, "judge")
+
+
+def bench_module(monkeypatch: pytest.MonkeyPatch, name: str) -> ModuleType:
+    monkeypatch.syspath_prepend(str(BENCH))
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    return __import__(name)
+
+
+def found(w1: float, findings: int = 0) -> dict:
+    ratios = {peer: {name: [2.0] for name in ("W2 ms/step", "W3 jobs/s")} for peer in PEERS}
+    figures = {key: [4.0, 5.0, 9.0] for key in ("W1 tasks/s N=1,000", "W1 tasks/s N=10,000", "W2 ms/step", "W3 jobs/s")}
+    costs = ("MB, all processes", "statements/task", "commits/task", "WAL bytes/task", "PostgreSQL CPU ms/task")
+    figures |= {key: [0.01] for key in (*costs, "Python CPU ms/task")}
+    for peer in PEERS:
+        ratios[peer] |= {"W1 tasks/s N=10,000": [w1, w1 + 2, w1 + 1], "W1 tasks/s N=1,000": [1.0]}
+    ratios["absurd"]["W1 tasks/s N=10,000"] = [7.0, 9.0, 7.5]
+    return {
+        "command": "bench/engine.py", "date": "2026-11-16", "hardware": "2 cores", "python": "3.11", "postgres": "15",
+        "rounds": 3, "scale": 1.0, "versions": dict.fromkeys(PEERS, "1.0"),
+        "compare": {
+            "figures": {"dagmaster": figures}, "ratios": ratios, "references": {"pgbench tps": [2000.0]},
+            "history": {"jobs": 3, "events": 12, "findings": findings},
+        },
+    }  # fmt: skip
+
+
+def judged(judge: ModuleType, run: dict) -> dict:
+    return {target.what: target for target in judge.targets(run, ("absurd", "dbos"))}
+
+
+def test_the_best_durable_engine_is_the_one_to_beat(judge: ModuleType) -> None:
+    target = judged(judge, found(w1=30.0))["W1 N=10,000 over the best durable engine"]
+    assert target.value == 7.5  # the median over the peer that comes nearest
+    assert not target.holds
+
+
+def test_a_limit_holds_on_its_own_side_only(judge: ModuleType) -> None:
+    targets = judged(judge, found(w1=0.5))
+    assert targets["W1 N=10,000 over pgqueuer"].holds  # 1.5
+    assert not targets["W1 N=10,000 over pgqueuer"].is_moonshot
+    assert not targets["W2 over procrastinate"].holds
+    assert targets["W1 N=10,000, statements/task"].is_moonshot
+
+
+def test_a_finding_of_verify_history_misses_a_target(judge: ModuleType) -> None:
+    assert judged(judge, found(w1=30.0))["findings of verify-history"].holds
+    assert not judged(judge, found(w1=30.0, findings=1))["findings of verify-history"].holds
+    assert not judged(judge, {**found(w1=30.0), "front": None, "large": None, "idle": None, "x": {"findings": [1]}})[
+        "findings of verify-history"
+    ].holds
+
+
+def test_the_page_takes_the_figures_of_a_run_and_keeps_the_rest(report: ModuleType) -> None:
+    run = {**found(w1=30.0), "targets": []}
+    text = f"before\n{report.BEGIN}\nold figures\n{report.END}\nafter\n"
+    renewed = report.renew(text, run)
+    assert renewed.startswith(f"before\n{report.BEGIN}\n`bench/engine.py`, 2026-11-16: 2 cores")
+    assert renewed.endswith(f"{report.END}\nafter\n")
+    assert "old figures" not in renewed
+    assert "| W1 tasks/s N=10,000 | 5.00 (4.00–9.00) |" in renewed
+    assert report.renew(renewed, run) == renewed
+
+
+def test_the_page_has_a_place_for_figures(report: ModuleType) -> None:
+    assert re.search(f"{report.BEGIN}.+{report.END}", report.PAGE.read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("change", [{"scale": 0.1}, {"versions": {"dbos": "1"}}, {}])
+def test_only_a_whole_run_speaks_for_the_project(report: ModuleType, change: dict) -> None:
+    assert not report.is_whole({**found(w1=30.0), **change})  # has none of the other parts
+    whole = {**found(w1=30.0), **{key: {} for key in report.WHOLE}, **change}
+    assert report.is_whole(whole) is (not change)
+
+
+@pytest.mark.parametrize(("value", "text"), [(0.0401, "0.0401"), (5.0, "5.00"), (12345.6, "12,346"), (0, "0")])
+def test_numbers_show_three_figures(report: ModuleType, value: float, text: str) -> None:
+    assert report.number(value) == text
+
+
+@pytest.mark.parametrize("peer", PEERS)
+def test_each_peer_has_a_driver_and_versions_with_hashes(peer: str) -> None:
+    assert (BENCH / f"peers/{peer}_peer.py").exists()
+    lock = (BENCH / f"peers/{peer}.txt").read_text()
+    pinned = re.findall(r"^\S+==\S+.*\\\n    --hash=sha256:", lock, re.MULTILINE)
+    assert len(pinned) == len(re.findall(r"^[a-z]", lock, re.MULTILINE)) > 0
+    assert "://" not in lock  # an index is the machine's own affair
+
+
+def test_the_bench_says_what_it_can_do() -> None:
+    told = subprocess.run(
+        [sys.executable, BENCH / "engine.py", "--help"], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert ",".join(PEERS) in told.stdout
+    unknown = subprocess.run(
+        [sys.executable, BENCH / "engine.py", "--peers", "nobody"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert unknown.returncode == 2
+    assert "nobody" in unknown.stderr
