@@ -321,6 +321,7 @@ def test_advice_names_options_s1(dagmaster, scene, tmp_path):
 def at_files(scene, tmp_path, monkeypatch):
     """In a folder with a good file and bad ones."""
     shutil.copy(scene, tmp_path / "scene.tif")
+    shutil.copy(scene, tmp_path / "日本.tif")
     (tmp_path / "folder").mkdir()
     (tmp_path / "empty.tif").touch()
     heights = {"driver": "GTiff", "width": 64, "height": 64, "count": 1, "dtype": "float32", "crs": "EPSG:32632"}
@@ -341,6 +342,10 @@ def at_files(scene, tmp_path, monkeypatch):
         (("scene.tif", "--tile-size", "1000"), 2, "--tile-size 1000 can't be: a tile is a multiple of 512 pixels wide"),
         (("dem.tif", "--tier", "visualization"), 2, "--tier visualization can't be: the visualization tier is JPEG"),
         (("scene.tif", "--target-crs", "EPSG:2193"), 2, "--target-crs EPSG:2193 can't be"),
+        (("scene.tif", "--target-crs", "EPSG:4978"), 2, "--target-crs EPSG:4978 can't be: it is neither projected"),
+        (("scene.tif", "--version-ordinal", "99999999999"), 2, "is not in the range"),
+        (("scene.tif", "--revision", "99999999999"), 2, "is not in the range"),
+        (("日本.tif",), 2, "no name of a dataset can be made"),
         (("scene.tif", "--dataset", "No Name"), 2, "is not the name of a dataset"),
         (("scene.tif", "--server", "http://127.0.0.1:1"), 2, "can't be sent to a platform elsewhere"),
         (("scene.tif", "--detach"), 5, "no platform is running"),
@@ -355,6 +360,14 @@ def test_what_makes_no_sense_is_refused_before_anything_is_made_s1(dagmaster, at
     assert not (at_files / "data").exists()
 
 
+def _taken_in(storage, file):
+    location, is_there = incoming.place_in_bronze(State(), storage, file)
+    assert not is_there
+    incoming.take_in(State(), storage, file, location)
+    assert incoming.place_in_bronze(State(), storage, file) == (location, True)
+    return location
+
+
 class TestIncoming:
     @pytest.fixture
     def storage(self, tmp_path):
@@ -367,7 +380,7 @@ class TestIncoming:
         return path
 
     def test_the_zone_gets_a_copy_that_edits_do_not_reach(self, storage, file):
-        location = incoming.take_in(State(), storage, file)
+        location = _taken_in(storage, file)
         file.write_bytes(b"edited")
 
         assert storage.get(location) == b"pixels"
@@ -381,7 +394,7 @@ class TestIncoming:
         monkeypatch.setattr(fcntl, "ioctl", share)
         monkeypatch.setattr("dagmaster.storage.local._copy", None)
 
-        location = incoming.take_in(State(), storage, file)
+        location = _taken_in(storage, file)
 
         assert storage.get(location) == b"pixels"
         assert file.exists()
@@ -393,7 +406,7 @@ class TestIncoming:
         monkeypatch.setattr(fcntl, "ioctl", fail)
 
         with pytest.raises(OSError, match="broken disk"):
-            incoming.take_in(State(), storage, file)
+            _taken_in(storage, file)
 
     @pytest.mark.parametrize(
         ("name", "blob"),
@@ -403,7 +416,7 @@ class TestIncoming:
         path = tmp_path / name
         path.write_bytes(b"pixels")
 
-        assert incoming.take_in(State(), storage, path).blob == blob
+        assert _taken_in(storage, path).blob == blob
 
     def test_a_link_stands_for_its_file(self, file, tmp_path):
         (tmp_path / "link.tif").symlink_to(file)

@@ -42,6 +42,14 @@ def test_search_by_place_and_filter(client):
     assert [item["id"] for item in later["features"]] == ["dem-v1"]
 
 
+@pytest.mark.parametrize("body", ["[]", "null", "7", '"all"'])
+def test_a_search_that_is_no_object_is_refused(client, body):
+    answer = client.post("/stac/search", content=body, headers={"Content-Type": "application/json"})
+
+    assert answer.status_code in (400, 422)
+    assert answer.headers["content-type"] == "application/problem+json"
+
+
 def test_what_is_catalogued_links_to_its_map(client):
     def maps(found):
         return [link["href"] for link in found["links"] if link["rel"] == "alternate"]

@@ -4,8 +4,11 @@ import json
 
 import numpy as np
 import pytest
+import rasterio
 from morecantile import tms
+from rasterio.env import get_gdal_config
 
+from dagmaster.serving.readers import GDAL_ENVIRONMENT
 from dagmaster.serving.tiles import _middle, _unwrapped
 from tests.serving.conftest import BOX
 from tests.serving.data import decoded, rounded
@@ -42,6 +45,27 @@ def test_each_format(client, ending, kind):
 
     assert answer.headers["content-type"] == f"image/{kind}"
     assert abs(int(decoded(answer.content)[0].mean()) - 100) <= 1
+
+
+def test_libraries_keep_what_they_read(client):
+    """A cache of 256 bytes and not megabytes once made a preview read each block again for each of its rows."""
+    with rasterio.Env(**GDAL_ENVIRONMENT):
+        assert get_gdal_config("GDAL_CACHEMAX") == 256 * 2**20
+
+
+@pytest.mark.parametrize(
+    ("asked", "code"),
+    [
+        ("plain/preview.png?nodata=nan", "tiles.bad-parameter"),
+        ("plain/preview.png?nodata=1e300", "tiles.bad-parameter"),
+        ("scene/preview.png?colormap_name=viridis", "tiles.no-picture"),
+        ("scene/preview.jpg?bidx=1&bidx=2", "tiles.no-picture"),
+    ],
+)
+def test_what_the_data_cannot_show_is_the_askers_mistake(client, asked, code):
+    answer = client.get(f"/tiles/{asked}")
+
+    assert (answer.status_code, answer.json()["code"]) == (400, code)
 
 
 def test_a_tile_has_the_size_that_is_asked_for(client):

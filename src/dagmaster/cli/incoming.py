@@ -51,24 +51,27 @@ def source_file(path: Path) -> Path:
     return real
 
 
-def take_in(state: State, storage: "Storage", file: Path) -> Location:
-    """Where the file is in the bronze zone; put there, unless it is there already.
+def place_in_bronze(state: State, storage: "Storage", file: Path) -> tuple[Location, bool]:
+    """Where the file belongs, and whether it is there already. Nothing is put there yet.
 
     A file of the same name with another content stays as it is: this one gets a name of its own, which its content decides.
     """
     location = storage.location(_blob_name(file), zone=Zone.BRONZE)
-    if storage.exists(location):
-        digest = _digest(state, file)
-        if _is(storage, location, file, digest):
-            return location
-        name = Path(location.blob)
-        location = storage.location(f"{name.stem}-{digest[:8]}{name.suffix}", zone=Zone.BRONZE)
-        if storage.exists(location) and _is(storage, location, file, digest):
-            return location
-        if not state.json:
-            state.note(f"another file is kept as {name} already; this one is kept as {location.blob}")
+    if not storage.exists(location):
+        return location, False
+    digest = _digest(state, file)
+    if _is(storage, location, file, digest):
+        return location, True
+    name = Path(location.blob)
+    location = storage.location(f"{name.stem}-{digest[:8]}{name.suffix}", zone=Zone.BRONZE)
+    return location, storage.exists(location) and _is(storage, location, file, digest)
+
+
+def take_in(state: State, storage: "Storage", file: Path, location: Location) -> None:
+    """Put the file where it belongs."""
+    if location.blob != (name := _blob_name(file)) and not state.json:
+        state.note(f"another file is kept as {name} already; this one is kept as {location.blob}")
     _put(state, storage, location, file)
-    return location
 
 
 def _blob_name(file: Path) -> str:

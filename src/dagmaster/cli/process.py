@@ -19,6 +19,7 @@ import click
 from dagmaster.cli.command import INTERRUPTED, Command, State, pass_state
 from dagmaster.cli.printable import neutral, size_text
 from dagmaster.errors import Conflict, InvalidRequest, Unavailable
+from dagmaster.storage.location import HIGHEST_EDITION
 
 if TYPE_CHECKING:
     from dagmaster.cli.answers import JobDetail
@@ -49,8 +50,12 @@ TYPES = ("auto", "rgb", "rgba", "dem", "categorical", "multispectral", "nir", "v
 @click.option("--target-crs", metavar="CRS", help="CRS of the COGs  [default: EPSG:4326]")
 @click.option("--source-crs", metavar="CRS", help="CRS of the file, where it has none or a wrong one")
 @click.option("--raster-type", type=click.Choice(TYPES), help="What the pixels are  [default: auto]")
-@click.option("--version-ordinal", type=click.IntRange(min=0), default=0, help="Version of the dataset, from 0")
-@click.option("--revision", type=click.IntRange(min=1), default=1, help="Which time it is processed, from 1")
+@click.option(
+    "--version-ordinal", type=click.IntRange(0, HIGHEST_EDITION), default=0, help="Version of the dataset, from 0"
+)
+@click.option(
+    "--revision", type=click.IntRange(1, HIGHEST_EDITION), default=1, help="Which time it is processed, from 1"
+)
 @click.option(
     "--workflow", type=click.Choice(WORKFLOWS), default=WORKFLOWS[0], show_default=True,
     help="One COG unless the file is large, or always tiles and a mosaic",
@@ -71,7 +76,7 @@ def process(
     Uses the platform that runs here (`dagmaster up`), else starts one for this file. Doing the same again answers with what
     was made. Exit code 1 if the file is unfit or the job failed; Ctrl-C leaves the job running, with exit code 130.
     """
-    from dagmaster.cli.incoming import source_file, take_in
+    from dagmaster.cli.incoming import place_in_bronze, source_file, take_in
     from dagmaster.cli.platform import awaited_platform, data_folder
     from dagmaster.storage.zones import open_storage
 
@@ -89,12 +94,11 @@ def process(
         return 1
     storage = open_storage(running.with_its_storage(state.settings) if running else state.settings)
     name = given.pop("dataset_id")
-    if name:
-        _require_free(storage, _edition(name, "", version_ordinal, revision), wanted, checked)
-    location = take_in(state, storage, source)
+    location, is_there = place_in_bronze(state, storage, source)
     edition = _edition(name, location.name, version_ordinal, revision)
-    if not name:
-        _require_free(storage, edition, wanted, checked)
+    _require_free(storage, edition, wanted, checked)
+    if not is_there:
+        take_in(state, storage, source, location)
     picture = f"{edition.dataset}-v{edition.ordinal}-r{edition.revision}.png"
     task = Task(
         workflow, edition, storage, preview or folder / "previews" / picture,
@@ -184,7 +188,11 @@ def _require_free(storage: "Storage", edition: "Edition", wanted: "Options", che
 def _edition(name: str | None, blob: str, ordinal: int, revision: int) -> "Edition":
     from dagmaster.storage.location import Edition, dataset_name
 
-    return Edition(name or dataset_name(Path(blob).stem), ordinal, revision)
+    try:
+        return Edition(name or dataset_name(Path(blob).stem), ordinal, revision)
+    except InvalidRequest as error:
+        hint = error.hint if name else "name it with --dataset"
+        raise InvalidRequest(error.message, code=error.code, hint=hint) from None
 
 
 def _told(given: dict[str, Any]) -> dict[str, Any]:

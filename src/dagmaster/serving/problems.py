@@ -5,7 +5,14 @@ from http import HTTPStatus
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from rasterio.errors import RasterioError
-from rio_tiler.errors import EmptyMosaicError, NoAssetFoundError, PointOutsideBounds, RioTilerError, TileOutsideBounds
+from rio_tiler.errors import (
+    EmptyMosaicError,
+    InvalidFormat,
+    NoAssetFoundError,
+    PointOutsideBounds,
+    RioTilerError,
+    TileOutsideBounds,
+)
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -27,6 +34,9 @@ def register(app: FastAPI) -> None:
         app.add_exception_handler(kind, _on_nothing_there)
     app.add_exception_handler(RasterioError, _on_unreadable)
     app.add_exception_handler(RioTilerError, _on_unreadable)
+    app.add_exception_handler(InvalidFormat, _on_no_picture)
+    for odd in (TypeError, ValueError, OverflowError):
+        app.add_exception_handler(odd, _on_odd_value)
 
 
 async def _on_invalid(request: Request, error: Exception) -> Response:
@@ -43,6 +53,23 @@ async def _on_nothing_there(request: Request, _error: Exception) -> Response:
     return PROBLEMS.answer(
         HTTPStatus.NOT_FOUND, "tiles.outside", "the dataset has nothing here", request.url.path, request_id_of(request),
         hint="bounds and zooms are in its TileJSON",
+    )  # fmt: skip
+
+
+async def _on_no_picture(request: Request, _error: Exception) -> Response:
+    return PROBLEMS.answer(
+        HTTPStatus.BAD_REQUEST, "tiles.no-picture", "these bands can't be shown in this way", request.url.path,
+        request_id_of(request), hint="a colour map goes with one band, a JPEG has one band or three",
+    )  # fmt: skip
+
+
+async def _on_odd_value(request: Request, error: Exception) -> Response:
+    """A library that was handed a `nodata` which the data's type can't hold. Anything else is a mistake of ours."""
+    if "nodata" not in request.query_params:
+        raise error
+    return PROBLEMS.answer(
+        HTTPStatus.BAD_REQUEST, "tiles.bad-parameter", "nodata has a value that the data can't have", request.url.path,
+        request_id_of(request),
     )  # fmt: skip
 
 

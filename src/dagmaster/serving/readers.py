@@ -38,7 +38,7 @@ GDAL_ENVIRONMENT: Mapping[str, Any] = {
     "CPL_VSIL_CURL_ALLOWED_EXTENSIONS": ".tif",
     # Header and first directory in one go.
     "GDAL_INGESTED_BYTES_AT_OPEN": "32768",
-    "GDAL_CACHEMAX": 256,
+    "GDAL_CACHEMAX": 256 * 2**20,  # bytes: rasterio, unlike GDAL's own variable, knows no megabytes
     "GDAL_NUM_THREADS": "1",
     "VSI_CACHE": "TRUE",
     "VSI_CACHE_SIZE": 16_777_216,

@@ -159,6 +159,7 @@ def create_stac() -> FastAPI:
         app.add_exception_handler(kind, _on_away)
     for kind in _UNREADABLE:
         app.add_exception_handler(kind, _on_unreadable)
+    app.add_exception_handler(AttributeError, _on_odd_body)
     return app
 
 
@@ -194,6 +195,13 @@ async def _on_no_catalogue(request: Request, _error: Exception) -> Response:
 async def _on_away(request: Request, _error: Exception) -> Response:
     away = Unavailable("the database is not available", code="database.unavailable")
     return await PROBLEMS.on_ours(request, away)
+
+
+async def _on_odd_body(request: Request, error: Exception) -> Response:
+    """A search that is no JSON object: its model looks into it before it asks what it is."""
+    if request.method != "POST" or "has no attribute 'get'" not in str(error):
+        raise error
+    return await _on_unreadable(request, error)
 
 
 async def _on_unreadable(request: Request, _error: Exception) -> Response:

@@ -14,6 +14,7 @@ from dagmaster.errors import InvalidRequest
 
 LONGEST_BLOB_BYTES = 1024
 LONGEST_PART_BYTES = 255
+HIGHEST_EDITION = 999_999_999  # of versions and of revisions
 LONGEST_DATASET = 100
 _JOB_ID_VERSION = 7
 
@@ -97,10 +98,12 @@ class Edition:
             raise InvalidRequest(
                 f"{_shown(self.dataset)} is not the name of a dataset",
                 code="storage.bad-dataset",
-                hint=f"small letters, digits and . _ - inside, {LONGEST_DATASET} at most; `dataset_name` makes one",
+                hint=f"small letters, digits and . _ - inside, {LONGEST_DATASET} at most",
             )
-        if self.ordinal < 0 or self.revision < 1:
-            raise InvalidRequest("versions count from 0, revisions from 1", code="storage.bad-edition")
+        if not 0 <= self.ordinal <= HIGHEST_EDITION or not 1 <= self.revision <= HIGHEST_EDITION:
+            raise InvalidRequest(
+                f"versions count from 0, revisions from 1, both to {HIGHEST_EDITION:,}", code="storage.bad-edition"
+            )
 
     def cog(self, name: str) -> str:
         return self._named("cogs", name)
@@ -146,7 +149,9 @@ def dataset_name(text: str) -> str:
     name = re.sub(r"[^a-z0-9_.]+", "-", plain)[:LONGEST_DATASET].strip("-_.")
     if not name:
         raise InvalidRequest(
-            f"no name of a dataset can be made of {_shown(text)}", code="storage.bad-dataset", hint="give one yourself"
+            f"no name of a dataset can be made of {_shown(text)}",
+            code="storage.bad-dataset",
+            hint="name the dataset yourself",
         )
     return name
 

@@ -87,12 +87,12 @@ def _gather(ctx: SyncContext) -> _Gathered:
             found.partials = combine((found.partials, partials))
         found.count += 1
         found.size_bytes += cog["size_bytes"]
-        found.assets.append(mosaics.MosaicAsset(**{**cog["asset"], "bbox": tuple(cog["asset"]["bbox"])}))
-        if cog["footprint"]:
+        if cog["footprint"]:  # a tile without data has none, no item either, and nothing to show
+            found.assets.append(mosaics.MosaicAsset(**{**cog["asset"], "bbox": tuple(cog["asset"]["bbox"])}))
             found.grounds.append(Footprint(cog["footprint"]["geometry"], tuple(cog["footprint"]["bbox"])))
         if cog["stac_item"] and len(found.some_items) < 2:
             found.some_items.append(cog["stac_item"])
-    if found is None:
+    if found is None or not found.assets:
         raise UnfitData("there is no COG to make a mosaic of", code="mosaic.empty")
     return found
 

@@ -116,7 +116,12 @@ def _overlap(options: Options, facts: RasterFacts) -> None:
 
 
 def _target_crs(options: Options, _facts: RasterFacts) -> None:
-    parse_crs(options.target_crs)
+    crs = parse_crs(options.target_crs)
+    if not (crs.is_projected or crs.is_geographic):
+        raise InvalidRequest(
+            "it is neither projected nor geographic: no map lies on it", code="raster.bad-crs",
+            hint="take EPSG:4326, or a projected CRS of its place",
+        )  # fmt: skip
 
 
 def _resolution(options: Options, _facts: RasterFacts) -> None:

@@ -1,0 +1,37 @@
+"""What goes into a mosaic [R7]."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dagmaster.errors import UnfitData
+from dagmaster.handlers.raster.mosaic import _gather
+from dagmaster.jobs.states import NodeStatus
+
+BOX = [10.0, 50.0, 11.0, 51.0]
+SQUARE = {"type": "Polygon", "coordinates": [[[10, 50], [11, 50], [11, 51], [10, 51], [10, 50]]]}
+
+
+def a_cog(name: str, *, is_empty: bool = False) -> dict[str, Any]:
+    asset = {"name": name, "geometry": SQUARE, "bbox": BOX, "resolution": 10.0, "data_type": "uint8"}
+    ground = None if is_empty else {"geometry": SQUARE, "bbox": BOX}
+    item = None if is_empty else {"id": name}
+    return {"partials": [], "size_bytes": 5, "asset": asset, "footprint": ground, "stac_item": item}
+
+
+def children_of(*cogs: dict[str, Any]) -> Any:
+    results = [SimpleNamespace(status=NodeStatus.COMPLETED, output=cog) for cog in cogs]
+    return SimpleNamespace(results=lambda page: results)
+
+
+def test_r7_a_tile_without_data_is_counted_and_not_shown():
+    gathered = _gather(children_of(a_cog("a.tif"), a_cog("b.tif", is_empty=True), a_cog("c.tif")))
+
+    assert [asset.name for asset in gathered.assets] == ["a.tif", "c.tif"]
+    assert (gathered.count, len(gathered.grounds)) == (3, 2)
+
+
+def test_r7_nothing_but_tiles_without_data_make_no_mosaic():
+    with pytest.raises(UnfitData, match="no COG to make a mosaic of"):
+        _gather(children_of(a_cog("a.tif", is_empty=True)))
