@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal, Protocol, Self, cast
@@ -100,7 +101,8 @@ class Probes:
         self._over.set()
         if self._timer:
             self._timer.cancel()
-        self._bound.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for a client; it closes the port
+        with suppress(OSError):  # it has closed the port already
+            self._bound.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for a client; it closes the port
         self._thread.join(_REQUEST_SECONDS)
 
     def _tick(self) -> None:
