@@ -406,7 +406,7 @@ class Nemesis:
         self._strike(fault, "everyone")
         slowest = 0.0
         for process in list(self.cast.processes):
-            if process.name in self._busy or not process.is_running:
+            if process.name in self._busy or not process.is_running or not await self._has_begun(process):
                 continue
             self._busy.add(process.name)
             try:
@@ -420,6 +420,13 @@ class Nemesis:
             finally:
                 self._let_go(process)
         fault.counted_from, fault.recovered = 0.0, slowest
+
+    async def _has_begun(self, process: Process) -> bool:
+        """Whether the database knows this start of it. One that has only just been started holds nothing, and a signal ends it as
+        it ends any program that has not said otherwise yet."""
+        with suppress(psycopg.Error):
+            return await self.cast.id_of(process) is not None
+        return False
 
     async def _handed_over(self, lost: Probe, began: float) -> float:
         deadline = began + WATCH_SECONDS
