@@ -1,4 +1,4 @@
-"""What the figures of a run must reach. Only ratios taken in one run and costs per task are judged, never a time."""
+"""What a run must reach: ratios taken in it, costs per task, and the two rates that the engine is promised with."""
 
 import statistics
 from collections.abc import Iterator, Sequence
@@ -29,11 +29,22 @@ class Target:
 def targets(found: dict[str, Any], durable: Sequence[str]) -> list[Target]:
     """Those that the parts of this run allow to judge."""
     return [
+        *(_promised(found["compare"]) if "compare" in found else ()),
         *(_beside_peers(found["compare"], durable) if "compare" in found else ()),
         *(_per_task(found["compare"]["figures"]["dagmaster"]) if "compare" in found else ()),
         *(_alone(found)),
         Target("findings of verify-history", sum(_findings(found)), 0, at_least=False),
     ]
+
+
+def _promised(compare: dict[str, Any]) -> Iterator[Target]:
+    figures, references = compare["figures"]["dagmaster"], compare.get("references", {})
+    if over := references.get("dagmaster W1 tasks/s N=10,000 over pgbench"):
+        yield Target("W1 N=10,000 tasks/s over pgbench tps", middle(over), 1.0, at_least=True)
+    small, large = middle(figures["W1 tasks/s N=1,000"]), middle(figures["W1 tasks/s N=10,000"])
+    yield Target("W1 cost per task, N=10,000 over N=1,000", small / large, 1.3, at_least=False)
+    yield Target("W2 ms per step", middle(figures["W2 ms/step"]), 10.0, at_least=False)
+    yield Target("W3 jobs/s", middle(figures["W3 jobs/s"]), 200.0, at_least=True)
 
 
 def _beside_peers(compare: dict[str, Any], durable: Sequence[str]) -> Iterator[Target]:
