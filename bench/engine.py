@@ -11,7 +11,7 @@ so that a ratio is of two neighbours in time. Then, for dagmaster alone:
   start          `dagmaster up` to the first accepted job, imports
   profile        where the time goes: processes, statements
 Prints figures, ratios with their spread and whether each target holds; verify-history runs over everything. Absolute times
-depend on the machine and on what else runs on it: only ratios and costs per task are judged.
+depend on the machine and on what else runs on it: judged are ratios, costs per task, and two rates that are promised.
 """
 
 import argparse
