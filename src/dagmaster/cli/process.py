@@ -19,7 +19,6 @@ import click
 from dagmaster.cli.command import INTERRUPTED, Command, State, pass_state
 from dagmaster.cli.printable import neutral, size_text
 from dagmaster.errors import Conflict, InvalidRequest, Unavailable
-from dagmaster.storage.location import HIGHEST_EDITION
 
 if TYPE_CHECKING:
     from dagmaster.cli.answers import JobDetail
@@ -50,12 +49,8 @@ TYPES = ("auto", "rgb", "rgba", "dem", "categorical", "multispectral", "nir", "v
 @click.option("--target-crs", metavar="CRS", help="CRS of the COGs  [default: EPSG:4326]")
 @click.option("--source-crs", metavar="CRS", help="CRS of the file, where it has none or a wrong one")
 @click.option("--raster-type", type=click.Choice(TYPES), help="What the pixels are  [default: auto]")
-@click.option(
-    "--version-ordinal", type=click.IntRange(0, HIGHEST_EDITION), default=0, help="Version of the dataset, from 0"
-)
-@click.option(
-    "--revision", type=click.IntRange(1, HIGHEST_EDITION), default=1, help="Which time it is processed, from 1"
-)
+@click.option("--version-ordinal", type=click.IntRange(0), default=0, help="Version of the dataset, from 0")
+@click.option("--revision", type=click.IntRange(1), default=1, help="Which time it is processed, from 1")
 @click.option(
     "--workflow", type=click.Choice(WORKFLOWS), default=WORKFLOWS[0], show_default=True,
     help="One COG unless the file is large, or always tiles and a mosaic",

@@ -407,6 +407,7 @@ class Orchestrator:
             self._drop_fenced(job_id)
         if advanced.queues:
             await self.transport.publish([Ticket(queue) for queue in sorted(advanced.queues)])
+        if advanced.queues or any(plan.changes.tasks for plan in plans.values()):
             faults.reach("orchestrator.after-publish")
         await self._keep(plans)
         self._dirty.update(job_id for job_id in advanced.has_more if job_id in self._owned)
