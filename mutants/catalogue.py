@@ -109,7 +109,7 @@ MUTANTS: Final = (
         [
             Edit(
                 f"{SQL}/advance.sql",
-                "remaining = coalesce(m.total, n.remaining) - m.ended,",
+                "remaining = coalesce(m.total, n.remaining) - coalesce(m.ended, 0),",
                 "remaining = (SELECT count(*) FROM dagapp.dag_node_states c WHERE c.job_id = n.job_id"
                 " AND c.parent_node_id = n.node_id AND c.completed_at IS NULL),",
             )
@@ -130,7 +130,7 @@ MUTANTS: Final = (
         [
             Edit(
                 POSTGRES,
-                "async with self._connected() as connection, connection.transaction():\n"
+                'async with self._transaction("take_messages") as connection:\n'
                 "            cursor = connection.cursor(row_factory=class_row(JobMessage))",
                 "async with self._connected() as connection:\n"
                 "            cursor = connection.cursor(row_factory=class_row(JobMessage))",

@@ -5,8 +5,43 @@ armed point ends the process at once, as kill -9 would: no clean-up, no flush, n
 """
 
 import os
+from typing import Final
 
-POINTS = (
+# Of several statements: before the commit all of them have been carried out. Several kinds of work may share a name.
+TRANSACTIONS: Final = (
+    "submit",
+    "submit_once",
+    "take_messages",
+    "revive",
+    "report_payloads",
+    "record_late",
+    "store_payload",
+    "janitor",
+    "retention",
+    "catalogue",
+)
+# Of one statement, which commits itself: before the commit is before it is sent.
+STATEMENTS: Final = (
+    "replay_dead_letter",
+    "drop_dead_letter",
+    "enqueue_message",
+    "request_cancel",
+    "beat_orchestrator",
+    "end_stuck_owners",
+    "claim_jobs",
+    "release_unknown_jobs",
+    "retire_orchestrator",
+    "forget_silent_instances",
+    "make_event_partitions",
+    "beat_worker",
+    "take_stops",
+    "set_queue",
+    "renew_leases",
+    "retire_worker",
+    "save_checkpoint",
+)
+# On the way of a job: what is decided, sent, received, settled, stored, done, reported and published.
+STEPS: Final = (
     "orchestrator.claimed",
     "orchestrator.fenced",
     "orchestrator.before-commit",
@@ -23,11 +58,15 @@ POINTS = (
     "worker.after-report",
     "handler.before-publish",
     "handler.after-publish",
-    "catalogue.before-commit",
-    "catalogue.after-commit",
-    "submit.before-commit",
-    "submit.after-commit",
 )
+
+
+def around(name: str) -> tuple[str, str]:
+    """The points on both sides of a commit."""
+    return f"{name}.before-commit", f"{name}.after-commit"
+
+
+POINTS: Final = (*STEPS, *(point for name in (*TRANSACTIONS, *STATEMENTS) for point in around(name)))
 
 _armed: tuple[str, int] | None = None
 

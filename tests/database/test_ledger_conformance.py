@@ -22,7 +22,6 @@ from psycopg.rows import dict_row
 from psycopg.types.json import set_json_loads
 from tests.workflows.builders import a_workflow
 
-from dagmaster.database import postgres
 from dagmaster.database.ledger import (
     SMALL_BYTES,
     Claim,
@@ -753,8 +752,20 @@ async def test_a_hunch_without_a_report_is_followed(bench):
     assert len(await take(bench, replace(SERVED, is_hunch=True))) == 2
 
 
-async def test_e19_a_report_makes_room_in_a_limited_queue_and_takes_it(bench, monkeypatch):
-    monkeypatch.setattr(postgres, "LIMITS_SECONDS", 0.0)
+async def test_e19_a_limit_is_known_from_the_first_claim_on_and_forgotten_when_it_is_lifted(bench):
+    await owned(bench, tiles(4))
+    first = await take(bench, Demand((QUEUE,), ("echo",), 1))  # before there is a limit
+    await bench.ledger.set_queue(QUEUE, max_running=2)
+
+    limited = await take(bench)
+    none_left = await take(bench)
+    await bench.ledger.set_queue(QUEUE, max_running=None)
+    lifted = await take(bench)
+
+    assert [len(first), len(limited), len(none_left), len(lifted)] == [1, 1, 0, 2]
+
+
+async def test_e19_a_report_makes_room_in_a_limited_queue_and_takes_it(bench):
     await owned(bench, tiles(3))
     await bench.ledger.set_queue(QUEUE, max_running=1)
     (task,) = await take(bench)

@@ -1,10 +1,12 @@
-"""Handlers that only tests need, and a submitter that may die at a crash point.
+"""Handlers that only tests need, and people who may die at a crash point.
 
 Orchestrators and workers are the real ones (`python -m dagmaster …`); they find these handlers through an entry point
 that `processes.py` puts on their path, as those of any other package. Handlers note each execution as a line of a file,
 outside the system under test.
 
     python -m tests.engine.roles submit FILE COUNT     submit a workflow so many times, in one call
+    python -m tests.engine.roles submit FILE 1 KEY     submit it once, with an idempotency key
+    python -m tests.engine.roles cancel | resume JOB
 """
 
 import asyncio
@@ -16,6 +18,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 from dagmaster.handlers.registry import Registration
 
@@ -123,24 +126,39 @@ def pause_once(ctx: Any) -> None:
         ctypes.PyDLL(None).pause()
 
 
-async def _submit(file: Path, count: int) -> None:
+async def _ask(what: str, *arguments: str) -> None:
     from dagmaster import faults, settings
     from dagmaster.database.postgres import PostgresLedger
-    from dagmaster.jobs.model import Submission
-    from dagmaster.operations.catalog import Catalog
-    from dagmaster.operations.submit import submit
-    from tests.engine.harness import workflow
+    from dagmaster.operations import operate
 
     loaded = settings.load()
     assert loaded.database_url
     faults.arm(loaded.crash_point)
-    definition = workflow(file.read_text())
-    ledger = PostgresLedger(loaded.database_url, "submit")
-    catalog = Catalog({definition.workflow_id: definition})
-    await submit(ledger, catalog, [Submission(workflow_id=definition.workflow_id)] * count)
+    ledger = PostgresLedger(loaded.database_url, "person")
+    match what:
+        case "submit":
+            await _submit(ledger, Path(arguments[0]), int(arguments[1]), *arguments[2:])
+        case "cancel":
+            await operate.cancel(ledger, UUID(arguments[0]))
+        case "resume":
+            await operate.resume(ledger, UUID(arguments[0]))
     await ledger.close()
 
 
+async def _submit(ledger: Any, file: Path, count: int, key: str | None = None) -> None:
+    from dagmaster.jobs.model import Submission
+    from dagmaster.operations.catalog import Catalog
+    from dagmaster.operations.submit import submit, submit_once
+    from tests.engine.harness import workflow
+
+    definition = workflow(file.read_text())
+    catalog = Catalog({definition.workflow_id: definition})
+    submission = Submission(workflow_id=definition.workflow_id, idempotency_key=key)
+    if key is None:
+        await submit(ledger, catalog, [submission] * count)
+    else:
+        await submit_once(ledger, catalog, submission)
+
+
 if __name__ == "__main__":
-    assert sys.argv[1] == "submit", sys.argv
-    asyncio.run(_submit(Path(sys.argv[2]), int(sys.argv[3])))
+    asyncio.run(_ask(*sys.argv[1:]))

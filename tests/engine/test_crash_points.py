@@ -1,12 +1,29 @@
-"""Death at every named crash point [E2, E3, E5, E7, E11]: the process is gone as by kill -9, another one goes on."""
+"""Death at every named crash point [E2, E3, E5, E7, E11]: the process is gone as by kill -9, another one goes on.
 
+That each write transaction is all or nothing is shown call by call in tests/database/test_crash_points.py; here real processes
+die in the middle of their work, and jobs come to the end that they would have come to anyway.
+"""
+
+import asyncio
+import textwrap
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
+from signal import SIGTERM
+from typing import Any
 from uuid import UUID
 
 import pytest
+from affine import Affine
 from rio_cogeo.cogeo import cog_validate
 
 from dagmaster import faults
+from dagmaster.database.bell import JOBS
+from dagmaster.database.bell_postgres import channel_of
+from dagmaster.database.postgres import PostgresLedger
+from dagmaster.settings import Settings
 from dagmaster.workflows.load import shipped
 from tests.conftest import fresh_database
 from tests.engine.processes import CRASHED, ENDS, Fleet, Process, fleet
@@ -14,7 +31,8 @@ from tests.engine.test_raster_jobs import scene
 
 CHILDREN = 12
 QUICK = {"orphan_threshold_sec": 0.8, "task_lease_sec": 1.0, "lease_renew_sec": 0.3}
-# Whatever an orchestrator decides happens here: a branch, a fan-out, retries with waits, a fan-in. One output is large.
+# Whatever an orchestrator decides happens here: a branch, a fan-out, retries with waits, a fan-in. One output is large, one task
+# lasts longer than a lease goes without renewal.
 SWEPT = f"""
     workflow_id: swept
     name: Swept
@@ -22,7 +40,11 @@ SWEPT = f"""
     nodes:
       start:
         type: start
-        next: [items, bulk]
+        next: [items, bulk, slow]
+      slow:
+        handler: sleep
+        params: {{seconds: 0.5}}
+        next: end
       bulk:
         handler: make_list
         params: {{count: 50000}}
@@ -56,27 +78,181 @@ SWEPT = f"""
         next: end
       end:
         type: end
-        depends_on: {{all_of: [bulk], any_of: [few, last]}}
+        depends_on: {{all_of: [bulk, slow], any_of: [few, last]}}
     outputs:
       count: "{{{{ nodes.last.output.echoed_params.count }}}}"
     """
 
-LOOPS = [point for point in faults.POINTS if point.startswith(("orchestrator.", "worker."))]
-RASTERS = [point for point in faults.POINTS if point.startswith(("handler.", "catalogue."))]
-SUBMITS = [point for point in faults.POINTS if point.startswith("submit.")]
+
+def _points(*prefixes: str) -> list[str]:
+    return [point for point in faults.STEPS if point.startswith(prefixes)]
+
+
+def _around(*names: str) -> list[str]:
+    return [point for name in names for point in faults.around(name)]
+
+
+LOOPS = _points("orchestrator.", "worker.")
+# What jobs of a workflow may lead to, by who dies there.
+DECIDING = [*_points("orchestrator."), *_around("take_messages")]
+WORKING = [point for point in _points("worker.") if not point.endswith("-store")]
+PAYLOADS = ["worker.before-store", "worker.after-store", *_around("store_payload", "report_payloads")]
+CHECKPOINTS = _around("save_checkpoint")
+RASTERS = [*_points("handler."), *_around("catalogue")]
+# What an instance does by itself, and at its end.
+KEEPING = {
+    "orchestrator": _around(
+        "beat_orchestrator", "end_stuck_owners", "claim_jobs", "forget_silent_instances", "make_event_partitions",
+        "janitor", "retention",
+    ),
+    "worker": _around("beat_worker", "renew_leases", "take_stops"),
+}  # fmt: skip
+ENDING = {"orchestrator": _around("retire_orchestrator"), "worker": _around("retire_worker")}
+ASKING = _around("submit", "submit_once", "request_cancel", "revive")
+# An instance comes there only after an answer was lost or a lease; a person, by one statement that is all or nothing.
+CALLED = _around(
+    "release_unknown_jobs", "record_late", "enqueue_message", "replay_dead_letter", "drop_dead_letter", "set_queue"
+)
 
 
 def test_every_named_crash_point_is_swept():
-    assert {*LOOPS, *RASTERS, *SUBMITS} == set(faults.POINTS)
+    here = {
+        *DECIDING,
+        *WORKING,
+        *PAYLOADS,
+        *CHECKPOINTS,
+        *RASTERS,
+        *ASKING,
+        *KEEPING["orchestrator"],
+        *KEEPING["worker"],
+    }
+    ends = {*ENDING["orchestrator"], *ENDING["worker"]}
+
+    assert here | ends | {*CALLED} == set(faults.POINTS)
+    assert not (here | ends) & {*CALLED}
 
 
-@pytest.mark.parametrize("point", LOOPS)
-async def test_a_process_dies_at_a_crash_point_and_another_one_finishes_the_job_e5_e11(point, database, tmp_path):
-    """The first process dies when it gets there, the one in its place when it gets there for the second time."""
-    # One claim takes both jobs, so that a second visit never comes.
-    visits = (1, 1) if point == "orchestrator.claimed" else (1, 2)
+# --- processes die one after the other while jobs keep coming --------------------------------------------------------
 
-    assert await _sweep(database, tmp_path, point, visits)
+
+@dataclass
+class Sweep:
+    """Jobs come as messages, one before each death; in the end each message has become one job that has completed."""
+
+    running: Fleet
+    workflow: str
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    has_datasets: bool = False  # each job makes one of its own
+    sent: list[str] = field(default_factory=list)
+
+    async def send(self) -> str:
+        message_id = f"{self.workflow}-{len(self.sent) + 1}"
+        self.sent.append(message_id)
+        own = {"dataset_id": message_id.replace("_", "-")} if self.has_datasets else {}
+        body = {"workflow_id": self.workflow, "input_params": {**self.inputs, **own}}
+        ledger = PostgresLedger(self.running.dsn, "test")
+        try:
+            assert await ledger.enqueue_message(message_id, Settings().job_queue_name, body)
+        finally:
+            await ledger.close()
+        await self.running.rows("SELECT pg_notify(%s, '')", channel_of(JOBS))
+        return message_id
+
+    async def interrupt(self, process: Process, points: Sequence[str]) -> set[str]:
+        """At which of these points it died. Afterwards it lives, as others may need it."""
+        deaths = {point for point in points if await self._dies(process, point)}
+        process.start()
+        return deaths
+
+    async def _dies(self, process: Process, point: str) -> bool:
+        """A job that was sent while nobody of this role was there, and another to one that waits for it, are its own from
+        beginning to end: where both have ended, jobs of this workflow don't lead there."""
+        since = (await self.running.rows("SELECT clock_timestamp() AS now"))[0]["now"]
+        message_id = await self.send()
+        process.start(crash_point=point)
+        if not (died := await self._has_died(process, point, since, message_id)):
+            died = await self._has_died(process, point, since, await self.send())
+        assert process.exit_code in (CRASHED, None), f"{process.name} ended with {process.exit_code} before {point}"
+        process.kill()
+        return died
+
+    async def _has_died(self, process: Process, point: str, since: datetime, message_id: str) -> bool:
+        async def over() -> str:
+            if not process.is_running:
+                return "died"
+            if point.startswith("handler.") and await self._children_died(since):
+                return "died"
+            found = await self.running.rows("SELECT status FROM dagapp.dag_jobs WHERE message_id = %s", message_id)
+            return "ended" if found and found[0]["status"] in ENDS else ""
+
+        return await self.running.until(over, 120, f"{process.name} to die at {point}") == "died"
+
+    async def _children_died(self, since: datetime) -> bool:
+        """A handler's own process dies alone; its worker would start another that dies there too."""
+        return bool(
+            await self.running.rows(
+                "SELECT 1 FROM dagapp.dag_task_results"
+                " WHERE status = 'failed' AND error ->> 'blame' = 'environment' AND reported_at > %s",
+                since,
+            )
+        )
+
+    async def stop(self, process: Process, points: Sequence[str]) -> None:
+        """It is told to stop, and dies on its last steps."""
+        for point in points:
+            process.kill()
+            await self.send()
+            process.start(crash_point=point)
+            await self.running.ready([process])
+            process.signal(SIGTERM)
+            assert await process.ended() == CRASHED
+        process.start()
+
+    async def finish(self, *processes: Process, seconds: float = 60) -> list[UUID]:
+        """With processes that live, everything comes to its end."""
+        for process in processes:
+            if not process.is_running:
+                process.start()
+
+        async def taken() -> list[dict[str, Any]]:
+            found = await self.running.rows(
+                "SELECT job_id, message_id FROM dagapp.dag_jobs WHERE message_id IS NOT NULL"
+            )
+            return found if {row["message_id"] for row in found} >= set(self.sent) else []
+
+        rows = await self.running.until(taken, 30, "every message to become a job")
+        jobs = [row["job_id"] for row in rows if row["message_id"] in self.sent]
+        assert len(jobs) == len(self.sent)
+        assert await self.running.wait(jobs, seconds) == ["completed"] * len(jobs)
+        return jobs
+
+
+JOBS_POINTS = {"orchestrator": DECIDING, "worker": [*WORKING, *PAYLOADS]}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "points", [JOBS_POINTS, pytest.param(KEEPING, marks=pytest.mark.slow)], ids=["jobs", "keeping"]
+)
+async def test_processes_die_at_one_crash_point_after_the_other_and_others_finish_the_jobs_e5_e11(
+    points, database, tmp_path
+):
+    """Both roles at a time: whoever takes over is soon gone as well."""
+    (tmp_path / "swept.yaml").write_text(textwrap.dedent(SWEPT))
+    often = {"janitor_interval_sec": 0.3, "retention_days": 1, "max_losses": 50, "workflow_folders": tmp_path}
+    async with fleet(database, tmp_path, **QUICK, **often) as running:
+        sweep = Sweep(running, "swept")
+        processes = running.process("orchestrator"), running.process("worker")
+
+        async def die(process: Process) -> None:
+            wanted = points[process.role]
+            assert await sweep.interrupt(process, wanted) == set(wanted)
+            if points is KEEPING:
+                await sweep.stop(process, ENDING[process.role])
+
+        await asyncio.gather(*map(die, processes))
+
+        await _assert_complete(running, await sweep.finish(*processes))
 
 
 @pytest.mark.slow
@@ -138,67 +314,184 @@ async def _assert_complete(running: Fleet, jobs) -> None:
         assert any(child["retry_count"] for child in children), "the sweep passed no retry"
 
 
-@pytest.mark.parametrize("point", SUBMITS)
-async def test_a_submitter_dies_and_its_jobs_exist_wholly_or_not_at_all_e2(point, database, tmp_path):
+# --- people die, too -------------------------------------------------------------------------------------------------
+
+
+async def test_a_submitter_dies_and_its_jobs_exist_wholly_or_not_at_all_e2(database, tmp_path):
+    """Who does not know whether a job was made submits it again with its key, and has one."""
     async with fleet(database, tmp_path) as running:
         file = tmp_path / "swept.yaml"
         file.write_text(SWEPT)
-        submitter = running.process("submitter", "-m", "tests.engine.roles", "submit", str(file), "3")
 
-        submitter.start(crash_point=point)
+        async def submit(point: str | None, *arguments: str) -> list[UUID]:
+            await _run(running, point, "submit", str(file), *arguments)
+            return [row["job_id"] for row in await running.rows("SELECT job_id FROM dagapp.dag_jobs")]
 
-        assert await submitter.ended() == CRASHED
-        jobs = [row["job_id"] for row in await running.rows("SELECT job_id FROM dagapp.dag_jobs")]
-        if point == "submit.before-commit":
-            assert not jobs
-            assert not await running.rows(
-                "SELECT 1 FROM dagapp.dag_node_states UNION SELECT 1 FROM dagapp.dag_job_events"
-            )
-        else:
-            assert len(jobs) == 3
-            await running.start("orchestrator")
-            await running.start("worker")
-            assert await running.wait(jobs) == ["completed"] * 3
-            await _assert_complete(running, jobs)
+        assert await submit("submit.before-commit", "3") == []
+        assert await submit("submit_once.before-commit", "1", "key") == []
+        for table in ("dag_node_states", "dag_job_events", "dag_idempotency_keys"):
+            assert not await running.rows(f"SELECT 1 FROM dagapp.{table}")
+        assert len(await submit("submit.after-commit", "3")) == 3
+        assert len(await submit("submit_once.after-commit", "1", "key")) == 4
+        jobs = await submit(None, "1", "key")
+
+        assert len(jobs) == 4
+        await running.start("orchestrator")
+        await running.start("worker")
+        assert await running.wait(jobs) == ["completed"] * 4
+        await _assert_complete(running, jobs)
+
+
+async def test_who_cancels_or_resumes_a_job_dies_and_it_was_asked_for_or_not_e15_e16(database, tmp_path):
+    held = """
+        workflow_id: held
+        version: 1
+        nodes:
+          start: {type: start, next: hold}
+          hold: {handler: note, params: {file: "{{ inputs.file }}", seconds: [60, 0]}, next: end}
+          end: {type: end}
+        inputs:
+          file: {type: string, required: true}
+        """
+    async with fleet(database, tmp_path, orchestrators=1, workers=1) as running:
+        job_id = await running.submit_one(held, file=str(running.executions))
+        await running.running(job_id)
+
+        async def requests(event: str) -> int:
+            return len(await running.events(job_id, event))
+
+        await _run(running, "request_cancel.before-commit", "cancel", str(job_id))
+        assert (await running.job(job_id))["status"] == "running"
+        await _run(running, "request_cancel.after-commit", "cancel", str(job_id))
+        assert await running.wait(job_id) == ["cancelled"]
+        await _run(running, "revive.before-commit", "resume", str(job_id))
+        assert (await running.job(job_id))["status"] == "cancelled"
+        assert await requests("job_resumed") == 0
+        await _run(running, "revive.after-commit", "resume", str(job_id))
+        assert await running.wait(job_id) == ["completed"]
+        assert await requests("job_resumed") == 1
+
+
+async def _run(running: Fleet, point: str | None, *arguments: str) -> None:
+    """Someone who asks for something, and dies there."""
+    person = running.process("person", "-m", "tests.engine.roles", *arguments)
+    person.start(crash_point=point)
+    assert await person.ended() == (CRASHED if point else 0)
+
+
+# --- each workflow that comes with dagmaster -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Reference:
+    """How a workflow is swept. Besides what all do, its jobs lead to `more` points, and to no others."""
+
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    more: Sequence[str] = ()
+    same: Sequence[str] = ()  # of its result: what each job has, whoever died; by default all of it
+    items: int = 0  # that a job catalogues
+
+
+SCENE = {"container_name": "bronze", "blob_name": "scene.tif"}
+TILED = {**SCENE, "tile_size": 512, "overlap": 0}
+REFERENCES = {
+    "conditional_test": Reference(),
+    "demo": Reference({"count": 12}),
+    "echo_test": Reference(),
+    "fan_out_test": Reference(),
+    "hello_world": Reference(),
+    "multi_phase_test": Reference({"phases": 2, "seconds_per_phase": 0.1}, CHECKPOINTS, ("digest",)),
+    "process_large_raster": Reference(TILED, RASTERS, ("total_tiles",), 2),
+    "raster_collection": Reference({"blob_names": ["scene.tif", "other.tif"]}, RASTERS, ("item_count",), 2),
+    "raster_ingest": Reference(SCENE, RASTERS, ("total_tiles",), 1),
+    "raster_tiled_processing": Reference({**TILED, "tile_above_mb": 0}, RASTERS, ("total_tiles",), 2),
+    "retry_fan_out_test": Reference(),
+    "retry_test": Reference(),
+    "stac_register": Reference({"dataset_id": "made"}, _around("catalogue")),
+}
+ROOMY = {"orphan_threshold_sec": 0.8, "task_lease_sec": 2.0, "lease_renew_sec": 0.4, "max_losses": 100}
+
+
+def test_every_workflow_that_ships_is_swept():
+    assert list(REFERENCES) == [path.stem for path in shipped()]
 
 
 @pytest.mark.timeout(240)
 async def test_a_raster_job_goes_on_wherever_its_uploads_publications_and_catalogue_entries_end_e5_e11_c1(
     catalog_database, tmp_path
 ):
-    """One job, which is interrupted at every point in turn."""
-    storage = tmp_path / "storage"
-    file = scene(storage / "bronze" / "bronze" / "scene.tif", 1500, 700)
-    (large,) = (path for path in shipped() if path.stem == "process_large_raster")
-    roomy = {"task_lease_sec": 3.0, "lease_renew_sec": 0.5, "max_losses": 20, "storage_folder": storage}
-    async with fleet(catalog_database, tmp_path, orchestrators=1, **roomy) as running:
-        job_id = await running.submit_one(large.read_text(), blob_name=file.name, tile_size=1024, overlap=512)
-        worker = running.process("worker")
-
-        for point in RASTERS:
-            await _interrupt(running, worker, job_id, point)
-        worker.start()
-
-        assert await running.wait(job_id, 120) == ["completed"]
-        result = (await running.job(job_id))["result_data"]
-        cogs = sorted((storage / "silver").rglob("*.tif"))
-        items = await running.rows("SELECT id FROM pgstac.items")
-        assert len(cogs) == len(items) == result["total_tiles"] > 1
-        assert all(cog_validate(cog, strict=True, quiet=True)[0] for cog in cogs)
+    async with _referring(catalog_database, tmp_path, "process_large_raster") as trial:
+        trial.orchestrator.start()
+        assert await trial.sweep.interrupt(trial.worker, RASTERS) == set(RASTERS)
 
 
-async def _interrupt(running: Fleet, worker: Process, job_id: UUID, point: str) -> None:
-    """A handler's own process dies alone; its worker would start another that dies there too, and is killed before long."""
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", REFERENCES)
+async def test_a_reference_workflow_ends_as_it_would_have_wherever_processes_die_e5_e11(name, request, tmp_path):
+    """At every point that its jobs lead to, in both roles; and that they don't lead to others is told apart from a failure."""
+    reference = REFERENCES[name]
+    dsn = request.getfixturevalue("catalog_database" if _is_raster(reference) else "database")
+    async with _referring(dsn, tmp_path, name) as trial:
+        deaths = await asyncio.gather(
+            trial.sweep.interrupt(trial.orchestrator, DECIDING),
+            trial.sweep.interrupt(trial.worker, [*WORKING, *PAYLOADS, *CHECKPOINTS, *RASTERS]),
+        )
 
-    async def has_died() -> bool:
-        found = await running.rows(
-            "SELECT error FROM dagapp.dag_task_results WHERE job_id = %s AND status = 'failed' AND reported_at > %s", job_id, since
-        )  # fmt: skip
-        assert all(row["error"]["blame"] == "environment" for row in found), found
-        return bool(found) or not worker.is_running
+        assert deaths[0] == set(DECIDING)
+        assert deaths[1] == {*WORKING, *reference.more}
+        print(f"\n{name}: {sum(map(len, deaths))} points, {len(trial.sweep.sent)} jobs")
 
-    since = (await running.rows("SELECT clock_timestamp() AS now"))[0]["now"]
-    worker.start(crash_point=point)
-    await running.until(has_died, 60, f"a death at {point}")
-    assert worker.is_running is point.startswith("handler.")
-    worker.kill()
+
+@dataclass
+class Trial:
+    sweep: Sweep
+    orchestrator: Process
+    worker: Process
+
+
+def _is_raster(reference: Reference) -> bool:
+    return bool({*RASTERS} & {*reference.more})
+
+
+@asynccontextmanager
+async def _referring(dsn: str, folder: Path, name: str) -> AsyncIterator[Trial]:
+    """Two processes to be killed; afterwards every job of the workflow has ended as the one before did."""
+    reference = REFERENCES[name]
+    storage = folder / "storage"
+    if _is_raster(reference):
+        scene(storage / "bronze" / "bronze" / "scene.tif", 700, 300)
+        scene(storage / "bronze" / "bronze" / "other.tif", 300, 200, place=Affine(10, 0, 510_000, 0, -10, 5_300_000))
+    async with fleet(dsn, folder, storage_folder=storage, **ROOMY) as running:
+        orchestrator, worker = running.process("orchestrator"), running.process("worker")
+        if name == "stac_register":
+            first = Sweep(running, "raster_ingest", {**SCENE, **reference.inputs})
+            await _undisturbed(first, orchestrator, worker)
+        sweep = Sweep(running, name, reference.inputs, has_datasets=bool(reference.items))
+        (before,) = await _undisturbed(sweep, orchestrator, worker)
+
+        yield Trial(sweep, orchestrator, worker)
+
+        jobs = await sweep.finish(orchestrator, worker, seconds=240)
+        expected = await _outcome(running, before, reference)
+        assert expected
+        for job_id in jobs:
+            assert await _outcome(running, job_id, reference) == expected
+        if reference.items:
+            cogs = sorted((storage / "silver" / "silver").rglob("*.tif"))  # and not what is left of attempts, beside it
+            items = await running.rows("SELECT id FROM pgstac.items")
+            assert len(cogs) == len(items) == reference.items * len(jobs)
+            assert all(cog_validate(cog, strict=True, quiet=True)[0] for cog in cogs)
+
+
+async def _undisturbed(sweep: Sweep, *processes: Process) -> list[UUID]:
+    await sweep.send()
+    jobs = await sweep.finish(*processes)
+    for process in processes:
+        process.kill()
+    return jobs
+
+
+async def _outcome(running: Fleet, job_id: UUID, reference: Reference) -> dict[str, Any]:
+    result = (await running.job(job_id))["result_data"]
+    return {key: result[key] for key in reference.same or result}

@@ -92,7 +92,7 @@ Remove = Callable[[Sequence[Leftovers]], Awaitable[Sequence[Removed]]]
 
 class PostgresJanitor(OwnSession):
     def __init__(self, dsn: str, role: str = "janitor") -> None:
-        super().__init__(dsn, role, statement_seconds=STATEMENT_SECONDS, lock_seconds=LOCK_SECONDS)
+        super().__init__(dsn, role, "janitor", statement_seconds=STATEMENT_SECONDS, lock_seconds=LOCK_SECONDS)
 
     async def sweep(self, run_id: UUID, patience: Patience, *, is_dry: bool = False) -> Swept:
         actions: list[JanitorAction] = []

@@ -17,11 +17,12 @@ from uuid import UUID
 
 from dagmaster.errors import Conflict, InvalidRequest, NotFound
 from dagmaster.jobs.changes import Changes
-from dagmaster.jobs.model import Checkpoint, DeadLetter, JobMessage, NodeState, TaskMessage
+from dagmaster.jobs.model import Checkpoint, DeadLetter, JobMessage, TaskMessage
 from dagmaster.jobs.news import News, StopRequest
 from dagmaster.jobs.payload import LOADABLE_BYTES, Encoded, Reference
 from dagmaster.jobs.revival import Revival
 from dagmaster.jobs.states import JobStatus, NodeStatus, Stop, TaskStatus
+from dagmaster.jobs.view import LoadedNode
 from dagmaster.workflows.model import StartNode, Workflow, work_of
 
 SMALL_BYTES = 16_384  # outputs up to this size travel along with other rows
@@ -47,6 +48,9 @@ class NewJob:
     @property
     def definition_hash(self) -> str:
         return self.workflow.content_hash()
+
+
+OPENING_EVENTS = 2  # that the job was created, and that its start is ready
 
 
 def opening_nodes(workflow: Workflow) -> list[dict[str, Any]]:
@@ -80,7 +84,7 @@ class LoadedJob:
     priority: int
     correlation_id: str | None
     submitted_by: str | None
-    nodes: tuple[NodeState, ...]
+    nodes: tuple[LoadedNode, ...]
     outputs: dict[str, Any]  # the small ones, of completed nodes
     result_data: Any = None
     error_message: str | None = None

@@ -86,6 +86,7 @@ from dagmaster.jobs.states import (
     Stop,
     TaskStatus,
 )
+from dagmaster.jobs.view import LoadedNode
 from dagmaster.workflows.model import Aggregation, Workflow
 
 TaskKey = tuple[UUID, str, int]
@@ -418,7 +419,7 @@ class MemoryLedger:
 
     def _load(self, job: Job) -> LoadedJob:
         workflow = self.db.definitions[job.definition_hash]
-        nodes = tuple(self.db.nodes[job.job_id][node_id] for node_id in workflow.nodes)
+        nodes = [self.db.nodes[job.job_id][node_id] for node_id in workflow.nodes]
         outputs = {
             node.node_id: copy.deepcopy(node.output)
             for node in nodes
@@ -428,7 +429,7 @@ class MemoryLedger:
         }
         return LoadedJob(
             job.job_id, job.status, job.definition_hash, workflow, copy.deepcopy(job.input_params), job.priority,
-            job.correlation_id, job.submitted_by, nodes, outputs,
+            job.correlation_id, job.submitted_by, tuple(map(_loaded_node, nodes)), outputs,
             job.result_data, job.error_message, job.last_sequence, job.stopping,
             job.resume_count,
         )  # fmt: skip
@@ -1026,6 +1027,10 @@ class MemoryLedger:
 
     async def now(self) -> datetime:
         return self.db.clock()
+
+
+def _loaded_node(node: NodeState) -> LoadedNode:
+    return LoadedNode(**{name: getattr(node, name) for name in LoadedNode._fields})
 
 
 def _or(value: Any, otherwise: Any) -> Any:

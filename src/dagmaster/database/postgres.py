@@ -6,9 +6,9 @@ of its own. After a failure the connection is closed and the next call opens a f
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import datetime
 from typing import Any, Unpack
 from uuid import UUID
@@ -22,6 +22,7 @@ from dagmaster.database import payloads, trip
 from dagmaster.database.bell_postgres import channel_of
 from dagmaster.database.connect import BY_KEY, Connection, connect, translate_errors
 from dagmaster.database.ledger import (
+    OPENING_EVENTS,
     OVERRUN_GRACE_SECONDS,
     PAGE_BYTES,
     SMALL_BYTES,
@@ -51,8 +52,8 @@ from dagmaster.database.ledger import (
 from dagmaster.database.queries import query
 from dagmaster.errors import NotFound
 from dagmaster.jobs import fan, payload
-from dagmaster.jobs.changes import Changes
-from dagmaster.jobs.model import Checkpoint, DeadLetter, JobMessage, NodeState, TaskMessage, task_id
+from dagmaster.jobs.changes import Changes, NewEvent, NodeChange
+from dagmaster.jobs.model import Checkpoint, DeadLetter, JobMessage, TaskMessage, task_id
 from dagmaster.jobs.news import (
     Due,
     Failed,
@@ -69,10 +70,14 @@ from dagmaster.jobs.news import (
 from dagmaster.jobs.payload import INLINE_BYTES, LOADABLE_BYTES, Encoded, Reference, by_reference
 from dagmaster.jobs.revival import Revival
 from dagmaster.jobs.states import JobStatus, NodeStatus, Stop, TaskStatus
+from dagmaster.jobs.view import LoadedNode
 from dagmaster.workflows.model import Aggregation, Workflow
 
 RESULTS_PAGE = 500
-LIMITS_SECONDS = 1.0  # how long a worker may not know that a queue got a limit; it claims nothing from it meanwhile
+DEFINITIONS_KEPT = 256
+_Fields = tuple[tuple[str, Any], ...]
+_NODE_FIELDS: _Fields = tuple((field.name, field.default) for field in fields(NodeChange))
+_EVENT_FIELDS: _Fields = tuple((field.name, field.default) for field in fields(NewEvent))
 
 
 class PostgresLedger:
@@ -81,8 +86,8 @@ class PostgresLedger:
         self._role = role
         self._connection: Connection | None = None
         self._lock = asyncio.Lock()
-        self._limits: set[str] = set()
-        self._limits_until = 0.0
+        self._limits: set[str] = set()  # queues that have one, as far as the last claims told
+        self._definitions: dict[str, Workflow] = {}
 
     async def close(self) -> None:
         connection, self._connection = self._connection, None
@@ -104,21 +109,29 @@ class PostgresLedger:
                 await connection.close()
                 raise
 
-    async def _rows(self, name: str, values: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+    @asynccontextmanager
+    async def _transaction(self, name: str) -> AsyncIterator[Connection]:
+        """A transaction for one call."""
         async with self._connected() as connection:
-            return await (await connection.execute(query(name), values, prepare=True)).fetchall()
+            async with connection.transaction():
+                yield connection
+                faults.reach(f"{name}.before-commit")
+            faults.reach(f"{name}.after-commit")
+
+    async def _rows(self, name: str, values: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+        faults.reach(f"{name}.before-commit")
+        async with self._connected() as connection:
+            rows = await (await connection.execute(query(name), values, prepare=True)).fetchall()
+        faults.reach(f"{name}.after-commit")
+        return rows
 
     # Submitting
 
     async def create_jobs(self, jobs: Sequence[NewJob]) -> list[UUID]:
         if not jobs:
             return []
-        async with self._connected() as connection:
-            async with connection.transaction():
-                created = await _create(connection, jobs)
-                faults.reach("submit.before-commit")
-            faults.reach("submit.after-commit")
-        return created
+        async with self._transaction("submit") as connection:
+            return await _create(connection, jobs)
 
     async def create_once(self, job: NewJob, request_hash: str, *, force: bool = False) -> UUID:
         key = {
@@ -128,7 +141,7 @@ class PostgresLedger:
             "job_id": job.job_id,
             "force": force,
         }
-        async with self._connected() as connection, connection.transaction():
+        async with self._transaction("submit_once") as connection:
             row = await (await connection.execute(query("reserve_key"), key, prepare=True)).fetchone()
             assert row is not None
             if row[1] != request_hash:
@@ -150,7 +163,9 @@ class PostgresLedger:
     async def take_messages(
         self, queue: str, limit: int, handle: Callable[[JobMessage], NewJob | DeadLetter]
     ) -> list[UUID | str]:
-        async with self._connected() as connection, connection.transaction():
+        if not await self._rows("has_messages", {"queue": queue}):
+            return []
+        async with self._transaction("take_messages") as connection:
             cursor = connection.cursor(row_factory=class_row(JobMessage))
             messages = await (await cursor.execute(query("take_messages"), {"queue": queue, "limit": limit})).fetchall()
             outcomes = [handle(message) for message in messages]
@@ -166,11 +181,11 @@ class PostgresLedger:
     # Operating
 
     async def revive(self, job_id: UUID, choose: Choose, facts: Mapping[str, Any]) -> tuple[Revival, int]:
-        async with self._connected() as connection, connection.transaction():
+        async with self._transaction("revive") as connection:
             locked = await connection.execute(query("lock_ended_job"), {"job_id": job_id})
             if await locked.fetchone() is None:
                 raise no_such_job(job_id)
-            (job,) = await _load(connection, [job_id])
+            (job,) = await self._load(connection, [job_id])
             revival = choose(job)
             values = {
                 "job_id": job_id, "node_ids": list(revival.nodes), "anew": list(revival.anew),
@@ -194,8 +209,10 @@ class PostgresLedger:
         await self._do("beat_orchestrator", {**values, "stats": Jsonb(orchestrator.stats)})
 
     async def _do(self, name: str, values: Mapping[str, Any]) -> None:
+        faults.reach(f"{name}.before-commit")
         async with self._connected() as connection:
             await connection.execute(query(name), values)
+        faults.reach(f"{name}.after-commit")
 
     async def claim_jobs(
         self, owner_id: UUID, *, limit: int, orphans: bool = True, orphan_after_seconds: float, patience_seconds: float
@@ -218,7 +235,26 @@ class PostgresLedger:
 
     async def load_jobs(self, claims: Sequence[Claim]) -> list[LoadedJob]:
         async with self._connected() as connection:
-            return await _load(connection, [claim.job_id for claim in claims])
+            return await self._load(connection, [claim.job_id for claim in claims])
+
+    async def _load(self, connection: Connection, job_ids: Sequence[UUID]) -> list[LoadedJob]:
+        cursor = connection.cursor(row_factory=dict_row)
+        jobs = await (await cursor.execute(query("load_jobs"), {"job_ids": list(job_ids)}, prepare=True)).fetchall()
+        workflows = await self._definitions_of(connection, {job["definition_hash"] for job in jobs})
+        nodes = await _load_nodes(connection, jobs, workflows)
+        return [_loaded(job, workflows[job["definition_hash"]], nodes[job["job_id"]]) for job in jobs]
+
+    async def _definitions_of(self, connection: Connection, hashes: Collection[str]) -> dict[str, Workflow]:
+        """A definition is known by the hash of its content, so it never changes."""
+        unknown = [digest for digest in hashes if digest not in self._definitions]
+        if unknown:
+            rows = await connection.execute(query("load_definitions"), {"hashes": unknown}, prepare=True)
+            for digest, body in await rows.fetchall():
+                self._definitions[digest] = Workflow.model_validate(body)
+        found = {digest: self._definitions[digest] for digest in hashes}
+        while len(self._definitions) > DEFINITIONS_KEPT:
+            self._definitions.pop(next(iter(self._definitions)))
+        return found
 
     async def load_outputs(self, job_id: UUID, node_ids: Sequence[str], *, resolve: bool = True) -> dict[str, Any]:
         outputs: dict[str, Any] = {}
@@ -236,15 +272,14 @@ class PostgresLedger:
         return outputs
 
     async def stirrings(self, owner_id: UUID, *, sweep: bool, started_after_seconds: float = 0.2) -> Stirrings:
-        reported = tuple(row[0] for row in await self._rows("reported_jobs", {"owner_id": owner_id}))
         if not sweep:
-            return Stirrings(reported)
+            return Stirrings(tuple(row[0] for row in await self._rows("reported_jobs", {"owner_id": owner_id})))
         rows = await self._rows(
             "sweep_jobs",
             {"owner_id": owner_id, "started_after": started_after_seconds, "overrun_grace": OVERRUN_GRACE_SECONDS},
         )
         return Stirrings(
-            reported,
+            tuple(row[1] for row in rows if row[0] == "reported"),
             overdue=tuple({row[1] for row in rows if row[0] == "overdue"}),
             started=tuple(row[1] for row in rows if row[0] == "started"),
             next_due_seconds=next((row[2] for row in rows if row[0] == "next"), None),
@@ -298,7 +333,7 @@ class PostgresLedger:
         lease_seconds: float,
         tell: Sequence[str] = (),
     ) -> Exchange:
-        limited = await self._limited(demand)
+        limited = [queue for queue in demand.queues if queue in self._limits] if demand.total else []
         values = {
             "worker_id": worker_id,
             "reports": _json(reports),
@@ -317,18 +352,22 @@ class PostgresLedger:
         else:
             rows = await self._exchange_at_once(names, limited, values, tell)
         accepted, claimed = (rows[0][3], rows[1:]) if reports else (0, rows)
+        if closed := [row[6] for row in claimed if row[0] is None]:
+            claimed = [row for row in claimed if row[0]] or await self._claim_closed(closed, values)
         late = () if accepted == len(reports) else await self._record_late(worker_id, reports)
         return Exchange(
             tuple(_message(row) for row in claimed), len(reports) - len(late), late, is_told=not has_payloads
         )
 
-    async def _limited(self, demand: Demand) -> list[str]:
-        """Which of these queues have a limit, as far as was known a moment ago. An unknown one is closed to us until then."""
-        now = asyncio.get_running_loop().time()
-        if now >= self._limits_until:
-            self._limits = {row[0] for row in await self._rows("limited_queues", {})}
-            self._limits_until = now + LIMITS_SECONDS
-        return [queue for queue in demand.queues if queue in self._limits] if demand.total else []
+    async def _claim_closed(self, closed: list[str], values: dict[str, Any]) -> list[tuple[Any, ...]]:
+        """Queues that we did not know to have a limit were closed to us: ask again, now with their budgets."""
+        self._limits.update(closed)
+        asked = {**values, "queues": closed, "holds_budgets": True}
+        return await self._exchange_at_once(("claim_tasks",), closed, asked, ())
+
+    def _note_limits(self, held: list[str], rows: Sequence[tuple[Any, ...]]) -> None:
+        """A budget that was not there to be held is no more."""
+        self._limits.difference_update(set(held).difference(row[0] for row in rows))
 
     async def _exchange_at_once(
         self, names: Sequence[str], limited: list[str], values: dict[str, Any], tell: Sequence[str]
@@ -339,6 +378,7 @@ class PostgresLedger:
             steps = [trip.BEGIN, trip.Call("lock_budgets", {"queues": limited}), *steps, trip.COMMIT]
         async with self._connected() as connection:
             answers = await trip.go(connection, [*steps, *_telling(tell)])
+        self._note_limits(limited, answers.get("lock_budgets", ()))
         return [row for name in names for row in answers[name]]
 
     async def _exchange_payloads(
@@ -346,9 +386,10 @@ class PostgresLedger:
     ) -> list[tuple[Any, ...]]:
         """The same exchange, of reports that refer to payloads: from its commit on these are in use."""
         rows: list[tuple[Any, ...]] = []
-        async with self._connected() as connection, connection.transaction():
+        async with self._transaction("report_payloads") as connection:
             if limited:
-                await connection.execute(query("lock_budgets"), {"queues": limited}, prepare=True)
+                held = await connection.execute(query("lock_budgets"), {"queues": limited}, prepare=True)
+                self._note_limits(limited, await held.fetchall())
             for name in names:
                 rows += await (await connection.execute(query(name), values, prepare=True)).fetchall()
             await _keep_payloads(connection, reports)
@@ -366,7 +407,7 @@ class PostgresLedger:
 
     async def _record_late(self, worker_id: UUID, reports: Sequence[Report]) -> tuple[str, ...]:
         values = {"worker_id": worker_id, "reports": _json(reports)}
-        async with self._connected() as connection, connection.transaction():
+        async with self._transaction("record_late") as connection:
             rows = await (await connection.execute(query("record_late_reports"), values, prepare=True)).fetchall()
             await _keep_payloads(connection, reports)
         return tuple(task_id(*row) for row in rows)
@@ -382,7 +423,7 @@ class PostgresLedger:
 
     async def store_payload(self, job_id: UUID, encoded: Encoded) -> Reference:
         reference = await asyncio.to_thread(payload.reference_to, encoded)
-        async with self._connected() as connection, connection.transaction():
+        async with self._transaction("store_payload") as connection:
             await payloads.store(connection, job_id, reference, encoded)
         return reference
 
@@ -429,68 +470,68 @@ def _json(value: Any) -> str:
 
 
 async def _create(connection: Connection, jobs: Sequence[NewJob]) -> list[UUID]:
-    definitions = {job.definition_hash: job for job in jobs}
-    await connection.execute(
-        query("insert_definitions"),
-        {
-            "definitions": _json(
-                [
-                    {
-                        "definition_hash": digest,
-                        "workflow_id": job.workflow.workflow_id,
-                        "workflow_version": job.workflow.version,
-                        "body": job.workflow.body(),
-                    }
-                    for digest, job in definitions.items()
-                ]
-            )
-        },
-        prepare=True,
-    )
-    rows = await connection.execute(
-        query("create_jobs"), {"jobs": _json([_new_row(job) for job in jobs])}, prepare=True
-    )
+    workflows = {id(job.workflow): job.workflow for job in jobs}  # many jobs share one: it is worked out once
+    definitions = {known: _definition(workflow) for known, workflow in workflows.items()}
+    stored = {row["definition_hash"]: row for row in definitions.values()}
+    await connection.execute(query("insert_definitions"), {"definitions": _json(list(stored.values()))}, prepare=True)
+    openings = {known: _opening(workflow, definitions[known]) for known, workflow in workflows.items()}
+    asked = [_new_row(job) | openings[id(job.workflow)] for job in jobs]
+    rows = await connection.execute(query("create_jobs"), {"jobs": _json(asked)}, prepare=True)
     return [row[0] for row in await rows.fetchall()]
+
+
+def _definition(workflow: Workflow) -> dict[str, Any]:
+    return {
+        "definition_hash": workflow.content_hash(), "workflow_id": workflow.workflow_id,
+        "workflow_version": workflow.version, "body": workflow.body(),
+    }  # fmt: skip
+
+
+def _opening(workflow: Workflow, definition: dict[str, Any]) -> dict[str, Any]:
+    """What every job of a workflow begins with."""
+    columns = ("definition_hash", "workflow_id", "workflow_version")
+    return {
+        **{name: definition[name] for name in columns},
+        "timeout_seconds": workflow.timeout_seconds,
+        "nodes": orjson.Fragment(orjson.dumps(opening_nodes(workflow))),
+    }
 
 
 def _new_row(job: NewJob) -> dict[str, Any]:
     columns = (
-        "job_id", "definition_hash", "input_params", "priority", "correlation_id", "submitted_by", "callback_url",
-        "idempotency_key", "message_id",
+        "job_id", "input_params", "priority", "correlation_id", "submitted_by", "callback_url", "idempotency_key",
+        "message_id",
     )  # fmt: skip
-    return {
-        **{name: getattr(job, name) for name in columns},
-        "workflow_id": job.workflow.workflow_id,
-        "workflow_version": job.workflow.version,
-        "timeout_seconds": job.workflow.timeout_seconds,
-        "nodes": opening_nodes(job.workflow),
-    }
+    return {name: getattr(job, name) for name in columns}
 
 
-async def _load(connection: Connection, job_ids: Sequence[UUID]) -> list[LoadedJob]:
-    cursor = connection.cursor(row_factory=dict_row)
-    await cursor.execute(query("load_jobs"), {"job_ids": list(job_ids)}, prepare=True)
-    jobs = await cursor.fetchall()
-    keys = [(job["job_id"], node_id) for job in jobs for node_id in job["body"]["nodes"]]
-    await cursor.execute(
-        query("load_nodes"),
-        {"job_ids": [key[0] for key in keys], "node_ids": [key[1] for key in keys], "small": SMALL_BYTES},
-        prepare=True,
-    )
-    nodes: dict[UUID, list[dict[str, Any]]] = defaultdict(list)
-    async for row in cursor:
-        nodes[row["job_id"]].append(row)
-    return [_loaded(job, nodes[job["job_id"]]) for job in jobs]
+async def _load_nodes(
+    connection: Connection, jobs: Sequence[dict[str, Any]], workflows: Mapping[str, Workflow]
+) -> dict[UUID, list[tuple[Any, ...]]]:
+    """The rows of the definition's nodes. A job whose story has only begun needs none: every change comes with an event."""
+    keys = [
+        (job["job_id"], node_id)
+        for job in jobs
+        if job["last_sequence"] > OPENING_EVENTS
+        for node_id in workflows[job["definition_hash"]].nodes
+    ]
+    nodes: dict[UUID, list[tuple[Any, ...]]] = defaultdict(list)
+    if keys:
+        values = {**_columns(("job_ids", "node_ids"), keys), "small": SMALL_BYTES}
+        for job_id, *row in await (await connection.execute(query("load_nodes"), values, prepare=True)).fetchall():
+            nodes[job_id].append(tuple(row))
+    return nodes
 
 
-def _loaded(job: dict[str, Any], rows: list[dict[str, Any]]) -> LoadedJob:
-    body = job.pop("body")
-    outputs = {row["node_id"]: row["output"] for row in rows if row.pop("has_output")}
+def _loaded(job: dict[str, Any], workflow: Workflow, rows: Sequence[tuple[Any, ...]]) -> LoadedJob:
+    nodes = [LoadedNode(node_id, NodeStatus(status), *rest) for _, node_id, status, *rest in rows]
+    if job["last_sequence"] <= OPENING_EVENTS:
+        nodes = [LoadedNode(node["node_id"], node["status"]) for node in opening_nodes(workflow)]
     return LoadedJob(
         **{**job, "status": JobStatus(job["status"]), "stopping": Stop(job["stopping"]) if job["stopping"] else None},
-        workflow=Workflow.model_validate(body),
-        nodes=tuple(NodeState.model_construct(**{**row, "status": NodeStatus(row["status"])}) for row in rows),
-        outputs=outputs,
+        workflow=workflow,
+        nodes=tuple(nodes),
+        outputs={node.node_id: node.output for node, (has_output, *_) in zip(nodes, rows, strict=False) if has_output},
     )
 
 
@@ -682,7 +723,7 @@ def _applying(changes: list[Changes]) -> list[trip.Step]:
     promoted = [(change.job_id, node_id) for change in changes for node_id in dict.fromkeys(change.promoted)]
     if promoted:
         steps.append(trip.Call("promote_nodes", _columns(("job_ids", "node_ids"), promoted)))
-    rows = [replace(change, payloads={}) if change.payloads else change for change in changes]
+    rows = [_row(change) for change in changes]
     name = "apply_changes" if any(c.children or c.next_attempts or c.poisoned for c in changes) else "apply_steps"
     steps.append(trip.Call(name, {"changes": _json(rows), "counts": _counts(changes)}))
     gatherings = [
@@ -693,6 +734,23 @@ def _applying(changes: list[Changes]) -> list[trip.Step]:
     if gatherings:
         steps.append(trip.Call("gather_children", {"gatherings": _json(gatherings), "inline": INLINE_BYTES}))
     return steps
+
+
+def _row(change: Changes) -> dict[str, Any]:
+    """A job's changes as its statement reads them. What is not said is NULL there: less to write, to send and to parse."""
+    row: dict[str, Any] = {
+        "job_id": change.job_id, "epoch": change.epoch, "priority": change.priority, "sequence": change.sequence,
+        "nodes": _sparse(_NODE_FIELDS, change.nodes), "events": _sparse(_EVENT_FIELDS, change.events),
+    }  # fmt: skip
+    for name in ("tasks", "children", "next_attempts", "poisoned", "job_moves", "stopping"):
+        if value := getattr(change, name):
+            row[name] = value
+    return row
+
+
+def _sparse(names: _Fields, rows: Sequence[NodeChange | NewEvent]) -> list[dict[str, Any]]:
+    """Without what is as it would be anyway: None, False, 0."""
+    return [{name: value for name, default in names if (value := getattr(row, name)) is not default} for row in rows]
 
 
 def _counts(changes: list[Changes]) -> list[int]:

@@ -34,7 +34,7 @@ class Forgotten:
 
 class PostgresRetention(OwnSession):
     def __init__(self, dsn: str, role: str = "retention") -> None:
-        super().__init__(dsn, role, statement_seconds=STATEMENT_SECONDS, lock_seconds=LOCK_SECONDS)
+        super().__init__(dsn, role, "retention", statement_seconds=STATEMENT_SECONDS, lock_seconds=LOCK_SECONDS)
 
     async def prune_jobs(self, age_seconds: float, batch: int) -> int:
         """Delete one batch; answers how many jobs that were. None at all where another instance is at it."""

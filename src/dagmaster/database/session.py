@@ -7,16 +7,18 @@ from typing import Any
 
 from psycopg.rows import dict_row
 
+from dagmaster import faults
 from dagmaster.database.connect import Connection, connect, translate_errors
 from dagmaster.database.queries import query
 
 
 class OwnSession:
-    """Every statement has a time limit, and so has waiting for a lock."""
+    """Every statement has a time limit, and so has waiting for a lock. `kind` names its crash points."""
 
-    def __init__(self, dsn: str, role: str, *, statement_seconds: float, lock_seconds: float) -> None:
+    def __init__(self, dsn: str, role: str, kind: str, *, statement_seconds: float, lock_seconds: float) -> None:
         self._dsn = dsn
         self._role = role
+        self._kind = kind
         self._statement_seconds = statement_seconds
         self._lock_seconds = lock_seconds
         self._connection: Connection | None = None
@@ -42,6 +44,8 @@ class OwnSession:
                 with translate_errors():
                     async with connection.transaction():
                         yield connection
+                        faults.reach(f"{self._kind}.before-commit")
+                    faults.reach(f"{self._kind}.after-commit")
             except BaseException:
                 self._connection = None
                 await connection.close()

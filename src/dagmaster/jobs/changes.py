@@ -13,9 +13,9 @@ from dagmaster.jobs.states import EventType, JobStatus, NodeStatus, Stop
 from dagmaster.workflows.model import Aggregation
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class NodeChange:
-    """The last state a node reaches in this transaction. None leaves a column as it is."""
+    """The last state a node reaches in this transaction. None leaves a column as it is. Its draft fills it in."""
 
     node_id: str
     status: NodeStatus

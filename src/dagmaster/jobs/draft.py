@@ -4,6 +4,7 @@ A draft starts from a view and ends as a new view plus the changes to write. It 
 tables, so that a mistake in the planner surfaces here and not in the database.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -25,6 +26,9 @@ _JOB_EVENTS = {
 }
 _Ran = Succeeded | Failed | Returned | Lost | Overran
 _Touched = _Ran | Started | Due | Idle | Withdrawn
+
+_SEEN = frozenset(NodeView._fields)
+_WRITTEN = frozenset(NodeChange.__dataclass_fields__)
 
 
 @dataclass(slots=True)
@@ -61,14 +65,21 @@ class Draft:
             raise AssertionError(f"node {node_id} cannot go from {state.status} to {to}")
         if to is NodeStatus.READY:
             self.changes.promoted.append(node_id)
-        seen = {name: value for name, value in facts.items() if name in NodeView.__dataclass_fields__}
+        seen = {name: value for name, value in facts.items() if name in _SEEN}
         message = (facts.get("error") or {}).get("message")
-        self.view.nodes[node_id] = replace(state, status=to, error_message=message, **seen)
-        row = {name: value for name, value in facts.items() if name in NodeChange.__dataclass_fields__}
-        row.setdefault("wait_seconds", None)  # a wait ends with the state that it was for
-        known = self._rows.get(node_id)
-        self._rows[node_id] = replace(known, status=to, **row) if known else NodeChange(node_id, to, **row)
+        self.view.nodes[node_id] = state._replace(status=to, error_message=message, **seen)
+        self._write(node_id, to, facts)
         self.touched.add(node_id)
+
+    def _write(self, node_id: str, to: NodeStatus, facts: Mapping[str, Any]) -> None:
+        row = self._rows.get(node_id)
+        if row is None:
+            row = self._rows[node_id] = NodeChange(node_id, to)
+        row.status = to
+        row.wait_seconds = None  # a wait ends with the state that it was for
+        for name, value in facts.items():
+            if name in _WRITTEN:
+                setattr(row, name, value)
 
     # Nodes of the definition
 
@@ -164,10 +175,7 @@ class Draft:
             raise AssertionError(f"node {news.node_id} cannot go from {was} to {to}")
         if to is NodeStatus.READY:
             self.changes.promoted.append(news.node_id)
-        facts.setdefault("wait_seconds", None)
-        self._rows[news.node_id] = (
-            replace(known, status=to, **facts) if known else NodeChange(news.node_id, to, **facts)
-        )
+        self._write(news.node_id, to, facts)
 
     def _either(self, news: _Touched, to: NodeStatus, **facts: Any) -> None:
         if news.parent is None:
@@ -298,7 +306,7 @@ class Draft:
     def _take(self, fan_out: str, expands: int) -> None:
         state = self.view.nodes[fan_out]
         expanded = state.expanded + expands
-        self.view.nodes[fan_out] = replace(state, stale=state.stale - 1, expanded=expanded)
+        self.view.nodes[fan_out] = state._replace(stale=state.stale - 1, expanded=expanded)
         known = self._rows.get(fan_out)
         facts: dict[str, Any] = {"expanded": expanded} if expands else {}
         self._amend(fan_out, taken=(known.taken if known else 0) + 1, **facts)
@@ -324,7 +332,7 @@ class Draft:
     def size_fan_out(self, node_id: str, total: int) -> None:
         """A fan_out knows how many children it will have: the countdown starts before the first of them exists."""
         state = self.view.nodes[node_id]
-        self.view.nodes[node_id] = replace(state, total=total, remaining=total, is_sized=True)
+        self.view.nodes[node_id] = state._replace(total=total, remaining=total, is_sized=True)
         self._amend(node_id, total=total, expanded=0)
 
     def add_children(self, node_id: str, children: list[NewChild], tasks: list[NewTask]) -> None:
@@ -336,14 +344,16 @@ class Draft:
             record(EventType.NODE_READY, node=child.node_id, status=NodeStatus.READY)
             self._dispatched(child.node_id, 1)
         expanded = state.expanded + len(children)
-        self.view.nodes[node_id] = replace(state, expanded=expanded)
+        self.view.nodes[node_id] = state._replace(expanded=expanded)
         self._amend(node_id, expanded=expanded)
 
     def _amend(self, node_id: str, **facts: Any) -> None:
         """Change columns of a node without moving it."""
-        known = self._rows.get(node_id)
-        status = self.view.nodes[node_id].status
-        self._rows[node_id] = replace(known, **facts) if known else NodeChange(node_id, status, **facts)
+        row = self._rows.get(node_id)
+        if row is None:
+            row = self._rows[node_id] = NodeChange(node_id, self.view.nodes[node_id].status)
+        for name, value in facts.items():
+            setattr(row, name, value)
 
     def _countdown(self, fan_out: str) -> _Countdown:
         counts = self._countdowns.get(fan_out)
@@ -362,8 +372,7 @@ class Draft:
         """Take what ended in this transaction off the counters, once per fan_out."""
         for fan_out, counts in self._countdowns.items():
             state = self.view.nodes[fan_out]
-            self.view.nodes[fan_out] = replace(
-                state,
+            self.view.nodes[fan_out] = state._replace(
                 remaining=state.remaining - counts.ended,
                 failed=state.failed + counts.failed,
                 cancelled=state.cancelled + counts.cancelled,

@@ -67,7 +67,6 @@ from dagmaster.workflows.model import (
     StartNode,
     TaskNode,
     Work,
-    work_of,
 )
 from dagmaster.workflows.storable import encode
 
@@ -290,7 +289,7 @@ class _Pass:
         )
 
     def _retry_policy(self, node_id: str) -> Retry:
-        work = work_of(self.nodes[node_id])
+        work = self.graph.work.get(node_id)
         return work.retry if work else Retry(max_attempts=0)
 
     def _lost(self, news: Lost) -> None:
@@ -323,11 +322,10 @@ class _Pass:
 
     def _settle(self) -> None:
         """Follow the consequences until nothing moves. Every node ends once, so this ends."""
-        place = {node_id: number for number, node_id in enumerate(self.graph.order)}
         while self.draft.touched:
             around = self._around(self.draft.touched)
             self.draft.touched = set()
-            for node_id in sorted(around, key=place.__getitem__):
+            for node_id in sorted(around, key=self.graph.place.__getitem__):
                 self._consider(node_id)
 
     def _around(self, touched: Iterable[str]) -> set[str]:
@@ -377,7 +375,7 @@ class _Pass:
 
     def _has_room(self, node_id: str) -> bool:
         """Whether what this node sends out may go with this transaction; else it waits for the next."""
-        if not self.room.is_full or work_of(self.nodes[node_id]) is None:
+        if not self.room.is_full or node_id not in self.graph.work:
             return True
         self.is_unfinished = True
         return False
@@ -415,7 +413,7 @@ class _Pass:
         node, state = self.nodes[node_id], self.draft.node(node_id)
         again = None
         is_final = self.failing or error.code == CHILDREN_FAILED  # trying again would find the same children
-        if isinstance(node, TaskNode | FanInNode) and work_of(node) and not is_final:
+        if isinstance(node, TaskNode | FanInNode) and node_id in self.graph.work and not is_final:
             again = after_failure(
                 node.retry,
                 Blame.ENGINE,
@@ -434,8 +432,7 @@ class _Pass:
         return Context(inputs=view.inputs, outputs=view.outputs, job=view.facts(), **names)
 
     def _dispatch(self, node_id: str, retry: Retry, extra: dict[str, Any]) -> None:
-        work = work_of(self.nodes[node_id])
-        assert work is not None
+        work = self.graph.work[node_id]
         route = self.planner.router.route(work)
         params = {**self.graph.params[node_id].render(self._context()), **extra}
         state = self.draft.node(node_id)

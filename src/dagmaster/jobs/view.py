@@ -6,19 +6,19 @@ planner returns a new one, and the owner keeps it only once the transaction behi
 
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from dagmaster.errors import DagmasterError
 from dagmaster.jobs.fan import tolerated
-from dagmaster.jobs.model import NodeState
 from dagmaster.jobs.states import NODE_LIVE, NODE_TERMINAL, JobStatus, NodeStatus, SkipReason, Stop
 from dagmaster.workflows.graph import Graph
 from dagmaster.workflows.model import ConditionalNode, EndNode, FanOutNode, Importance, Node, StartNode
 
 
-@dataclass(frozen=True, slots=True)
-class NodeView:
+class NodeView(NamedTuple):
+    """A tuple, because every move of every node makes a new one."""
+
     status: NodeStatus = NodeStatus.PENDING
     attempt: int = 0
     retry_count: int = 0
@@ -181,9 +181,8 @@ def is_failing(view: JobView) -> bool:
     """A critical node has failed for good, or the job is to end: nothing new is dispatched."""
     if view.stopping:
         return True
-    for node_id, state in view.nodes.items():
-        if view.graph.workflow.nodes[node_id].importance is not Importance.CRITICAL:
-            continue
+    for node_id in view.graph.critical:
+        state = view.nodes[node_id]
         if state.status is NodeStatus.FAILED or (state.failed and overdrawn(view, node_id)):
             return True
     return False
@@ -215,8 +214,10 @@ def wakeable(view: JobView, at_most: int, *, unlimited: bool = False) -> dict[st
     `unlimited` where they are only to be closed."""
     found: dict[str, int] = {}
     for node_id, state in view.nodes.items():
+        if not state.idle and not state.stale:
+            continue
         node = view.graph.workflow.nodes[node_id]
-        if (state.idle or state.stale) and isinstance(node, FanOutNode):
+        if isinstance(node, FanOutNode):
             # Nothing is there to wait for where they only make room: the fan_out has ended, or has all it needs.
             is_closing = (
                 unlimited or state.status in NODE_TERMINAL or (state.is_sized and state.expanded == state.total)
@@ -255,11 +256,30 @@ def fell_short(view: JobView, node_id: str) -> bool:
     return overdrawn(view, node_id)
 
 
-def node_view(state: NodeState, node: Node) -> NodeView:
-    """A node as loaded from its row."""
+class LoadedNode(NamedTuple):
+    """What a view needs of a node's row."""
+
+    node_id: str
+    status: NodeStatus
+    attempt: int = 0
+    retry_count: int = 0
+    loss_count: int = 0
+    reason: str | None = None
+    error_message: str | None = None
+    total: int | None = None
+    expanded: int | None = None
+    remaining: int | None = None
+    failed_count: int | None = None
+    cancelled_count: int | None = None
+    idle_count: int | None = None
+    stale_count: int | None = None
+    output: Any = None  # if it is small
+
+
+def node_view(state: LoadedNode, node: Node) -> NodeView:
     chosen: tuple[str, ...] = ()
     if isinstance(node, ConditionalNode) and isinstance(state.output, dict):
-        chosen = tuple(str(target) for target in state.output.get("next", ()))  # type: ignore[union-attr]
+        chosen = tuple(str(target) for target in state.output.get("next", ()))
     return NodeView(
         status=state.status,
         attempt=state.attempt,

@@ -280,21 +280,23 @@ class Orchestrator:
 
     async def _claim(self, *, orphans: bool) -> None:
         """Take what is free, in batches until none is left, so that load spreads over instances."""
-        while len(self._owned) < self.settings.orchestrator_max_jobs:
+        while (
+            limit := min(self.settings.orchestrator_batch, self.settings.orchestrator_max_jobs - len(self._owned))
+        ) > 0:
             claims = await self.ledger.claim_jobs(
                 self.owner_id,
-                limit=min(self.settings.orchestrator_batch, self.settings.orchestrator_max_jobs - len(self._owned)),
+                limit=limit,
                 orphans=orphans,
                 orphan_after_seconds=self.settings.orphan_threshold_sec,
                 patience_seconds=2 * self.settings.orchestrator_poll_interval,
             )
-            if not claims:
-                return
             self.counters.claimed += len(claims)
             for claim in claims:
                 self._owned[claim.job_id] = Owned(claim)
                 self._dirty.add(claim.job_id)
             self._progressed_at = self._now()
+            if len(claims) < limit:
+                return
 
     async def _look(self, *, sweep: bool) -> None:
         if not self._owned and not sweep:

@@ -17,7 +17,17 @@ from dagmaster.workflows.expressions import (
     compile_expression,
     compile_value,
 )
-from dagmaster.workflows.model import AnyNode, ConditionalNode, FanInNode, FanOutNode, StartNode, Workflow, work_of
+from dagmaster.workflows.model import (
+    AnyNode,
+    ConditionalNode,
+    FanInNode,
+    FanOutNode,
+    Importance,
+    StartNode,
+    Work,
+    Workflow,
+    work_of,
+)
 
 Edges = dict[str, tuple[str, ...]]
 Branches = tuple[tuple[Compiled | None, tuple[str, ...]], ...]
@@ -30,14 +40,16 @@ OUTPUTS = ""
 class Graph:
     """See the fields: each is keyed by node id.
 
-    `all_of` and `any_of` are what a node effectively waits for, `successors` is their inverse, `upstream` everything
-    before a node. `needs` are the nodes whose outputs a node's templates read, `consumers` its inverse; OUTPUTS ("")
-    is the workflow's own `outputs`. A default branch has no condition.
+    `place` is a node's number in `order`. `all_of` and `any_of` are what a node effectively waits for, `successors` is
+    their inverse, `upstream` everything before a node. `work` is what of a node reaches a worker, `critical` the nodes
+    whose failure is the job's. `needs` are the nodes whose outputs a node's templates read, `consumers` its inverse;
+    OUTPUTS ("") is the workflow's own `outputs`. A default branch has no condition.
     """
 
     workflow: Workflow
     start: str
     order: tuple[str, ...]
+    place: dict[str, int]
     all_of: Edges
     any_of: Edges
     successors: Edges
@@ -45,6 +57,8 @@ class Graph:
     branch_targets: dict[str, frozenset[str]]
     fan_out_of: dict[str, str]
     stages: dict[str, tuple[int, str]]
+    work: dict[str, Work]
+    critical: tuple[str, ...]
     params: dict[str, Compiled]
     sources: dict[str, Compiled]
     labels: dict[str, Compiled]
@@ -68,6 +82,7 @@ def build(workflow: Workflow) -> Graph:
         workflow=workflow,
         start=next(node_id for node_id, node in nodes.items() if isinstance(node, StartNode)),
         order=order,
+        place={node_id: number for number, node_id in enumerate(order)},
         all_of=all_of,
         any_of=any_of,
         successors=inverse(waits),
@@ -81,6 +96,8 @@ def build(workflow: Workflow) -> Graph:
             if isinstance(node, FanInNode)
         },
         stages=stages(workflow, order),
+        work={node_id: work for node_id, node in nodes.items() if (work := work_of(node))},
+        critical=tuple(node_id for node_id, node in nodes.items() if node.importance is Importance.CRITICAL),
         outputs=outputs,
         needs=needs,
         consumers={

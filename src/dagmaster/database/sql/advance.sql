@@ -13,7 +13,8 @@ WITH held AS MATERIALIZED (
       FROM unnest(%(job_ids)s::uuid[], %(tokens)s::uuid[]) AS k (job_id, token)
       JOIN dagapp.dag_jobs j
         ON j.job_id = k.job_id
-     WHERE j.owner_id = %(owner_id)s AND j.claim_token = k.token AND j.status IN ('pending', 'running')
+     -- Not `j.owner_id =`: that would invite the index of what an owner has, which is all of it for each of these.
+     WHERE j.owner_id IS NOT DISTINCT FROM %(owner_id)s AND j.claim_token = k.token AND j.status IN ('pending', 'running')
        AND (NOT %(reported_only)s
             OR j.cancel_requested_at IS NOT NULL AND j.stopping IS NULL
             OR EXISTS (SELECT 1 FROM dagapp.dag_task_results x WHERE x.job_id = k.job_id AND NOT x.processed))
@@ -194,26 +195,26 @@ change AS MATERIALIZED (
            output_ref = CASE WHEN m.takes_result THEN r.output_ref ELSE n.output_ref END,
            input_params = coalesce(m.input_params, n.input_params),
            not_before = CASE WHEN m.wait_seconds IS NOT NULL
-                             THEN dagapp.clock() + make_interval(secs => m.wait_seconds) END,
+                             THEN (SELECT dagapp.clock()) + make_interval(secs => m.wait_seconds) END,
            total = coalesce(m.total, n.total),
            expanded = coalesce(m.expanded, n.expanded),
-           remaining = coalesce(m.total, n.remaining) - m.ended,
+           remaining = coalesce(m.total, n.remaining) - coalesce(m.ended, 0),
            failed_count = CASE WHEN n.total IS NOT NULL OR m.total IS NOT NULL
-                               THEN coalesce(n.failed_count, 0) + m.ended_failed END,
+                               THEN coalesce(n.failed_count, 0) + coalesce(m.ended_failed, 0) END,
            cancelled_count = CASE WHEN n.total IS NOT NULL OR m.total IS NOT NULL
-                                  THEN coalesce(n.cancelled_count, 0) + m.ended_cancelled END,
-           idle_count = n.idle_count - m.woken,
-           stale_count = n.stale_count - m.taken,
+                                  THEN coalesce(n.cancelled_count, 0) + coalesce(m.ended_cancelled, 0) END,
+           idle_count = n.idle_count - coalesce(m.woken, 0),
+           stale_count = n.stale_count - coalesce(m.taken, 0),
            label = coalesce(m.label, n.label),
            is_idle = CASE WHEN m.status = 'pending' THEN n.is_idle END,
-           dispatched_at = CASE WHEN m.status = 'dispatched' THEN dagapp.clock() ELSE n.dispatched_at END,
+           dispatched_at = CASE WHEN m.status = 'dispatched' THEN (SELECT dagapp.clock()) ELSE n.dispatched_at END,
            started_at = coalesce(m.started_at, n.started_at),
            completed_at = CASE WHEN m.status IN ('completed', 'failed', 'skipped', 'cancelled')
-                               THEN coalesce(m.finished_at, n.completed_at, dagapp.clock()) END,
+                               THEN coalesce(m.finished_at, n.completed_at, (SELECT dagapp.clock())) END,
            version = n.version + 1
       FROM node m
       LEFT JOIN dagapp.dag_task_results r
-        ON m.takes_result AND r.job_id = m.job_id AND r.node_id = m.node_id AND r.attempt = m.attempt
+        ON r.job_id = m.job_id AND r.node_id = m.node_id AND r.attempt = CASE WHEN m.takes_result THEN m.attempt END
      WHERE n.job_id = m.job_id AND n.node_id = m.node_id
     RETURNING 1
 ), queued AS (
@@ -221,7 +222,7 @@ change AS MATERIALIZED (
            (job_id, node_id, attempt, queue, handler, priority, status, params, params_ref, timeout_seconds, retry_count,
             expires_at)
     SELECT change.job_id, t.node_id, t.attempt, t.queue, t.handler, change.priority, 'queued', t.params, t.params_ref,
-           t.timeout_seconds, t.retry_count, dagapp.clock() + make_interval(secs => t.queue_timeout_seconds)
+           t.timeout_seconds, t.retry_count, (SELECT dagapp.clock()) + make_interval(secs => t.queue_timeout_seconds)
       FROM change
      CROSS JOIN LATERAL jsonb_to_recordset(change.c -> 'tasks')
            AS t (node_id text, attempt int, queue text, handler text, params jsonb, params_ref jsonb, timeout_seconds float8,
@@ -231,7 +232,7 @@ change AS MATERIALIZED (
     INSERT INTO dagapp.dag_job_events
            (job_id, sequence, node_id, event_type, event_status, attempt, epoch, event_data, created_at)
     SELECT change.job_id, e.sequence, e.node_id, e.type, e.status, e.attempt, change.epoch, e.data,
-           coalesce(e.at, dagapp.clock())
+           coalesce(e.at, (SELECT dagapp.clock()))
       FROM change
      CROSS JOIN LATERAL jsonb_to_recordset(change.c -> 'events')
            AS e (sequence bigint, type text, node_id text, status text, attempt int, data jsonb, at timestamptz)
@@ -247,8 +248,8 @@ change AS MATERIALIZED (
            stopping = coalesce(change.c ->> 'stopping', j.stopping),
            owner_id = CASE WHEN m.status <> 'running' THEN NULL ELSE j.owner_id END,
            claim_token = CASE WHEN m.status <> 'running' THEN NULL ELSE j.claim_token END,
-           owner_heartbeat_at = dagapp.clock(),
-           updated_at = dagapp.clock(),
+           owner_heartbeat_at = (SELECT dagapp.clock()),
+           updated_at = (SELECT dagapp.clock()),
            version = j.version + 1
       FROM change
       LEFT JOIN LATERAL jsonb_to_record(change.c -> 'job_moves' -> 0)
@@ -270,7 +271,7 @@ WITH
 ), born AS (
     INSERT INTO dagapp.dag_node_states
            (job_id, node_id, status, parent_node_id, fan_out_index, label, attempt, max_retries, dispatched_at)
-    SELECT change.job_id, b.node_id, 'dispatched', family.key, b.index, b.label, 1, b.max_retries, dagapp.clock()
+    SELECT change.job_id, b.node_id, 'dispatched', family.key, b.index, b.label, 1, b.max_retries, (SELECT dagapp.clock())
       FROM change
      CROSS JOIN LATERAL jsonb_each(change.c -> 'children') AS family
      CROSS JOIN LATERAL jsonb_to_recordset(family.value)

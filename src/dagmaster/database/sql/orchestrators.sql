@@ -64,18 +64,24 @@ UPDATE dagapp.dag_jobs j
 RETURNING j.job_id, j.claim_token AS token, j.epoch;
 
 -- name: load_jobs
--- Claimed jobs with their definitions.
-SELECT j.job_id, j.status, j.definition_hash, j.input_params, j.priority, j.correlation_id, j.submitted_by, j.result_data,
-       j.error_message, j.last_sequence, j.stopping, j.resume_count, d.body
-  FROM dagapp.dag_jobs j
-  JOIN dagapp.dag_workflow_definitions d USING (definition_hash)
- WHERE j.job_id = ANY (%(job_ids)s::uuid[]);
+-- Claimed jobs.
+SELECT job_id, status, definition_hash, input_params, priority, correlation_id, submitted_by, result_data, error_message,
+       last_sequence, stopping, resume_count
+  FROM dagapp.dag_jobs
+ WHERE job_id = ANY (%(job_ids)s::uuid[]);
+
+-- name: load_definitions
+-- What jobs are to do, as they were submitted.
+SELECT definition_hash, body
+  FROM dagapp.dag_workflow_definitions
+ WHERE definition_hash = ANY (%(hashes)s::text[]);
 
 -- name: load_nodes
 -- The nodes of a job's definition, by whole key so that children are never read. Small outputs come along.
-SELECT n.job_id, n.node_id, n.status, n.attempt, n.retry_count, n.loss_count, n.reason, n.error_message, n.total, n.expanded,
-       n.remaining, n.failed_count, n.cancelled_count, n.idle_count, n.stale_count,
+SELECT n.job_id,
        (n.status = 'completed' AND n.output_ref IS NULL AND coalesce(pg_column_size(n.output), 0) <= %(small)s) AS has_output,
+       n.node_id, n.status, n.attempt, n.retry_count, n.loss_count, n.reason, n.error_message, n.total, n.expanded,
+       n.remaining, n.failed_count, n.cancelled_count, n.idle_count, n.stale_count,
        CASE WHEN coalesce(pg_column_size(n.output), 0) <= %(small)s THEN n.output END AS output
   FROM unnest(%(job_ids)s::uuid[], %(node_ids)s::text[]) AS k (job_id, node_id)
   JOIN dagapp.dag_node_states n
@@ -97,10 +103,11 @@ SELECT j.job_id
         OR EXISTS (SELECT 1 FROM dagapp.dag_task_results r WHERE r.job_id = j.job_id AND NOT r.processed));
 
 -- name: sweep_jobs
--- Which of an owner's jobs are past their deadline, have lapsed leases, tasks past their time, waits that are over, or tasks to
--- show as running; and how many jobs it has at all.
+-- Which of an owner's jobs have something reported (as reported_jobs tells), are past their deadline, have lapsed leases, tasks
+-- past their time, waits that are over, or tasks to show as running; and how many jobs it has at all.
 WITH mine AS MATERIALIZED (
-    SELECT job_id, deadline_at < dagapp.clock() AND stopping IS NULL AS is_overdue
+    SELECT job_id, deadline_at < dagapp.clock() AND stopping IS NULL AS is_overdue,
+           cancel_requested_at IS NOT NULL AND stopping IS NULL AS is_to_stop
       FROM dagapp.dag_jobs
      WHERE owner_id = %(owner_id)s AND status IN ('pending', 'running')
 ), running AS (
@@ -116,7 +123,11 @@ WITH mine AS MATERIALIZED (
       JOIN dagapp.dag_node_states n
         ON n.job_id = mine.job_id AND n.not_before IS NOT NULL
 )
-SELECT 'overdue' AS kind, job_id, NULL::float8 AS seconds FROM running WHERE is_overdue GROUP BY job_id
+SELECT 'reported' AS kind, job_id, NULL::float8 AS seconds
+  FROM mine
+ WHERE is_to_stop OR EXISTS (SELECT 1 FROM dagapp.dag_task_results r WHERE r.job_id = mine.job_id AND NOT r.processed)
+ UNION ALL
+SELECT 'overdue', job_id, NULL FROM running WHERE is_overdue GROUP BY job_id
  UNION ALL
 SELECT 'overdue', job_id, NULL FROM mine WHERE is_overdue
  UNION ALL

@@ -26,11 +26,14 @@ WITH asked AS MATERIALIZED (
      ORDER BY job_id
         ON CONFLICT DO NOTHING
     RETURNING job_id
+), fresh AS MATERIALIZED (
+    SELECT a.job_id, a.workflow_id, a.definition_hash, a.nodes
+      FROM asked a
+     WHERE a.job_id = ANY (ARRAY(SELECT job_id FROM created))
 ), nodes AS (
     INSERT INTO dagapp.dag_node_states (job_id, node_id, status, max_retries)
     SELECT a.job_id, n.node_id, n.status, n.max_retries
-      FROM created
-      JOIN asked a USING (job_id)
+      FROM fresh a
      CROSS JOIN LATERAL jsonb_to_recordset(a.nodes) AS n (node_id text, status text, max_retries int)
     RETURNING job_id, node_id, status
 ), events AS (
@@ -40,8 +43,7 @@ WITH asked AS MATERIALIZED (
                'workflow_id', a.workflow_id,
                'definition_hash', a.definition_hash,
                'nodes', (SELECT jsonb_agg(n ->> 'node_id') FROM jsonb_array_elements(a.nodes) AS n))
-      FROM created
-      JOIN asked a USING (job_id)
+      FROM fresh a
      UNION ALL
     SELECT job_id, 2, node_id, 'node_ready', 'ready', 0, NULL
       FROM nodes
@@ -62,6 +64,13 @@ INSERT INTO dagapp.dag_job_messages (message_id, queue, body)
 VALUES (%(message_id)s, %(queue)s, %(body)s)
     ON CONFLICT DO NOTHING
 RETURNING message_id;
+
+-- name: has_messages
+-- Whether a submission waits: there mostly is none, and nobody opens a transaction for that.
+SELECT 1
+  FROM dagapp.dag_job_messages
+ WHERE queue = %(queue)s
+ LIMIT 1;
 
 -- name: take_messages
 -- Take waiting submissions out of the queue; they are gone with the transaction that turns them into jobs.

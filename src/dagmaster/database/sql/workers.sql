@@ -11,7 +11,7 @@ DELETE FROM dagapp.workers
  WHERE worker_id = %(worker_id)s;
 
 -- part: hand_in
--- What is finished, where this worker still holds it.
+-- What is finished, where this worker still holds it. The clock is read once: a subselect is, a call is once for every row.
 report AS MATERIALIZED (
     SELECT r.*
       FROM jsonb_to_recordset(%(reports)s::jsonb)
@@ -29,16 +29,17 @@ report AS MATERIALIZED (
               FOR NO KEY UPDATE) AS locked
 ), done AS (
     UPDATE dagapp.dag_tasks t
-       SET status = h.status, finished_at = dagapp.clock(), lease_until = NULL,
+       SET status = h.status, finished_at = (SELECT dagapp.clock()), lease_until = NULL,
            log = CASE WHEN h.metrics ? 'log' THEN NULL ELSE t.log END
       FROM held h
      WHERE t.job_id = h.job_id AND t.node_id = h.node_id AND t.attempt = h.attempt
     RETURNING t.job_id, t.node_id, t.attempt, t.started_at, h.status, h.output, h.output_ref, h.error, h.metrics
 ), stored AS (
     INSERT INTO dagapp.dag_task_results
-           (job_id, node_id, attempt, status, output, output_ref, error, error_message, metrics, worker_id, started_at)
+           (job_id, node_id, attempt, status, output, output_ref, error, error_message, metrics, worker_id, started_at,
+            reported_at)
     SELECT job_id, node_id, attempt, status, output, output_ref, error, error ->> 'message', metrics, %(worker_id)s,
-           started_at
+           started_at, (SELECT dagapp.clock())
       FROM done
 )
 
@@ -82,8 +83,8 @@ open AS MATERIALIZED (
     UPDATE dagapp.dag_tasks t
        SET status = 'running',
            worker_id = %(worker_id)s,
-           started_at = dagapp.clock(),
-           lease_until = dagapp.clock() + make_interval(secs => %(lease)s)
+           started_at = (SELECT dagapp.clock()),
+           lease_until = (SELECT dagapp.clock() + make_interval(secs => %(lease)s))
       FROM (SELECT * FROM light UNION ALL SELECT * FROM heavy) AS c
      WHERE t.job_id = c.job_id AND t.node_id = c.node_id AND t.attempt = c.attempt
     RETURNING t.task_id, t.job_id, t.node_id, t.attempt, t.handler, t.params, t.queue, t.timeout_seconds, t.retry_count,
@@ -94,6 +95,17 @@ open AS MATERIALIZED (
                           WHERE p.job_id = t.job_id AND p.node_id = t.node_id AND p.status = 'lost')::int
                    ELSE 0 END AS losses,
               t.params_ref
+), closed AS (
+    -- Told instead of tasks, so that whoever did not know of a limit knows it from now on.
+    SELECT queue
+      FROM dagapp.dag_queues
+     WHERE queue = ANY (%(queues)s::text[]) AND max_running IS NOT NULL AND NOT %(holds_budgets)s
+), taken AS (
+    SELECT task_id, job_id, node_id, attempt, handler, params, queue, timeout_seconds, retry_count, losses, params_ref
+      FROM claimed
+     UNION ALL
+    SELECT NULL, NULL, NULL, NULL, NULL, NULL, queue, NULL, NULL, NULL, NULL
+      FROM closed
 )
 
 -- name: exchange
@@ -108,7 +120,7 @@ SELECT NULL::text AS task_id, NULL::uuid AS job_id, NULL::text AS node_id, (SELE
        NULL::int AS retry_count, NULL::int AS losses, NULL::jsonb AS params_ref
  UNION ALL
 SELECT task_id, job_id, node_id, attempt, handler, params, queue, timeout_seconds, retry_count, losses, params_ref
-  FROM claimed;
+  FROM taken;
 
 -- name: report_tasks
 -- Hand in what is finished, and take nothing. Answers as an exchange does.
@@ -122,13 +134,7 @@ SELECT NULL::text AS task_id, NULL::uuid AS job_id, NULL::text AS node_id, count
 WITH
 -- use: take
 SELECT task_id, job_id, node_id, attempt, handler, params, queue, timeout_seconds, retry_count, losses, params_ref
-  FROM claimed;
-
--- name: limited_queues
--- Which queues have a limit.
-SELECT queue
-  FROM dagapp.dag_queues
- WHERE max_running IS NOT NULL;
+  FROM taken;
 
 -- name: lock_budgets
 -- Whoever claims from limited queues holds their budgets until its claims are committed: two workers never spend the same

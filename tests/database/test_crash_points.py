@@ -1,0 +1,252 @@
+"""A process that dies on either side of a commit, for each of the engine's write transactions [RELIABILITY 4.3, layer 4].
+
+The calls and the state are those of the interleavings. Each call is made by a process of its own, which ends as by kill -9 where
+it is told to: before the commit everything is as if it had never been asked, after it as if it had been answered.
+"""
+
+import asyncio
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from tests.conftest import fresh_database
+from tests.database.test_interleavings import (
+    BROKEN,
+    BY_NAME,
+    TRANSACTIONS,
+    Stage,
+    Transaction,
+    _fingerprint,
+    _prepare,
+    _restore,
+    _save,
+)
+
+import dagmaster
+from dagmaster import faults
+from dagmaster.database.embedded import Cluster
+from dagmaster.database.history import verify
+from dagmaster.database.postgres import PostgresLedger
+
+CRASHED = 137
+MOST_VISITS = 5
+DOOMED = "doomed"
+# Which commits each call consists of, by the names of their crash points.
+COMMITS: dict[str, tuple[str, ...]] = {
+    "create": ("submit",),
+    "create_once": ("submit_once",),
+    "create_once_too": ("submit_once",),
+    "replay": ("replay_dead_letter",),
+    "enqueue": ("enqueue_message",),
+    "take_messages": ("take_messages",),
+    "beat": ("beat_orchestrator",),
+    "claim": ("end_stuck_owners", "claim_jobs"),
+    "claim_by_another": ("end_stuck_owners", "claim_jobs"),
+    "take_over": ("end_stuck_owners", "claim_jobs", "orchestrator"),
+    "advance_results": ("orchestrator",),
+    "advance_overdue": ("orchestrator",),
+    "advance_failing": ("orchestrator",),
+    "advance_fail_fast": ("orchestrator",),
+    "advance_half_dead": ("orchestrator",),
+    "advance_with_payload": ("orchestrator",),
+    "zombie": ("orchestrator",),
+    "request_cancel": ("request_cancel",),
+    "take_stops": ("take_stops",),
+    "revive": ("revive",),
+    "revive_afresh": ("revive",),
+    "drop_letter": ("drop_dead_letter",),
+    "release_unknown": ("release_unknown_jobs",),
+    "retire": ("retire_orchestrator",),
+    "keep_house": ("forget_silent_instances", "make_event_partitions"),
+    "set_queue": ("set_queue",),
+    "renew": ("renew_leases",),
+    "renew_late": ("renew_leases",),
+    "checkpoint": ("save_checkpoint",),
+    "checkpoint_late": ("save_checkpoint",),
+    "beat_worker": ("beat_worker",),
+    "retire_worker": ("retire_worker",),
+    "report_to_ended": ("record_late",),
+    "store": ("store_payload",),
+    "store_new": ("store_payload",),
+    "store_old": ("store_payload",),
+    "store_for_ended": ("store_payload",),
+    "report_stored": ("report_payloads",),
+    "report_old": ("report_payloads",),
+    "collect_unused": ("janitor",),
+    "janitor": ("janitor",),
+    "janitor_tells": ("janitor",),
+    "note_stuck": ("janitor",),
+    "prune": ("retention",),
+    "forget": ("retention",),
+    "forget_tables": ("retention",),
+}
+AT_ONCE = (
+    "all in one round trip: the worker's own points are right before and right after it, and swept in tests/engine"
+)
+ELSEWHERE = {
+    "exchange": AT_ONCE,
+    "exchange_claim": AT_ONCE,
+    "exchange_limited": AT_ONCE,
+    "exchange_limited_too": AT_ONCE,
+    "exchange_late": AT_ONCE,
+}
+SWEPT = {(name, commit) for name, commits in COMMITS.items() for commit in commits}
+# Whoever decides on what has changed meanwhile is told so by its loop, which these calls are without.
+NOT_REPEATED = tuple(name for name in COMMITS if name.startswith(("advance_", "take_over")))
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[asyncio.Runner]:
+    with asyncio.Runner() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def stage(cluster: Cluster, template_database: str, runner: asyncio.Runner) -> Iterator[Stage]:
+    """One for all: every trial begins by putting it back."""
+
+    async def open_(dsn: str) -> Stage:
+        stage = Stage(dsn, PostgresLedger(dsn, "stage"))
+        stage.connection = await psycopg.AsyncConnection.connect(dsn, autocommit=True, prepare_threshold=0)
+        await _prepare(stage)
+        await _save(stage)
+        return stage
+
+    with fresh_database(cluster, template_database) as dsn:
+        stage = runner.run(open_(dsn))
+        yield stage
+        assert stage.connection is not None
+        runner.run(stage.connection.close())
+        runner.run(stage.ledger.close())
+
+
+class Trial:
+    """One call, made again and again from the same state."""
+
+    def __init__(self, stage: Stage, transaction: Transaction) -> None:
+        self.stage, self.transaction = stage, transaction
+
+    async def begin(self) -> str:
+        await _restore(self.stage, needs_room=self.transaction.needs_room)
+        return await self.content()
+
+    async def content(self) -> str:
+        """All that is in the database, to the letter."""
+        tables = await self.stage.rows("SELECT tablename FROM pg_tables WHERE schemaname = 'saved' ORDER BY 1")
+        digests = " UNION ALL ".join(
+            f"SELECT '{table}', md5(string_agg(t::text, '' ORDER BY t::text)) FROM dagapp.{table} t"
+            for (table,) in tables
+        )
+        partitions = "SELECT 'partitions', string_agg(relname, ',' ORDER BY relname) FROM pg_class WHERE relispartition"
+        return repr(await self.stage.rows(f"{digests} UNION ALL {partitions}"))
+
+    async def call(self) -> None:
+        """As a process of its own would."""
+        ledger = PostgresLedger(self.stage.dsn, DOOMED)
+        await ledger.now()
+        await self.transaction.call(self.stage, ledger)
+        await ledger.close()
+
+    def die(self, point: str) -> bool:
+        """Whether the process died there; else it has done what it was asked."""
+        child = os.fork()
+        if not child:
+            try:
+                faults.arm(point)
+                asyncio.run(self.call())
+            except BaseException:
+                os._exit(1)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        code = os.waitstatus_to_exitcode(status)
+        assert code in (0, CRASHED), f"{point}: ended with {code}"
+        return code == CRASHED
+
+    async def forgotten(self) -> None:
+        """Until the server has noticed that nobody is there any more."""
+        deadline = time.monotonic() + 10
+        asked = "SELECT 1 FROM pg_stat_activity WHERE application_name LIKE %s AND datname = current_database()"
+        while await self.stage.rows(asked, f"%{DOOMED}%"):
+            assert time.monotonic() < deadline, "the session of the dead process is still there"
+            await asyncio.sleep(0.005)
+
+    async def state(self, when: str) -> str:
+        """What there is without clocks and chance, once it was found to be in order."""
+        broken = await self.stage.rows(BROKEN)
+        assert broken == [], f"{self.transaction.name}, {when}: {broken}"
+        state = await _fingerprint(self.stage)
+        if state not in self.stage.clean:
+            report = await verify(self.stage.dsn)
+            assert report.is_clean, f"{self.transaction.name}, {when}: {[str(each) for each in report.findings]}"
+            self.stage.clean.add(state)
+        return state
+
+    async def repeated(self, point: str) -> str:
+        await self.call()
+        return await self.state(f"once more after a death at {point}")
+
+
+def _names() -> list[Any]:
+    """Of those with the same commits one is enough in a hurry."""
+    first = {commits: name for name, commits in reversed(COMMITS.items())}
+    return [
+        name if first[commits] == name else pytest.param(name, marks=pytest.mark.slow)
+        for name, commits in COMMITS.items()
+    ]
+
+
+@pytest.mark.parametrize("name", _names())
+def test_a_process_that_dies_at_a_commit_has_done_all_or_nothing_and_may_be_asked_again(
+    name: str, stage: Stage, runner: asyncio.Runner
+) -> None:
+    trial, at_once = Trial(stage, BY_NAME[name]), runner.run
+
+    at_once(trial.begin())
+    at_once(trial.call())
+    undisturbed = at_once(trial.state("undisturbed"))
+    for commit in COMMITS[name]:
+        before, after = faults.around(commit)
+        for visit in range(1, MOST_VISITS):
+            prepared = at_once(trial.begin())
+            if not trial.die(f"{before}:{visit}"):
+                break
+            at_once(trial.forgotten())
+            if visit == 1 and commit == COMMITS[name][0]:
+                assert at_once(trial.content()) == prepared, f"{before}: something was left behind"
+            at_once(trial.state(before))
+            if name not in NOT_REPEATED:
+                assert at_once(trial.repeated(before)) == undisturbed
+
+            at_once(trial.begin())
+            assert trial.die(f"{after}:{visit}")
+            at_once(trial.forgotten())
+            left = at_once(trial.state(after))
+            if name not in NOT_REPEATED:
+                at_once(trial.repeated(after))
+        assert visit > 1, f"{name} never came to {before}"
+        assert commit != COMMITS[name][-1] or left == undisturbed, f"{after}: not all of it is there"
+
+
+def test_every_write_transaction_has_points_on_both_sides_of_its_commit_or_a_reason() -> None:
+    assert not COMMITS.keys() & ELSEWHERE.keys()
+    assert COMMITS.keys() | ELSEWHERE.keys() == {transaction.name for transaction in TRANSACTIONS}
+    # The catalogue's are swept with raster jobs, in tests/engine.
+    commits = {commit for _, commit in SWEPT} | {"catalogue"}
+    assert commits == {*faults.TRANSACTIONS, *faults.STATEMENTS, "orchestrator"}
+
+
+def test_no_transaction_is_begun_without_points_at_its_commit() -> None:
+    begun = re.compile(r"( *)async with .*\.transaction\(\).*:\n((?:\1 .*\n|\n)*)(?=(\1.*\n)?)")
+    bare = [
+        file.name
+        for file in sorted(Path(dagmaster.__file__).parent.rglob("*.py"))
+        for found in begun.finditer(file.read_text())
+        if "before-commit" not in found[2] or "after-commit" not in (found[3] or "")
+    ]
+
+    assert bare == ["history.py"], "which only reads"
