@@ -16,7 +16,7 @@ import pytest
 import rasterio
 from affine import Affine
 
-from dagmaster.cli import incoming, preview
+from dagmaster.cli import incoming, preview, process
 from dagmaster.cli.command import State
 from dagmaster.cli.local import LocalPlatform
 from dagmaster.cli.made import is_still_there
@@ -439,6 +439,37 @@ def test_a_platform_tells_where_it_keeps_objects(tmp_path):
 
     assert seen.gdal_path(seen.location("x", zone=Zone.BRONZE)) == str(tmp_path / "raw/bronze/x")
     assert seen.gdal_path(seen.location("x", zone=Zone.SILVER)) == str(tmp_path / "data/storage/silver/refined/x")
+
+
+def test_a_platform_that_came_back_is_asked_where_it_serves_maps_now(tmp_path):
+    before, now = (Platform("", 1, "", maps_url=f"http://127.0.0.1:{port}") for port in (8001, 8002))
+
+    with hold(tmp_path):
+        publish(tmp_path, before)
+        assert process._maps_of(tmp_path, before) == before.maps_url
+        publish(tmp_path, now)
+        assert process._maps_of(tmp_path, before) == now.maps_url
+
+    assert process._maps_of(tmp_path, before) == before.maps_url  # stopped by now, which is told otherwise
+
+
+@pytest.mark.parametrize(
+    ("tags", "given", "revision", "is_told"),
+    [({}, None, 1, True), ({}, "2024", 1, False), ({}, None, 2, False),
+     ({"TIFFTAG_DATETIME": "2019:05:01 10:00:00"}, None, 1, False)],
+)  # fmt: skip
+def test_a_date_that_nobody_told_is_told_of(scene, tags, given, revision, is_told):
+    file = shutil.copy(scene, scene.with_name("undated.tif"))
+    with rasterio.open(file, "r+") as dataset:
+        dataset.update_tags(**tags)
+    os.utime(file, (1_700_000_000, 1_700_000_000))
+
+    asked = {"source_crs": None, "raster_type": None, "datetime": given}
+    wanted = process._wanted("raster_ingest", dict.fromkeys(("target_crs", "tile_size", "output_tier")))
+    checked = process.judge(State(), file, asked, wanted, is_first=revision == 1)
+
+    told = [found for found in checked.findings if "by the file's own time, 2023-11-14" in found.message]
+    assert [(found.severity, "--datetime" in found.advice) for found in told] == ([("info", True)] if is_told else [])
 
 
 @pytest.mark.parametrize(("lon", "lat", "zoom"), [(9.5, 47.4, 9), (-179.9, -60, 3), (179.99, 84.9, 12)])

@@ -21,7 +21,7 @@ from dagmaster.cli.local import LocalPlatform
 from dagmaster.cli.main import described
 from dagmaster.cli.platform import hold
 from dagmaster.database.embedded import Cluster
-from dagmaster.errors import Conflict, DagmasterError
+from dagmaster.errors import Conflict, DagmasterError, Unavailable
 from dagmaster.listen import bind
 from dagmaster.settings import Settings
 from tests.cli.processes import Up, alive, call, eventually, start, up
@@ -152,6 +152,58 @@ def test_a_port_that_nobody_chose_gives_way_p1(tmp_path):
             bind("127.0.0.1", port)
 
     assert port not in {0, 8000}
+
+
+class Late:
+    """A database that takes its time, and then is none."""
+
+    def __init__(self, meanwhile):
+        self._meanwhile = meanwhile
+
+    def launch(self, meanwhile):
+        meanwhile()
+        self._meanwhile()
+        raise Unavailable("no database", code="cluster.start")
+
+    def stop(self):
+        pass
+
+
+def test_roles_load_while_the_database_starts_and_touch_nothing_before_p1(tmp_path, capfd):
+    settings = Settings(DAGMASTER_DATA=str(tmp_path), API_PORT="0", SERVING_ENABLED="false", HEALTH_ENABLED="false")
+    local = LocalPlatform(settings, tmp_path, "postgresql://postgres@127.0.0.1:1/none", str, log_level="info")
+    local.cluster = Late(lambda: eventually(lambda: all(_is_waiting(child.pid) for child in local.children)))
+
+    with pytest.raises(Unavailable, match="no database"), local.running():
+        pass
+
+    assert [child.role for child in local.children] == ["orchestrator", "worker"]
+    assert not alive({child.pid for child in local.children})
+    assert "waiting for the database" not in "".join(capfd.readouterr())
+
+
+def _is_waiting(pid: int) -> bool:
+    """Whether a process does nothing but read from a pipe: then it has loaded all that it has to."""
+    return Path(f"/proc/{pid}/wchan").read_text() in {"pipe_read", "anon_pipe_read"}
+
+
+@pytest.mark.parametrize("role", ["orchestrator", "worker"])
+def test_a_role_that_is_held_ends_with_whoever_holds_it_p1(role):
+    inside, outside = os.pipe()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dagmaster", role, f"--hold={inside}"], pass_fds=[inside], stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "DATABASE_URL": "postgresql://postgres@127.0.0.1:1/none", "API_ENABLED": "false"},
+    )  # fmt: skip
+    os.close(inside)
+
+    os.close(outside)
+    try:
+        _, err = process.communicate(timeout=30)
+    finally:
+        process.kill()
+
+    assert process.returncode == 5
+    assert "whoever started this has ended" in err
 
 
 @pytest.mark.parametrize("code", [2, 3])

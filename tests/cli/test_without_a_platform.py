@@ -195,7 +195,7 @@ def test_run_mode_selects_the_role_and_people_get_help_p1(dagmaster, monkeypatch
     assert "no platform is running" in role.err
 
 
-def imported(*arguments: str, heavy: set[str]) -> set[str]:
+def imported(*arguments: str, heavy: set[str], **variables: str) -> set[str]:
     """Which of these a command imports."""
     script = f"""
         import sys
@@ -205,7 +205,8 @@ def imported(*arguments: str, heavy: set[str]) -> set[str]:
     """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script)],
-        env=environment(),
+        env=environment(**variables),
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         check=False,
@@ -226,6 +227,19 @@ def test_a_client_imports_nothing_of_the_engine_m3():
     heavy = {"psycopg", "sqlalchemy", "alembic", "fastapi", "starlette", "jinja2", "uvicorn", "httpx2"}
 
     assert imported("jobs", "ls", "--server", "http://127.0.0.1:1", heavy=heavy) == {"httpx2"}
+
+
+@pytest.mark.parametrize(("role", "own"), [("orchestrator", {"fastapi", "psycopg"}), ("worker", {"psycopg"})])
+def test_a_role_starts_without_what_it_does_not_need_p1(role, own):
+    """Held by a pipe that is at its end, it loads everything and goes no further. Handlers load what they need when they run."""
+    heavy = {"rasterio", "numpy", "shapely", "pyproj", "titiler", "rio_tiler", "obstore", "pystac", "sqlalchemy", "alembic",
+             "httpx2", "fastapi", "psycopg"}  # fmt: skip
+
+    found = imported(
+        role, "--hold=0", heavy=heavy, DATABASE_URL="postgresql://u@127.0.0.1:1/none", API_ENABLED="true", API_PORT="0"
+    )
+
+    assert found == own
 
 
 def test_an_interrupt_is_quiet_m3():

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from psycopg.types.json import Jsonb
 
-from dagmaster.cli.local import ensure_schema
+from dagmaster.cli import local
 from dagmaster.database import catalog as module
 from dagmaster.database.catalog import (
     Catalog,
@@ -102,7 +102,7 @@ def test_c1_the_catalogue_can_be_done_without(database, monkeypatch):
 
     assert ensure_catalog(database, is_enabled=False) is None
     monkeypatch.setitem(all_queries(), "catalog_extensions", "SELECT 'postgis' AS name")
-    ensure_schema(database, told.append, has_catalog=True)
+    local.ensure_catalog(database, told.append, is_wanted=True)
 
     assert catalog_status(database).deployed is None
     assert len(told) == 1

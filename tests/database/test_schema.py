@@ -14,6 +14,7 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
+from dagmaster.cli import local
 from dagmaster.database import compare, deploy, guards
 from dagmaster.database.connect import connect, pool, translate_errors
 from dagmaster.database.schema import column_names, metadata_of
@@ -218,6 +219,34 @@ def test_d4_a_second_deployment_changes_nothing(empty_database):
 
     assert everything(empty_database) == before
     assert deploy.status(empty_database).is_current
+
+
+def test_d4_a_deployment_answers_what_it_came_upon(empty_database):
+    found = [deploy.deploy(empty_database), deploy.deploy(empty_database)]
+    with psycopg.connect(empty_database) as connection:
+        connection.execute("UPDATE dagapp.schema_info SET fingerprint = 'older'")
+    found += [deploy.deploy(empty_database), deploy.deploy(empty_database)]
+
+    assert found == ["nothing", "current", "other", "current"]
+
+
+def test_d4_what_is_made_from_nothing_is_what_is_wanted(empty_database):
+    """So that nobody has to compare it."""
+    deploy.deploy(empty_database)
+
+    assert deploy.pending(empty_database) == []
+
+
+def test_d4_a_platform_that_starts_mends_what_someone_dropped(database):
+    said = []
+    with psycopg.connect(database) as connection:
+        connection.execute("ALTER TABLE dagapp.dag_jobs DROP COLUMN deadline_at")
+
+    assert local.ensure_schema(database, said.append) == "current"
+    local.mend_schema(database, said.append)
+
+    assert deploy.status(database).is_current
+    assert any("deadline_at" in line for line in said)
 
 
 def test_d4_two_deployments_at_once_are_safe(empty_database):

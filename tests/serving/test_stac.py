@@ -4,6 +4,7 @@ import psycopg
 import pytest
 
 from dagmaster.database.queries import all_queries, numbered
+from dagmaster.serving import stac
 
 
 def test_every_link_of_the_front_page_answers(client):
@@ -48,6 +49,36 @@ def test_a_search_that_is_no_object_is_refused(client, body):
 
     assert answer.status_code in (400, 422)
     assert answer.headers["content-type"] == "application/problem+json"
+
+
+@pytest.mark.parametrize("box", ["nan,50,11,51", "10,50,inf,51", "10,-Infinity,11,51", "10,50,0,11,1e999,1"])
+def test_a_box_that_is_not_of_numbers_is_refused(client, box):
+    answers = [
+        client.get(f"/stac/search?bbox={box}"),
+        client.get(f"/stac/collections/plain/items?bbox={box}"),
+        client.get(f"/stac/collections?bbox={box}"),
+        client.post(
+            "/stac/search", content=f'{{"bbox": [{box.replace("nan", "NaN").replace("inf", "Infinity")}]}}',
+            headers={"Content-Type": "application/json"},
+        ),
+    ]  # fmt: skip
+
+    for answer in answers:
+        assert answer.status_code == 400, answer.text
+
+
+def test_a_page_has_an_end_whatever_is_asked_for(client, monkeypatch):
+    monkeypatch.setattr(stac, "MOST_ITEMS", 1)
+
+    pages = [
+        client.get("/stac/search?limit=1000000").json(),
+        client.get("/stac/collections/tiled/items?limit=1000000").json(),
+        client.post("/stac/search", json={"limit": 1_000_000}).json(),
+    ]
+
+    for page in pages:
+        assert len(page["features"]) == 1
+        assert [link for link in page["links"] if link["rel"] == "next"]
 
 
 def test_what_is_catalogued_links_to_its_map(client):

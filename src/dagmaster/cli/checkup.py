@@ -388,8 +388,7 @@ def _is_reachable(findings: Iterable[Finding]) -> bool:
 
 
 def _server(dsn: str) -> list[Finding]:
-    from dagmaster.database import examination
-    from dagmaster.database.connect import OLDEST_MAJOR
+    from dagmaster.database import OLDEST_MAJOR, examination
 
     return diagnosis.judge_server(examination.server(dsn), OLDEST_MAJOR)
 

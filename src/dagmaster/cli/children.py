@@ -1,8 +1,10 @@
 """Orchestrators and workers as child processes of `dagmaster up`: started, watched, started again, stopped.
 
-    starting ──▶ running ──▶ ended by itself ──▶ waiting (longer each time) ──▶ starting
-                    │               └──▶ refused to run as it was asked to ──▶ given up
-                    └──▶ told to stop ──▶ gone, or killed after its grace
+    held ──▶ starting ──▶ running ──▶ ended by itself ──▶ waiting (longer each time) ──▶ starting
+                             │               └──▶ refused to run as it was asked to ──▶ given up
+                             └──▶ told to stop ──▶ gone, or killed after its grace
+
+One that is held has loaded its software, which takes longest, and waits for what it needs: until it is released.
 
 Each is a session of its own, so that a terminal's Ctrl-C reaches `up` alone, and each is killed by the kernel when `up`
 dies, however that happens.
@@ -16,7 +18,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import BinaryIO
 
 Say = Callable[[str], None]
 
@@ -38,11 +42,13 @@ class Child:
     number: int
     environment: Mapping[str, str]
     listening: socket.socket | None = None
+    is_held: bool = False
     failures: int = 0
     is_given_up: bool = False
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
     _started_at: float = 0.0
     _start_at: float | None = None
+    _gate: BinaryIO | None = field(default=None, repr=False)
 
     @property
     def name(self) -> str:
@@ -58,16 +64,31 @@ class Child:
 
     def start(self) -> None:
         """To be called from the main thread: the kernel sends the death signal when the forking thread ends."""
-        handed = (self.listening.fileno(),) if self.listening else ()
+        handed = {"--fd": self.listening.fileno()} if self.listening else {}
+        if self.is_held:
+            handed["--hold"], outside = os.pipe()
+            self._gate = os.fdopen(outside, "wb", buffering=0)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "dagmaster", self.role, *(f"--fd={number}" for number in handed)],
+            [sys.executable, "-m", "dagmaster", self.role, *(f"{name}={number}" for name, number in handed.items())],
             env=dict(self.environment),
             stdin=subprocess.DEVNULL,
-            pass_fds=handed,
+            pass_fds=tuple(handed.values()),
             start_new_session=True,
             preexec_fn=_die_with(os.getpid()),  # noqa: PLW1509  only a system call, and no import, in the child
         )
+        if self.is_held:
+            os.close(handed["--hold"])
         self._started_at, self._start_at = time.monotonic(), None
+
+    def release(self) -> None:
+        """What it waits for is there."""
+        self.is_held = False
+        if self._gate:
+            with (
+                suppress(BrokenPipeError),
+                self._gate as gate,
+            ):  # one that has ended is started again, and not held then
+                gate.write(b"!")
 
     def tend(self, say: Say) -> None:
         """Notice an end that nobody asked for; start again once its wait is over."""

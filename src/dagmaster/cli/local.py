@@ -21,6 +21,7 @@ from dagmaster.errors import Conflict, NotAllowed, Unavailable
 from dagmaster.listen import API, HEALTH, SERVING, Entrance, bind, bind_somewhere
 
 if TYPE_CHECKING:
+    from dagmaster.database.deploy import Found
     from dagmaster.database.embedded import Cluster
     from dagmaster.settings import Settings
 
@@ -74,8 +75,9 @@ class LocalPlatform:
             self._api_socket() or nullcontext() as api,
         ):  # fmt: skip
             try:
-                self._start_database()
                 self._start_children(api, maps)
+                self._start_database()
+                self._start_maps(maps)
                 asyncio.run(self._wait_until_ready())
                 self._publish()
                 self.ready_seconds = time.monotonic() - begun
@@ -97,9 +99,24 @@ class LocalPlatform:
         self._is_hurried = True
 
     def _start_database(self) -> None:
+        """Release each role as soon as there is what it needs: orchestrators take jobs in while workers get the catalogue."""
+        from dagmaster.database.deploy import Found
+
         if self.cluster:
-            self.cluster.start()
-        ensure_schema(self.dsn, self.say, has_catalog=self.settings.catalog_enabled)
+            self.cluster.launch(meanwhile=_load)
+        found = ensure_schema(self.dsn, self.say)
+        self._release("orchestrator")
+        if self.cluster:
+            self.cluster.add_postgis()
+        ensure_catalog(self.dsn, self.say, is_wanted=self.settings.catalog_enabled)
+        self._release("worker")
+        if found is Found.CURRENT:
+            mend_schema(self.dsn, self.say)
+
+    def _release(self, role: str) -> None:
+        for child in self.children:
+            if child.role == role:
+                child.release()
 
     def _tend_database(self) -> None:
         if self.cluster is None or time.monotonic() - self._database_checked_at < _DATABASE_CHECK_SECONDS:
@@ -112,7 +129,7 @@ class LocalPlatform:
     def _start_children(self, api: socket.socket | None, maps: socket.socket | None) -> None:
         if maps:
             self.maps_url = _url(self.settings.serving_host, maps.getsockname()[1])
-        environment = serving_environment = self._environment()
+        environment = self._environment()
         # The map server links to the address that it is asked by, and what is catalogued names files by this one.
         if self.maps_url and not self.settings.public_url:
             environment = {**environment, "PUBLIC_URL": self.maps_url}
@@ -120,15 +137,19 @@ class LocalPlatform:
         # One of them serves the API.
         environment = {**environment, "API_ENABLED": "false", "API_HOST": self.settings.api_host}
         self.children = [
-            Child(role, number + 1, environment, api if (role, number) == ("orchestrator", 0) else None)
+            Child(role, number + 1, environment, api if (role, number) == ("orchestrator", 0) else None, is_held=True)
             for role, number in roles
         ]
         if api:
             self.api_url = _url(self.settings.api_host, api.getsockname()[1])
-        if maps:
-            self.children.append(Child("serving", 1, serving_environment, maps))
         for child in self.children:
             child.start()
+
+    def _start_maps(self, maps: socket.socket | None) -> None:
+        """After the others: it has most to load, and who asks for a map before then is answered once it has."""
+        if maps:
+            self.children.append(Child("serving", 1, self._environment(), maps))
+            self.children[-1].start()
 
     def _api_socket(self) -> socket.socket | None:
         """On the port that was chosen; else on the usual one, or another that is free where someone has it already."""
@@ -213,19 +234,41 @@ def _url(host: str, port: int) -> str:
     return f"http://[{here}]:{port}" if ":" in here else f"http://{here}:{port}"
 
 
-def ensure_schema(dsn: str, say: Callable[[str], None], *, has_catalog: bool) -> None:
-    """Create or extend the schema; what only a person may decide is told. A catalogue that can't be is done without."""
-    from dagmaster.database import catalog, deploy
+def ensure_schema(dsn: str, say: Say) -> "Found":
+    """Create or extend the schema; what only a person may decide is told. Answers what was there."""
+    from dagmaster.database import deploy
 
-    deploy.deploy(dsn)
-    status = deploy.status(dsn)
-    if not status.is_current:
+    found = deploy.deploy(dsn)
+    if found is deploy.Found.OTHER:
+        mend_schema(dsn, say)
+    return found
+
+
+def mend_schema(dsn: str, say: Say) -> None:
+    """Add what the schema lacks, also what someone took away; beside those who use it."""
+    from dagmaster.database import deploy
+
+    if deploy.pending(dsn):
         for change in deploy.migrate(dsn):
             say(f"schema: {change}")
+
+
+def ensure_catalog(dsn: str, say: Say, *, is_wanted: bool) -> None:
+    """Deploy the STAC catalogue; one that can't be is done without."""
+    from dagmaster.database import catalog
+
     try:
-        catalog.ensure_catalog(dsn, is_enabled=has_catalog)
+        catalog.ensure_catalog(dsn, is_enabled=is_wanted)
     except (Conflict, NotAllowed, Unavailable) as error:
         say(f"no STAC catalogue: {error}")
+
+
+def _load() -> None:
+    """What is needed as soon as there is a server."""
+    from importlib import import_module
+
+    for name in ("catalog", "deploy", "reads"):
+        import_module(f"dagmaster.database.{name}")
 
 
 def database_of(settings: "Settings", name: str = "default") -> "tuple[str, Cluster | None]":

@@ -11,6 +11,7 @@ import re
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from dagmaster.cli.local import LocalPlatform
     from dagmaster.cli.platform import Platform
     from dagmaster.handlers.raster.options import Options
-    from dagmaster.raster.findings import Checked
+    from dagmaster.raster.findings import Checked, Finding
     from dagmaster.settings import Settings
     from dagmaster.storage.location import Edition
     from dagmaster.storage.zones import Storage
@@ -84,7 +85,7 @@ def process(
     )
     _require_here(state, running, is_waiting=is_waiting)
     wanted = _wanted(workflow, given)
-    checked = judge(state, source, given, wanted)
+    checked = judge(state, source, given, wanted, is_first=revision == 1)
     if checked.errors:
         return 1
     storage = open_storage(running.with_its_storage(state.settings) if running else state.settings)
@@ -103,7 +104,7 @@ def process(
         return _on_own_platform(state, task)
     if not is_waiting:
         return _detached(state, task)
-    return follow(state, task, running.maps_url)
+    return follow(state, task, lambda: _maps_of(folder, running))
 
 
 @dataclass(slots=True)
@@ -194,13 +195,22 @@ def _told(given: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def judge(state: State, file: Path, given: dict[str, Any], wanted: "Options") -> "Checked":
+def _maps_of(folder: Path, known: "Platform") -> str | None:
+    """Where maps are served now: a platform that was stopped and started again may have other ports."""
+    from dagmaster.cli.platform import running_platform
+
+    return (running_platform(folder) or known).maps_url
+
+
+def judge(state: State, file: Path, given: dict[str, Any], wanted: "Options", *, is_first: bool) -> "Checked":
     """Look at the file in a process that it can't harm, and say what was found; refuse what can't be made of it."""
     from dagmaster.raster.limits import inspect
 
     checked = inspect(file, source_crs=given["source_crs"], raster_type=given["raster_type"])
     if not checked.errors:
         checked = _advised(checked, wanted)
+    if not checked.errors and not given["datetime"] and is_first:
+        checked = replace(checked, findings=(*checked.findings, *_undated(file, checked)))
     if not state.json:
         _print_verdict(state, file, checked)
     elif checked.errors:
@@ -221,6 +231,23 @@ def _advised(checked: "Checked", wanted: "Options") -> "Checked":
     except InvalidRequest as error:
         hint = _in_options(error.hint) if error.hint else None
         raise InvalidRequest(_in_options(error.message), code=error.code, hint=hint, **error.facts) from None
+
+
+def _undated(file: Path, checked: "Checked") -> "list[Finding]":
+    """Which date the job will take where nobody tells one. Of a later revision it takes what was said of the one before."""
+    from dagmaster.raster.findings import info
+    from dagmaster.stac.when import choose_when
+
+    assert checked.facts is not None
+    written_at = datetime.fromtimestamp(file.stat().st_mtime, UTC)
+    when = choose_when(given=None, tags=checked.facts.tags, supplied_at=written_at)
+    if when.basis != "publication":
+        return []
+    return [info(
+        "time.publication",
+        f"nothing in it says when the data are from: they are dated as published, by the file's own time, {written_at:%Y-%m-%d}",
+        "if you know better, pass --datetime with a time, a day, a year, or start/end",
+    )]  # fmt: skip
 
 
 def _public(checked: "Checked") -> dict[str, Any]:
@@ -279,7 +306,7 @@ def _on_own_platform(state: State, task: Task) -> int:
         if not state.json:
             state.say("no platform runs here; one is started for this file …")
         with local.running():
-            code = follow(state, task, local.maps_url, on_tick=local.tend, is_own=True)
+            code = follow(state, task, lambda: local.maps_url, on_tick=local.tend, is_own=True)
     _say_farewell(state, task, local, code)
     return code
 
@@ -339,8 +366,9 @@ def _submitted(state: State, task: Task) -> tuple[dict[str, Any], bool]:
 
 
 def follow(
-    state: State, task: Task, maps_url: str | None, *, on_tick: Callable[[], None] = lambda: None, is_own: bool = False
-) -> int:
+    state: State, task: Task, find_maps: Callable[[], str | None], *, on_tick: Callable[[], None] = lambda: None,
+    is_own: bool = False,
+) -> int:  # fmt: skip
     """Submit, stay until it is over, and tell; the answer is the exit code. Ctrl-C is the platform's, where it is our own."""
     from dagmaster.cli.feed import Patience
     from dagmaster.cli.follow import Outcome, detached, patiently, watch
@@ -358,7 +386,7 @@ def follow(
         if is_own:
             raise
         return detached(state, job_id)
-    return _tell(state, task, outcome, maps_url, answer["status"])
+    return _tell(state, task, outcome, find_maps(), answer["status"])
 
 
 class _Silent:

@@ -2,6 +2,8 @@
 
 The first SIGTERM or SIGINT lets it finish cleanly. A second one lets a worker wait no longer for its handlers: it gives their
 tasks back; and ends an orchestrator at once, as a third one does a worker. That is as safe as a crash.
+
+`up` starts them before their database, and holds them (`--hold`) as soon as they have loaded everything, until that is there.
 """
 
 import asyncio
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
     from dagmaster.settings import Settings
 
 DATABASE_PATIENCE_SECONDS = 60.0
+_LOOK_SECONDS = 0.2
+# Ends when the role may begin; None where it may at once.
+Held = Callable[[], Awaitable[None]] | None
 
 
 class _Role(Protocol):
@@ -41,27 +46,31 @@ class _Role(Protocol):
 @click.option("--port", type=click.IntRange(0, 65535), help="Port of its API (or API_PORT); 0 takes a free one")
 @click.option("--no-api", is_flag=True, help="Serve no API (or API_ENABLED=false)")
 @click.option("--fd", type=int, hidden=True)
+@click.option("--hold", type=int, hidden=True)
 @pass_state
-def orchestrator(state: State, host: str | None, port: int | None, no_api: bool, fd: int | None) -> None:
+def orchestrator(
+    state: State, /, *, host: str | None, port: int | None, no_api: bool, fd: int | None, hold: int | None
+) -> None:
     """Run one orchestrator: it decides what jobs do next. Its process serves the API too."""
     given = {"api_host": host, "api_port": port, "api_enabled": False if no_api else None}
     settings = settings_of_role(state)
     settings = settings.model_copy(update={name: value for name, value in given.items() if value is not None})
-    asyncio.run(_serve(settings, state.dsn, "orchestrator", partial(_orchestrator, fd=fd)))
+    asyncio.run(_serve(settings, state.dsn, "orchestrator", partial(_orchestrator, fd=fd), hold))
 
 
 @click.command(cls=Command)
 @click.option("--queues", metavar="A,B", help="Queues to serve (or WORKER_QUEUE)")
 @click.option("--slots", type=click.IntRange(min=1), help="Async handlers run at once (or WORKER_SLOTS)")
 @click.option("--processes", type=click.IntRange(min=1), help="Plain handlers run at once (or WORKER_PROCESSES)")
+@click.option("--hold", type=int, hidden=True)
 @pass_state
-def worker(state: State, queues: str | None, slots: int | None, processes: int | None) -> None:
+def worker(state: State, queues: str | None, slots: int | None, processes: int | None, hold: int | None) -> None:
     """Run one worker: it executes the handlers of tasks."""
     names = tuple(part.strip() for part in (queues or "").split(",") if part.strip())
     given = {"worker_queue": names or None, "worker_slots": slots, "worker_processes": processes}
     settings = settings_of_role(state)
     settings = settings.model_copy(update={name: value for name, value in given.items() if value is not None})
-    asyncio.run(_serve(settings, state.dsn, "worker", _worker))
+    asyncio.run(_serve(settings, state.dsn, "worker", _worker, hold))
 
 
 def settings_of_role(state: State) -> "Settings":
@@ -72,14 +81,15 @@ def settings_of_role(state: State) -> "Settings":
     return state.settings
 
 
-async def _serve(settings: "Settings", dsn: str, name: str, wire: Callable[..., Any]) -> None:
+async def _serve(settings: "Settings", dsn: str, name: str, wire: Callable[..., Any], hold: int | None) -> None:
     from dagmaster import __version__, faults, log
 
     facts: dict[str, Any] = {"pid": os.getpid(), "version": __version__, "database": dsn}
     log.get(name).info("starting", **facts)
-    await _require_schema(dsn, name)
+    if hold is None:
+        await _require_schema(dsn, name)
     _arm(faults.arm, settings.crash_point)
-    async with wire(settings, dsn) as role:
+    async with wire(settings, dsn, None if hold is None else partial(_released, hold, dsn, name)) as role:
         stop_on_signals(role)
         gc.freeze()  # what was loaded until here stays: looking through it again and again would hold the loop up
         await role.run()
@@ -108,6 +118,15 @@ def stop_on_signals(role: _Role) -> None:
         loop.add_signal_handler(which, stop, which)
 
 
+async def _released(hold: int, dsn: str, name: str) -> None:
+    from dagmaster.errors import Unavailable
+
+    with os.fdopen(hold, "rb") as gate:  # nothing runs yet that this would hold up
+        if not gate.read(1):
+            raise Unavailable("whoever started this has ended", code="platform.gone")
+    await _require_schema(dsn, name)
+
+
 async def _require_schema(dsn: str, name: str) -> None:
     """Wait a while for a database that is not there yet; refuse one without our schema."""
     from dagmaster import log
@@ -115,7 +134,7 @@ async def _require_schema(dsn: str, name: str) -> None:
     from dagmaster.errors import Unavailable
 
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + DATABASE_PATIENCE_SECONDS
+    deadline, has_said = loop.time() + DATABASE_PATIENCE_SECONDS, False
     async with Reads(dsn, name) as reads:
         while True:
             try:
@@ -123,12 +142,14 @@ async def _require_schema(dsn: str, name: str) -> None:
             except Unavailable as error:
                 if error.code != "database.unavailable" or loop.time() > deadline:
                     raise
-                log.get(name).warning("waiting for the database", error=error.message)
-            await asyncio.sleep(1.0)
+                if not has_said:
+                    log.get(name).warning("waiting for the database", error=error.message)
+                    has_said = True
+            await asyncio.sleep(_LOOK_SECONDS)
 
 
 @asynccontextmanager
-async def _orchestrator(settings: "Settings", dsn: str, fd: int | None = None) -> AsyncIterator[_Role]:
+async def _orchestrator(settings: "Settings", dsn: str, held: Held, fd: int | None = None) -> AsyncIterator[_Role]:
     from random import Random
 
     from dagmaster import __version__
@@ -164,13 +185,20 @@ async def _orchestrator(settings: "Settings", dsn: str, fd: int | None = None) -
     tidy = tidy_of(settings, dsn)
     janitor = Janitor(settings, PostgresJanitor(dsn), PostgresRetention(dsn), bell, tidy=tidy)
     async with _closing(ledger.close, beats.close, janitor.close, bell.close):
-        bell.start()
         role = Orchestrator(
             settings, ledger, beats, bell, PostgresTransport(bell), planner, catalog,
             host=socket.gethostname(), pid=os.getpid(), software_version=__version__, janitor=janitor,
         )  # fmt: skip
-        if bound:
-            yield _WithApi(role, lambda: _api(settings, dsn, role, registry, bound))
+        make_server: Callable[[], ApiServer] | None
+        make_server = partial(_api, settings, dsn, role, registry, bound) if bound else None
+        if held:
+            if make_server:
+                server = make_server()
+                make_server = lambda: server  # noqa: E731
+            await held()
+        bell.start()
+        if make_server:
+            yield _WithApi(role, make_server)
             return
         with _probed(settings, OrchestratorHealth(role), role.patience_seconds):
             yield role
@@ -260,7 +288,7 @@ def _catalog(settings: "Settings", registry: "Registry") -> "Catalog":
 
 
 @asynccontextmanager
-async def _worker(settings: "Settings", dsn: str) -> AsyncIterator[_Role]:
+async def _worker(settings: "Settings", dsn: str, held: Held) -> AsyncIterator[_Role]:
     from uuid import uuid4
 
     from dagmaster.database.bell_postgres import PostgresBell
@@ -272,6 +300,8 @@ async def _worker(settings: "Settings", dsn: str) -> AsyncIterator[_Role]:
     from dagmaster.worker.loop import Worker
     from dagmaster.worker.process import worker_process
 
+    if held:
+        await held()
     queues, worker_id = settings.worker_queue, uuid4()
     bell = PostgresBell(dsn, topics_of(queues, str(worker_id)))
     ledger, leases, handlers = (PostgresLedger(dsn, role) for role in ("worker", "lease", "handler"))

@@ -14,13 +14,13 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.types.json import set_json_dumps, set_json_loads
 from psycopg_pool import AsyncConnectionPool
 
+from dagmaster.database import OLDEST_MAJOR
 from dagmaster.errors import DagmasterError, InvalidRequest, NotAllowed, NotFound, Unavailable
 from dagmaster.log import redact
 from dagmaster.records import SCHEMA
 
 Connection = psycopg.AsyncConnection[Any]
 
-OLDEST_MAJOR = 15
 LARGEST_PORT = 65535
 
 # The engine reads by key, from tables that fill up before they are analysed. Left to its estimates the planner takes a batch

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import partial
 from importlib.resources import files
 from typing import Any, TypeVar
@@ -58,10 +59,18 @@ class Status:
         return self.deployed and self.software == self.stored and not self.pending
 
 
-def deploy(dsn: str, records: Records = RECORDS, wait_seconds: float = 60) -> None:
-    """Create what is missing. What exists is left as it is: see `migrate`."""
+class Found(StrEnum):
+    """What a deployment came upon: by its fingerprint, which says nothing of what was changed by hand since."""
+
+    NOTHING = "nothing"
+    CURRENT = "current"
+    OTHER = "other"
+
+
+def deploy(dsn: str, records: Records = RECORDS, wait_seconds: float = 60) -> Found:
+    """Create what is missing, and answer what was there. What exists is left as it is: see `migrate`."""
     with _exclusive(dsn, wait_seconds) as connection:
-        _patiently(connection, wait_seconds, lambda: _create(connection, records))
+        return _patiently(connection, wait_seconds, lambda: _create(connection, records))
 
 
 def rebuild(dsn: str, records: Records = RECORDS, wait_seconds: float = 60) -> None:
@@ -120,6 +129,12 @@ def status(dsn: str, records: Records = RECORDS) -> Status:
         )
 
 
+def pending(dsn: str, records: Records = RECORDS) -> list[str]:
+    """What `migrate` has to do, also after what was changed by hand; nothing where the schema is this software's."""
+    with _connected(dsn) as connection, connection.begin():
+        return _pending(connection, records, _stored_fingerprint(connection))
+
+
 def _pending(connection: sa.Connection, records: Records, stored: str | None) -> list[str]:
     if stored is None:
         return ["deploy the schema"]
@@ -149,15 +164,23 @@ def _rows(connection: sa.Connection, table: str, countable: int = 1_000_000) -> 
     return int(connection.scalar(sa.text(f"SELECT count(*) FROM {SCHEMA}.{table}")) or 0)  # noqa: S608
 
 
-def _create(connection: sa.Connection, records: Records) -> None:
-    stored = _stored_fingerprint(connection)
+def _create(connection: sa.Connection, records: Records) -> Found:
+    found = _found(connection, records)
     _run_files(connection, before_tables=True)
     metadata_of(records).create_all(connection)
     _run_files(connection, before_tables=False)
     for trigger in triggers():
         _ensure_trigger(connection, trigger)
-    if stored != fingerprint(records) and not _compare(connection, records):
+    # What was made from nothing is what was wanted.
+    if found is Found.NOTHING or (found is Found.OTHER and not _compare(connection, records)):
         _store_fingerprint(connection, records)
+    return found
+
+
+def _found(connection: sa.Connection, records: Records) -> Found:
+    if connection.scalar(sa.text("SELECT to_regnamespace(:schema)"), {"schema": SCHEMA}) is None:
+        return Found.NOTHING
+    return Found.CURRENT if _stored_fingerprint(connection) == fingerprint(records) else Found.OTHER
 
 
 def _compare(connection: sa.Connection, records: Records) -> list[Change]:

@@ -24,12 +24,14 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, Literal, Self
+from typing import TYPE_CHECKING, BinaryIO, Literal, Self
 
-import psycopg
-
-from dagmaster.database.connect import OLDEST_MAJOR
+from dagmaster.database import OLDEST_MAJOR
 from dagmaster.errors import Conflict, InvalidRequest, NotFound, Unavailable
+
+# Connecting is loaded where it is needed: whoever starts a server has better things to do first.
+if TYPE_CHECKING:
+    import psycopg
 
 DATABASE = "dagmaster"
 SUPERUSER = "postgres"
@@ -105,19 +107,36 @@ class Cluster:
 
     def start(self) -> None:
         """Start the server and wait until it answers; it ends when this process does."""
+        self.launch()
+        try:
+            self.add_postgis()
+        except BaseException:
+            self.stop("immediate")
+            raise
+
+    def launch(self, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """`start`, before anything is in its database. `meanwhile` is called while the server is made, and while it starts."""
         if threading.current_thread() is not threading.main_thread():
             # The kernel sends the death signal when the forking thread ends, not the process.
             raise RuntimeError("a cluster is started from the main thread")
         with self._lock() as lock:
-            self._initialise()
+            self._initialise(meanwhile)
             self._remove_leftovers()
             self._launch(lock)
         try:
+            meanwhile()
             self._wait_until_ready()
             self._ensure_database()
         except BaseException:
             self.stop("immediate")
             raise
+
+    def add_postgis(self) -> None:
+        """Where the server has it to offer."""
+        with self._superuser(DATABASE) as connection:
+            missing = "SELECT FROM pg_available_extensions WHERE name = 'postgis' AND installed_version IS NULL"
+            if connection.execute(missing).rowcount:
+                connection.execute("CREATE EXTENSION postgis")
 
     def stop(self, mode: StopMode = "fast", patience_seconds: float = 30.0) -> None:
         """End the server, whoever started it; harder if it takes longer than patience allows."""
@@ -198,7 +217,7 @@ class Cluster:
                 hint="remove it, or make it 0700 and that user's own",
             )
 
-    def _initialise(self) -> None:
+    def _initialise(self, meanwhile: Callable[[], None] = lambda: None) -> None:
         if self.data.exists():
             return
         unfinished = self.folder / "data.new"
@@ -206,9 +225,16 @@ class Cluster:
         command = [self._binaries() / "initdb", "-D", unfinished, "-U", SUPERUSER, "-A", "trust"]
         command += ["--encoding=UTF8", "--lc-collate=C", "--lc-ctype=C.UTF-8", "--data-checksums"]
         command += ["--no-sync"] if self.fast else []
-        done = subprocess.run(command, **self._as_user(), capture_output=True, text=True, check=False)  # type: ignore[call-overload]
-        if done.returncode:
-            raise Unavailable(f"initdb in {unfinished} failed: {done.stderr.strip()[-1000:]}", code="cluster.initdb")
+        pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+        with subprocess.Popen(command, **self._as_user(), **pipes) as initdb:  # type: ignore[call-overload]
+            try:
+                meanwhile()
+                _, said = initdb.communicate()
+            except BaseException:
+                initdb.kill()
+                raise
+        if initdb.returncode:
+            raise Unavailable(f"initdb in {unfinished} failed: {said.strip()[-1000:]}", code="cluster.initdb")
         unfinished.rename(self.data)
         _sync(self.folder)
 
@@ -260,6 +286,8 @@ class Cluster:
         return {"cwd": "/", "user": self.user.pw_uid, "group": self.user.pw_gid, "extra_groups": [], "umask": 0o077}
 
     def _wait_until_ready(self) -> None:
+        import psycopg
+
         assert self._process is not None
         deadline = time.monotonic() + self.start_timeout_seconds
         while time.monotonic() < deadline:
@@ -274,17 +302,15 @@ class Cluster:
         tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-15:])
         return Unavailable(f"PostgreSQL {what}; the end of {self.log}:\n{tail}", code="cluster.start")
 
-    def _superuser(self, database: str = "postgres") -> psycopg.Connection[tuple[object, ...]]:
+    def _superuser(self, database: str = "postgres") -> "psycopg.Connection[tuple[object, ...]]":
+        import psycopg
+
         return psycopg.connect(self.dsn_of(database), autocommit=True, connect_timeout=5)
 
     def _ensure_database(self) -> None:
         with self._superuser() as connection:
             if not connection.execute("SELECT FROM pg_database WHERE datname = %s", [DATABASE]).rowcount:
                 connection.execute(f"CREATE DATABASE {DATABASE}")
-        with self._superuser(DATABASE) as connection:
-            missing = "SELECT FROM pg_available_extensions WHERE name = 'postgis' AND installed_version IS NULL"
-            if connection.execute(missing).rowcount:
-                connection.execute("CREATE EXTENSION postgis")
 
     def _gone_within(self, seconds: float) -> bool:
         deadline = time.monotonic() + seconds

@@ -5,6 +5,7 @@ Its connections are opened by us, since nobody runs the lifespan of an app insid
 """
 
 import logging
+import math
 import re
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
@@ -15,6 +16,7 @@ from urllib.parse import quote, urlencode
 import asyncpg
 import orjson
 from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from psycopg.conninfo import conninfo_to_dict
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 from starlette.responses import JSONResponse, Response
@@ -39,6 +41,9 @@ TITLE = "dagmaster"
 ABOUT = "Datasets of this platform: validated, cloud-optimised, and served as maps"
 _MOST_CONNECTIONS = 4
 _STATEMENT_SECONDS = 10
+# On one page: whoever wants more follows its link to the next.
+MOST_ITEMS = 1000
+_HINT = "see /stac/api for what there is"
 # What asyncpg understands of a PostgreSQL address; the rest it would send to the server as settings.
 _OF_ADDRESS = ("host", "port", "user", "password", "dbname", "passfile", "service", "target_session_attrs",
                "sslmode", "sslcert", "sslkey", "sslrootcert", "sslcrl", "sslpassword")  # fmt: skip
@@ -74,6 +79,7 @@ class _Client(CoreCrudClient):  # type: ignore[misc]
     """Adds what depends on where this server is: where a person can look at what is catalogued, and today's addresses."""
 
     async def all_collections(self, request: Request, **asked: Any) -> Any:
+        _require_box(asked.get("bbox"))
         found = await super().all_collections(request=request, **asked)
         if isinstance(found, Response):  # as JSON already where only some fields are asked for
             read = orjson.loads(found.body)
@@ -91,6 +97,9 @@ class _Client(CoreCrudClient):  # type: ignore[misc]
 
     async def _search_base(self, search_request: Any, request: Request) -> Any:
         """Every item that is answered comes by here."""
+        _require_box(search_request.bbox)
+        if search_request.limit is not None:
+            search_request.limit = min(search_request.limit, MOST_ITEMS)
         found = await super()._search_base(search_request, request=request)
         _readdress(found["features"], request)
         if _is_datetime_asked(getattr(search_request, "fields", None)):
@@ -103,6 +112,12 @@ class _Client(CoreCrudClient):  # type: ignore[misc]
         found = await super().get_item(item_id, collection_id, request=request, **asked)
         version = (found.get("properties") or {}).get("dagmaster:version_ordinal")
         return _add_map(found, collection_id, request, "" if version is None else f"?version={int(version)}")
+
+
+def _require_box(bbox: Iterable[float] | None) -> None:
+    """No comparison holds with what is no number: pgSTAC would answer, with anything."""
+    if not all(math.isfinite(value) for value in bbox or ()):
+        raise InvalidRequest("a bbox is of numbers", code="request.invalid", hint="west,south,east,north in degrees")
 
 
 def _add_map(found: Any, dataset: str | None, request: Request, query: str = "") -> Any:
@@ -153,6 +168,8 @@ def create_stac() -> FastAPI:
     app: FastAPI = api.app
     # Its front page links to a page of this name.
     app.add_api_route(f"{PREFIX}/api.html", _get_help, name="swagger_ui_html", include_in_schema=False)
+    app.add_exception_handler(InvalidRequest, PROBLEMS.on_ours)
+    app.add_exception_handler(RequestValidationError, _on_invalid)
     for kind in _NO_CATALOGUE:
         app.add_exception_handler(kind, _on_no_catalogue)
     for kind in _AWAY:
@@ -188,6 +205,13 @@ async def _get_help() -> Response:
     return page("stac.html")
 
 
+async def _on_invalid(request: Request, error: Exception) -> Response:
+    """In place of its own, which repeats what was sent, and fails where JSON has no word for that."""
+    assert isinstance(error, RequestValidationError)
+    mistakes = "; ".join(f"{'.'.join(map(str, e['loc'][:2]))}: {e['msg']}" for e in error.errors()[:5])
+    return await PROBLEMS.on_ours(request, InvalidRequest(mistakes, code="request.invalid", hint=_HINT))
+
+
 async def _on_no_catalogue(request: Request, _error: Exception) -> Response:
     return await PROBLEMS.on_ours(request, not_deployed())
 
@@ -205,6 +229,5 @@ async def _on_odd_body(request: Request, error: Exception) -> Response:
 
 
 async def _on_unreadable(request: Request, _error: Exception) -> Response:
-    hint = "see /stac/api for what there is"
-    unreadable = InvalidRequest("a value can't be read", code="request.invalid", hint=hint)
+    unreadable = InvalidRequest("a value can't be read", code="request.invalid", hint=_HINT)
     return await PROBLEMS.on_ours(request, unreadable)
