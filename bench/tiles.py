@@ -1,13 +1,15 @@
-"""How long a served tile takes, beside rio-tiler alone on the same COG in the same run.
+"""How long a served tile takes, beside rio-tiler alone on the same COG in the same run; and how many there are in a second.
 
 Makes one RGB raster of N × N pixels in EPSG:4326 as a single COG and as a mosaic of 16, catalogues both in a private cluster, and
-starts `dagmaster serving`. Then, one after the other and warm, the same random tiles at random zooms:
-  bare     open the COG, read the tile, render it: rio-tiler's own functions in a process of its own
-  served   the same tile through HTTP
+starts `dagmaster serving`. Then, one after the other and warm, the same random tiles at random zooms, as JPEG of quality 85:
+  bare     open the COG, read the tile, render it: rio-tiler's own functions in this process, without any HTTP
+  open     the same with a COG that stays open from tile to tile; what is served is not judged by it
+  served   the same tile through HTTP, on a connection that stays open; its bytes must be those of the bare one
   mosaic   the same tile of the mosaic through HTTP
-Each tile is asked for in all three ways before the next one, so that whatever else the machine does falls on all alike. Prints p50
-and p95 with their ratios, and the processor time of a tile, which depends less on others. Absolute times depend on the machine:
-only the ratios are judged.
+Each tile is asked for in all ways before the next one, so that whatever else the machine does falls on all alike. Prints p50 and
+p95, their ratios in the middle round with the lowest and the highest, and the processor time of a tile, which depends less on
+others. Then clients ask for tiles all at once for a while: requests in a second, errors, and the server's memory from third to
+third. Absolute times depend on the machine: only the ratios are judged.
 """
 
 import argparse
@@ -22,10 +24,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
+from threading import Thread
 from typing import Any
+from urllib.parse import urlsplit
 
-import httpx2
 import numpy as np
 import psycopg
 import rasterio
@@ -36,6 +41,7 @@ from rasterio.io import MemoryFile
 from rasterio.shutil import copy
 from rasterio.transform import from_bounds
 from rio_tiler.io import Reader
+from rio_tiler.profiles import img_profiles
 
 from dagmaster.database.catalog import deploy_catalog
 from dagmaster.database.embedded import Cluster
@@ -132,9 +138,18 @@ def random_tiles(count: int, size: int, seed: int = 3) -> list[Tile]:
     ]
 
 
+@dataclass(frozen=True)
+class Server:
+    url: str
+    pid: int
+
+    def memory_mb(self) -> float:
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")) / 1024
+
+
 @contextmanager
-def serving(dsn: str, folder: Path) -> Iterator[tuple[str, int]]:
-    """Its address and its process."""
+def serving(dsn: str, folder: Path) -> Iterator[Server]:
     environment = {
         **os.environ,
         "DATABASE_URL": dsn,
@@ -151,7 +166,7 @@ def serving(dsn: str, folder: Path) -> Iterator[tuple[str, int]]:
     try:
         assert process.stderr is not None
         told = next(json.loads(line) for line in process.stderr if "maps are served" in line)
-        yield told["url"], process.pid
+        yield Server(told["url"], process.pid)
     finally:
         process.terminate()
         process.wait(timeout=20)
@@ -159,27 +174,31 @@ def serving(dsn: str, folder: Path) -> Iterator[tuple[str, int]]:
 
 @dataclass
 class Way:
-    """A way to get a tile, the process that works for it, and milliseconds of each tile: in all, and on the processor."""
+    """A way to get a tile, the process that works for it, and milliseconds of each tile, round by round."""
 
     name: str
-    get: Callable[[Tile], object]
+    get: Callable[[Tile], bytes]
     pid: int
-    wall: list[float] = field(default_factory=list)
-    processor: list[float] = field(default_factory=list)
+    rounds: list[list[float]] = field(default_factory=list)
+    processor_ms: float = 0
 
     def measure(self, tile: Tile) -> None:
         before, begun = processor_ms(self.pid), time.perf_counter()
         self.get(tile)
-        self.wall.append((time.perf_counter() - begun) * 1000)
-        self.processor.append(processor_ms(self.pid) - before)
+        self.rounds[-1].append((time.perf_counter() - begun) * 1000)
+        self.processor_ms += processor_ms(self.pid) - before
 
     @property
-    def p50(self) -> float:
-        return statistics.median(self.wall)
+    def p50(self) -> list[float]:
+        return [statistics.median(times) for times in self.rounds]
 
     @property
-    def p95(self) -> float:
-        return statistics.quantiles(self.wall, n=20)[-1]
+    def p95(self) -> list[float]:
+        return [statistics.quantiles(times, n=20)[-1] for times in self.rounds]
+
+    @property
+    def processor(self) -> float:
+        return self.processor_ms / sum(map(len, self.rounds))
 
 
 def processor_ms(pid: int) -> float:
@@ -188,40 +207,130 @@ def processor_ms(pid: int) -> float:
     return (int(after_name[11]) + int(after_name[12])) * 1000 / os.sysconf("SC_CLK_TCK")
 
 
-def bare(path: str, tilesize: int) -> Callable[[Tile], object]:
+def rendered(cog: Reader, tile: Tile, tilesize: int) -> bytes:
+    image = cog.tile(*tile, tilesize=tilesize)
+    return bytes(image.render(img_format="JPEG", add_mask=False, **img_profiles["jpeg"]))
+
+
+def bare(path: str, tilesize: int) -> Callable[[Tile], bytes]:
     def read(tile: Tile) -> bytes:
         with rasterio.Env(**GDAL_ENVIRONMENT), Reader(path) as cog:
-            image = cog.tile(*tile, tilesize=tilesize)
-        return bytes(image.render(img_format="JPEG", add_mask=False))
+            return rendered(cog, tile, tilesize)
 
     return read
 
 
-def over_http(client: httpx2.Client, dataset: str, tilesize: int) -> Callable[[Tile], object]:
+def kept_open(path: str, tilesize: int) -> Callable[[Tile], bytes]:
+    with rasterio.Env(**GDAL_ENVIRONMENT):
+        cog = Reader(path)
+
+    def read(tile: Tile) -> bytes:
+        with rasterio.Env(**GDAL_ENVIRONMENT):
+            return rendered(cog, tile, tilesize)
+
+    return read
+
+
+def over_http(url: str, dataset: str, tilesize: int) -> Callable[[Tile], bytes]:
+    """By the smallest client there is: what a client takes is not the server's."""
+    connection = HTTPConnection(urlsplit(url).netloc, timeout=60)
+
     def read(tile: Tile) -> bytes:
         place = f"/tiles/{dataset}/tiles/WebMercatorQuad/{tile.z}/{tile.x}/{tile.y}.jpg"
-        answer = client.get(place, params={"tilesize": tilesize, "return_mask": "false"})
-        answer.raise_for_status()
-        return answer.content
+        connection.request("GET", f"{place}?tilesize={tilesize}&return_mask=false")
+        answer = connection.getresponse()
+        body = answer.read()
+        if answer.status != HTTPStatus.OK:
+            raise RuntimeError(f"{place}: {answer.status}")
+        return body
 
     return read
+
+
+def spread(ratios: list[float]) -> str:
+    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
 
 
 def tell(way: Way, beside: Way | None) -> None:
-    line = f"  {way.name:<7} p50 {way.p50:6.1f} ms   p95 {way.p95:6.1f} ms   processor {statistics.mean(way.processor):6.1f} ms"
+    p50, p95 = statistics.median(way.p50), statistics.median(way.p95)
+    line = f"  {way.name:<7} p50 {p50:6.1f} ms   p95 {p95:6.1f} ms   processor {way.processor:6.1f} ms"
     if beside is not None:
-        half, most = way.p50 / beside.p50, way.p95 / beside.p95
-        busy = sum(way.processor) / sum(beside.processor)
-        judged = max(half, most) if way.name == "served" else most
-        line += f"   / {beside.name}: {half:.2f}, {most:.2f}, {busy:.2f}"
-        line += f" (target ≤ {TARGETS[way.name]}: {'met' if judged <= TARGETS[way.name] else 'missed'})"
+        half = [one / other for one, other in zip(way.p50, beside.p50, strict=True)]
+        most = [one / other for one, other in zip(way.p95, beside.p95, strict=True)]
+        line += f"   / {beside.name}: p50 {spread(half)}, p95 {spread(most)}, processor {way.processor / beside.processor:.2f}"
+        if way.name in TARGETS:
+            judged = statistics.median(most)
+            judged = max(judged, statistics.median(half)) if way.name == "served" else judged
+            line += f"   target ≤ {TARGETS[way.name]}: {'met' if judged <= TARGETS[way.name] else 'missed'}"
     print(line, flush=True)
+
+
+def compare(server: Server, path: str, tiles: list[Tile], tilesize: int, rounds: int) -> None:
+    alone = Way("bare", bare(path, tilesize), os.getpid())
+    kept = Way("open", kept_open(path, tilesize), os.getpid())
+    served = Way("served", over_http(server.url, "whole", tilesize), server.pid)
+    mosaic = Way("mosaic", over_http(server.url, "parts", tilesize), server.pid)
+    ways = (alone, kept, served, mosaic)
+    for tile in tiles:  # warms caches up
+        made = [way.get(tile) for way in ways]
+        if len({*made[:3]}) != 1:
+            raise RuntimeError(f"{tile}: what is served is another picture than rio-tiler's")
+    for _ in range(rounds):
+        for way in ways:
+            way.rounds.append([])
+        for tile in tiles:
+            for way in ways:
+                way.measure(tile)
+    tell(alone, None)
+    tell(kept, alone)
+    tell(served, alone)
+    tell(mosaic, served)
+
+
+def load_it(server: Server, dataset: str, tiles: list[Tile], clients: int, seconds: float) -> None:
+    """As many requests as there are answers for, from all clients at once."""
+    times: list[float] = []
+    errors: list[str] = []
+    busy_before, until = processor_ms(server.pid), time.perf_counter() + seconds
+
+    def ask(seed: int) -> None:
+        seeded, get = random.Random(seed), over_http(server.url, dataset, 256)
+        while (begun := time.perf_counter()) < until:
+            try:
+                get(seeded.choice(tiles))
+            except (OSError, HTTPException, RuntimeError) as error:
+                errors.append(str(error))
+                get = over_http(server.url, dataset, 256)
+            else:
+                times.append((time.perf_counter() - begun) * 1000)
+
+    threads = [Thread(target=ask, args=(seed,)) for seed in range(clients)]
+    for thread in threads:
+        thread.start()
+    memory = []
+    for third in (2, 1, 0):
+        time.sleep(max(0.0, until - seconds * third / 3 - time.perf_counter()))
+        memory.append(server.memory_mb())
+    for thread in threads:
+        thread.join()
+    p50, p95 = statistics.median(times), statistics.quantiles(times, n=20)[-1]
+    busy = (processor_ms(server.pid) - busy_before) / len(times)
+    print(
+        f"  {dataset:<7} {len(times) / seconds:6.1f} requests/s   p50 {p50:6.1f} ms   p95 {p95:6.1f} ms   processor {busy:6.1f} ms"
+        f"   errors {len(errors)}   memory {' '.join(f'{m:.0f}' for m in memory)} MB",
+        flush=True,
+    )
+    if errors:
+        raise RuntimeError(f"{len(errors)} requests failed, such as {errors[0]}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", type=int, default=8192, help="pixels of the raster's side")
     parser.add_argument("--tiles", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--clients", type=int, default=16)
+    parser.add_argument("--seconds", type=float, default=30, help="how long clients ask at once")
     arguments = parser.parse_args()
     cluster = Cluster.at(None, name=f"bench-{os.getpid()}", fast=True)
     with tempfile.TemporaryDirectory() as name:
@@ -232,24 +341,22 @@ def main() -> None:
                 connection.execute("CREATE DATABASE bench")
             dsn, storage = cluster.dsn_of("bench"), open_storage(load(storage_folder=folder))
             whole = make(storage, dsn, arguments.size, folder)
-            tiles = random_tiles(arguments.tiles, arguments.size)
-            with serving(dsn, folder) as (url, pid), httpx2.Client(base_url=url) as client:
-                for tilesize in (256, 512):
-                    print(f"{arguments.size} × {arguments.size} RGB, {arguments.tiles} tiles of {tilesize} pixels")
-                    alone = Way("bare", bare(storage.gdal_path(whole), tilesize), os.getpid())
-                    served = Way("served", over_http(client, "whole", tilesize), pid)
-                    mosaic = Way("mosaic", over_http(client, "parts", tilesize), pid)
-                    for way in (alone, served, mosaic):
-                        for tile in tiles:
-                            way.get(tile)  # warms caches up
-                    for tile in tiles:
-                        for way in (alone, served, mosaic):
-                            way.measure(tile)
-                    tell(alone, None)
-                    tell(served, alone)
-                    tell(mosaic, served)
+            with serving(dsn, folder) as server:
+                measure(server, storage.gdal_path(whole), arguments)
         finally:
             cluster.remove()
+
+
+def measure(server: Server, path: str, arguments: argparse.Namespace) -> None:
+    what = f"{arguments.size} × {arguments.size} RGB"
+    tiles = random_tiles(arguments.tiles, arguments.size)
+    for tilesize in (256, 512):
+        print(f"{what}, {arguments.tiles} tiles of {tilesize} pixels, {arguments.rounds} rounds")
+        compare(server, path, tiles, tilesize, arguments.rounds)
+    print(f"{what}, tiles of 256 pixels, {arguments.clients} clients at once for {arguments.seconds:g} s")
+    many = random_tiles(1000, arguments.size, seed=5)
+    for dataset in ("whole", "parts"):
+        load_it(server, dataset, many, arguments.clients, arguments.seconds)
 
 
 if __name__ == "__main__":

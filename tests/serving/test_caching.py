@@ -46,6 +46,28 @@ def test_tiles_of_a_tilejson_are_kept_for_ever(client, dataset):
     assert answer.headers["cache-control"] == PINNED
 
 
+@pytest.mark.parametrize("dataset", ["plain", "tiled"])
+def test_who_has_a_tile_is_told_so_without_its_being_made(client, dataset, monkeypatch):
+    latest = f"/tiles/{dataset}/tiles/WebMercatorQuad/9/270/172.png"
+    asked = [(latest, SHORT), (pinned(client, dataset), PINNED)]
+    etags = {client.get(address).headers["etag"] for address, _ in asked}
+    assert len(etags) == 1
+    (etag,) = etags
+
+    monkeypatch.setattr("dagmaster.serving.tiles.open_source", None)
+    for address, kept in asked:
+        again = client.get(address, headers={"If-None-Match": etag})
+        assert (again.status_code, again.content) == (304, b"")
+        assert (again.headers["etag"], again.headers["cache-control"]) == (etag, kept)
+
+
+def test_a_tile_that_is_not_there_is_not_kept(client):
+    missing = client.get("/tiles/plain/tiles/WebMercatorQuad/9/0/0.png")
+
+    assert (missing.status_code, missing.headers["cache-control"]) == (404, "no-store")
+    assert "etag" not in missing.headers
+
+
 @pytest.mark.parametrize("query", ["version=0", "version=0&rev=1", "version=0&rev=1-abc"])
 def test_what_names_less_than_a_revision_is_kept_for_seconds(client, query):
     assert client.get(f"/tiles/plain/preview.png?{query}").headers["cache-control"] == SHORT
@@ -122,13 +144,72 @@ async def test_an_answer_is_used_for_a_while(pin, seconds):
     remembered = Remembered(counting, clock=lambda: now)
     await remembered.resolve("x", "0", pin)
 
-    now = seconds - 0.1
+    now = seconds / 2 - 0.1
     await remembered.resolve("x", "0", pin)
     assert len(counting.asked) == 1
 
     now = seconds + 0.1
     await remembered.resolve("x", "0", pin)
     assert len(counting.asked) == 2
+
+
+class Slow:
+    """Answers when told to."""
+
+    def __init__(self):
+        self.answers = []
+
+    async def resolve(self, asset_id, version):
+        self.answers.append(asyncio.get_running_loop().create_future())
+        return await self.answers[-1]
+
+
+async def test_who_asks_late_does_not_wait_for_the_next_answer_and_then_gets_it():
+    now, slow, newer = 0.0, Slow(), replace(SOURCE, revision=2)
+    remembered = Remembered(slow, clock=lambda: now)
+    first = asyncio.create_task(remembered.resolve("x", "latest"))
+    await settled()
+    slow.answers[0].set_result(SOURCE)
+    assert await first == SOURCE
+
+    now = 1.0
+    assert await asyncio.wait_for(remembered.resolve("x", "latest"), 5) == SOURCE
+    assert await asyncio.wait_for(remembered.resolve("x", "latest"), 5) == SOURCE
+    await settled()
+    assert len(slow.answers) == 2, "one question ahead of its time, for all"
+
+    slow.answers[1].set_result(newer)
+    await settled()
+    assert await remembered.resolve("x", "latest") == newer
+
+
+async def test_what_is_older_than_promised_is_not_used_when_the_next_answer_failed():
+    now, slow = 0.0, Slow()
+    remembered = Remembered(slow, clock=lambda: now)
+    first = asyncio.create_task(remembered.resolve("x", "latest"))
+    await settled()
+    slow.answers[0].set_result(SOURCE)
+    await first
+    now = 1.0
+    await remembered.resolve("x", "latest")
+    await settled()
+    slow.answers[1].set_exception(Unavailable("away"))
+    await settled()
+    assert await remembered.resolve("x", "latest") == SOURCE, "it is not too old yet"
+
+    now = 1.6
+    late = asyncio.create_task(remembered.resolve("x", "latest"))
+    await settled()
+    assert not late.done()
+    slow.answers[2].set_exception(Unavailable("away"))
+    with pytest.raises(Unavailable):
+        await late
+
+
+async def settled():
+    """Once all that can go on has."""
+    for _ in range(10):
+        await asyncio.sleep(0)
 
 
 @pytest.mark.parametrize(("error", "questions"), [(NotFound("no"), 1), (Unavailable("away"), 3)])

@@ -177,6 +177,27 @@ def test_where_cogs_overlap_the_first_that_has_data_is_seen(storage, tmp_path):
         assert opened.preview(width=4, height=4).array[0].tolist() == [[7, 7, 9, 9]] * 4
 
 
+def test_the_cogs_of_a_tile_are_read_in_the_mosaics_order_each_as_often_as_it_is_named(storage, tmp_path):
+    """Each has data in a column more than the one before."""
+    edition, names = Edition("order"), [f"{n}.tif" for n in range(1, 7)]
+    for number, name in enumerate(names, 1):
+        pixels = np.full((1, 64, 64), number, np.uint8)
+        pixels[:, :, number * 10 :] = 0
+        stored(storage, tmp_path, edition.cog(name), pixels, BOX, nodata=0)
+    tile = GRID.tile(10.5, 50.5, 6)
+    listed = [*names[:2], *names[1:], names[2]]
+    document = {"mosaicjson": "0.0.3", "minzoom": 6, "maxzoom": 9, "quadkey_zoom": 6, "bounds": BOX,
+                "tiles": {GRID.quadkey(tile): listed}}  # fmt: skip
+    location = storage.location(edition.mosaic(), zone=Zone.SILVER)
+    storage.put(location, json.dumps(document).encode())
+    readable = Readable(Source("order", Kind.MOSAIC, 0, 1, location, BOX, "d"), storage, Mosaics(storage.get))
+
+    with open_source(readable) as opened:
+        row = opened.tile(*tile, tilesize=1024).array[0, 600]
+
+    assert list(dict.fromkeys(row.compressed().tolist())) == [1, 2, 3, 4, 5, 6]
+
+
 def test_a_source_says_which_revision_it_is():
     edition = Edition("x", 3, 2)
     place = Location(Zone.SILVER, "silver", edition.cog("x.tif"))

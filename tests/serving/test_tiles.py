@@ -1,5 +1,6 @@
 """Tiles, TileJSON, values, previews and statistics of a dataset."""
 
+import itertools
 import json
 
 import numpy as np
@@ -7,9 +8,12 @@ import pytest
 import rasterio
 from morecantile import tms
 from rasterio.env import get_gdal_config
+from rio_tiler.models import ImageData
+from titiler.core.resources.enums import ImageType
+from titiler.core.utils import render_image
 
 from dagmaster.serving.readers import GDAL_ENVIRONMENT
-from dagmaster.serving.tiles import _middle, _unwrapped
+from dagmaster.serving.tiles import _middle, _unwrapped, picture
 from tests.serving.conftest import BOX
 from tests.serving.data import decoded, rounded
 
@@ -48,9 +52,9 @@ def test_each_format(client, ending, kind):
 
 
 def test_libraries_keep_what_they_read(client):
-    """A cache of 256 bytes and not megabytes once made a preview read each block again for each of its rows."""
+    """A cache of so many bytes and not megabytes once made a preview read each block again for each of its rows."""
     with rasterio.Env(**GDAL_ENVIRONMENT):
-        assert get_gdal_config("GDAL_CACHEMAX") == 256 * 2**20
+        assert get_gdal_config("GDAL_CACHEMAX") == 128 * 2**20
 
 
 @pytest.mark.parametrize(
@@ -340,3 +344,25 @@ def test_a_preview_is_shaped_as_on_the_ground(client, dataset):
 
     assert (height, width) == (300, 191)
     assert (exact_height, exact_width) == (100, 200)
+
+
+@pytest.mark.parametrize(
+    ("kind", "add_mask", "dtype", "is_masked", "rescale"),
+    itertools.product(
+        [None, ImageType.jpg, ImageType.png, ImageType.webp],
+        [True, False],
+        ["uint8", "uint16"],
+        [True, False],
+        [None, [(0, 4000)]],
+    ),
+)
+def test_a_picture_is_the_one_that_titiler_makes(kind, add_mask, dtype, is_masked, rescale):
+    def image():
+        pixels = np.random.default_rng(1).integers(1, 255, (3, 32, 32)).astype(dtype)
+        mask = np.zeros(pixels.shape, bool)
+        mask[:, :8] = is_masked
+        return ImageData(np.ma.MaskedArray(pixels, mask))
+
+    ours = picture(image(), kind, None, add_mask=add_mask, rescale=rescale)
+
+    assert ours == render_image(image(), output_format=kind, add_mask=add_mask, rescale=rescale)

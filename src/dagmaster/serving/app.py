@@ -8,6 +8,8 @@ create_app(settings, dsn)
   └── /files/{zone}/…      the files themselves
 """
 
+import asyncio
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -22,14 +24,16 @@ from dagmaster import __version__
 from dagmaster.database.served import Served
 from dagmaster.serving import caching, files, health, legends, pages, problems, stac, tiles
 from dagmaster.serving.door import MapDoor
+from dagmaster.serving.handles import Handles
 from dagmaster.serving.mosaics import Mosaics
 from dagmaster.serving.parts import Parts
 from dagmaster.serving.sources import PgstacSources, Remembered
 from dagmaster.settings import Settings
 from dagmaster.storage.zones import Storage, open_storage
 
-# Tiles made at once: more would take turns on the cores and share their memory.
-_MOST_AT_ONCE = 8
+# Tiles made at once: more would take turns on the cores, and each has a file open and blocks of it in memory.
+_MOST_AT_ONCE = max(4, 2 * (os.cpu_count() or 1))
+_TIDY_SECONDS = 10.0
 _DESCRIPTION = """Datasets of a dagmaster platform as maps: tiles, values, and the files themselves.
 
 The catalogue is at `/stac`, with a description of its own at `/stac/api`. Errors are RFC 9457 problems with a stable `code`."""
@@ -40,12 +44,12 @@ def create_app(settings: Settings, dsn: str, *, storage: Storage | None = None) 
     where = storage or open_storage(settings)
     catalogue = stac.create_stac()
     served = Served(dsn)
-    parts = Parts(served, Remembered(PgstacSources(served)), where, Mosaics(where.get))
+    parts = Parts(served, Remembered(PgstacSources(served)), where, Mosaics(where.get), Handles())
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         current_default_thread_limiter().total_tokens = _MOST_AT_ONCE
-        async with served, stac.connected(catalogue, dsn):
+        async with served, stac.connected(catalogue, dsn), _tidied(parts.handles):
             yield
 
     app = FastAPI(
@@ -75,6 +79,23 @@ def create_app(settings: Settings, dsn: str, *, storage: Storage | None = None) 
         is_open_to_all=settings.serving_insecure,
     )
     return app
+
+
+@asynccontextmanager
+async def _tidied(handles: Handles) -> AsyncIterator[None]:
+    """Files that nobody asks for any more don't stay open."""
+
+    async def tidy() -> None:
+        while True:
+            await asyncio.sleep(_TIDY_SECONDS)
+            await asyncio.to_thread(handles.close_unused)
+
+    tidying = asyncio.create_task(tidy())
+    try:
+        yield
+    finally:
+        tidying.cancel()
+        handles.close_unused(0)
 
 
 class _Inner:

@@ -6,6 +6,7 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from dagmaster.database.served import Served
+from dagmaster.serving.handles import Handles
 from dagmaster.serving.mosaics import Mosaics
 from dagmaster.serving.sources import Remembered
 from dagmaster.storage.zones import Storage
@@ -17,6 +18,7 @@ class Parts:
     sources: Remembered
     storage: Storage
     mosaics: Mosaics
+    handles: Handles
 
 
 async def _parts(request: Request) -> Parts:

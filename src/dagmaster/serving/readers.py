@@ -4,12 +4,16 @@ Only GeoTIFF is opened, whatever a file says that it is: other drivers would fol
 """
 
 import math
+import os
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import islice
+from types import TracebackType
 from typing import Any
 
 import attr
-import rasterio
 from morecantile import Tile, TileMatrixSet
 from rasterio.crs import CRS
 from rasterio.enums import ColorInterp
@@ -21,13 +25,16 @@ from rio_tiler.mosaic import mosaic_reader
 from rio_tiler.utils import CRS_to_uri, inherit_rasterio_env
 
 from dagmaster.errors import InvalidRequest, NotFound
+from dagmaster.serving.handles import Handles
 from dagmaster.serving.mosaics import MOST_ASSETS, Mosaic, Mosaics
 from dagmaster.serving.sources import BBox, Kind, Source
 from dagmaster.storage.location import Location
 from dagmaster.storage.zones import Storage
 
-# One request shall not take all cores from the others.
-_THREADS = 2
+# COGs of one mosaic read at once: one request shall not take all cores from the others.
+_AHEAD = 2
+# They last: each new thread would make GDAL and PROJ begin anew.
+_THREADS = ThreadPoolExecutor(max(2, os.cpu_count() or 2), thread_name_prefix="cogs")
 _DEEPEST_ZOOM = 24
 _LARGEST_PICTURE = 1024
 
@@ -38,10 +45,8 @@ GDAL_ENVIRONMENT: Mapping[str, Any] = {
     "CPL_VSIL_CURL_ALLOWED_EXTENSIONS": ".tif",
     # Header and first directory in one go.
     "GDAL_INGESTED_BYTES_AT_OPEN": "32768",
-    "GDAL_CACHEMAX": 256 * 2**20,  # bytes: rasterio, unlike GDAL's own variable, knows no megabytes
+    "GDAL_CACHEMAX": 128 * 2**20,  # bytes: rasterio, unlike GDAL's own variable, knows no megabytes
     "GDAL_NUM_THREADS": "1",
-    "VSI_CACHE": "TRUE",
-    "VSI_CACHE_SIZE": 16_777_216,
     "GDAL_HTTP_MERGE_CONSECUTIVE_RANGES": "YES",
     "GDAL_HTTP_MULTIPLEX": "YES",
     "GDAL_HTTP_TIMEOUT": 20,
@@ -55,12 +60,13 @@ class Readable:
     source: Source
     storage: Storage
     mosaics: Mosaics
+    handles: Handles = field(default_factory=Handles)
 
 
 def open_source(readable: Readable, tms: TileMatrixSet = WEB_MERCATOR_TMS) -> "CogReader | MosaicReader":
     source = readable.source
     if source.kind is Kind.COG:
-        return CogReader(readable.storage.gdal_path(source.location), tms=tms)
+        return CogReader(readable.storage.gdal_path(source.location), tms=tms, handles=readable.handles)
     return MosaicReader(readable, tms=tms)
 
 
@@ -68,9 +74,16 @@ def open_source(readable: Readable, tms: TileMatrixSet = WEB_MERCATOR_TMS) -> "C
 class CogReader(Reader):
     """Shows the first three bands, or the first, where nobody chooses; an alpha band is a mask."""
 
+    handles: Handles = attr.ib(kw_only=True)
+
     def __attrs_post_init__(self) -> None:
-        self.dataset = self._ctx_stack.enter_context(rasterio.open(self.input, driver="GTiff"))
+        self.dataset = self._ctx_stack.enter_context(self.handles.lend(str(self.input)))
         super().__attrs_post_init__()  # type: ignore[no-untyped-call]
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ctx_stack.__exit__(kind, error, trace)  # unlike rio-tiler's, which does not say that something failed
 
     def tile(self, tile_x: int, tile_y: int, tile_z: int, **options: Any) -> ImageData:  # type: ignore[override]
         require_tile(tile_x, tile_y, tile_z)
@@ -240,12 +253,27 @@ class MosaicReader(BaseReader):
 
         if len(locations) == 1:
             return read_one(locations[0])
-        # In threads only what is left to be read: most tiles lie in one COG.
-        image, _ = mosaic_reader(locations, read_one, threads=_THREADS)
-        return image
+        # In threads only where there are several: most tiles lie in one COG.
+        coming = iter(locations)
+        reads = deque(_THREADS.submit(read_one, location) for location in islice(coming, _AHEAD))
+
+        def read_next(_: Location) -> ImageData:
+            """Which is the one that is asked for: without threads of its own rio-tiler takes them in their order."""
+            read = reads.popleft()
+            try:
+                return read.result()
+            finally:
+                reads.extend(_THREADS.submit(read_one, location) for location in islice(coming, 1))
+
+        try:
+            image, _ = mosaic_reader(locations, read_next, threads=0)
+            return image
+        finally:
+            for unwanted in reads:
+                unwanted.cancel()
 
     def _opened(self, location: Location) -> CogReader:
-        cog = CogReader(self.input.storage.gdal_path(location), tms=self.tms)
+        cog = CogReader(self.input.storage.gdal_path(location), tms=self.tms, handles=self.input.handles)
         self.mosaic.extents.setdefault(location, cog.extent())
         self.colormap = cog.colormap
         return cog

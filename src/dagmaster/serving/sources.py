@@ -90,41 +90,64 @@ class PgstacSources:
         return _of_item(asset_id, dataset.collection, item, ordinal)
 
 
+@dataclass(slots=True)
+class _Answer:
+    """Or a question that is under way; and the one that was asked after it, ahead of its end."""
+
+    task: "asyncio.Task[Source]"
+    renewed_from: float
+    until: float
+    following: "_Answer | None" = None
+
+
 class Remembered:
-    """Asks the same thing once in a while, and once for all who ask at the same time."""
+    """Asks the same thing once in a while, and once for all who ask at the same time.
+
+    Asks again when half of the while is over, so that where many ask nobody waits.
+    """
 
     def __init__(self, sources: Sources, clock: Callable[[], float] = time.monotonic) -> None:
         self._sources = sources
         self._clock = clock
-        self._asked: dict[tuple[str, str, str | None], tuple[float, asyncio.Task[Source]]] = {}
+        self._asked: dict[tuple[str, str, str | None], _Answer] = {}
 
     async def resolve(self, asset_id: str, version: str, pin: str | None = None) -> Source:
         """`pin` is what someone holds for the version's revision. Who holds none must hear of a new one soon."""
         key, now = (asset_id, version, pin), self._clock()
-        until, task = self._asked.get(key, (0.0, None))
-        if task is None or until < now or _is_of_no_use(task):
-            lasts = _PINNED_SECONDS if pin else _LATEST_SECONDS
-            task = asyncio.create_task(self._sources.resolve(asset_id, version))
-            # Whoever asked first may have left when it fails, and nobody else has to fetch the error.
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        answer = self._asked.get(key)
+        if answer and answer.following and answer.following.task.done() and not _is_of_no_use(answer.following, now):
+            answer = self._asked[key] = answer.following
+        if answer is None or _is_of_no_use(answer, now):
+            answer = self._ask(*key)
             self._forget_the_oldest()
-            self._asked[key] = (now + lasts, task)
+            self._asked[key] = answer
+        elif answer.renewed_from < now and answer.following is None:
+            answer.following = self._ask(*key)
         # Shielded: one who leaves does not take the answer from the others.
-        return await asyncio.shield(task)
+        return await asyncio.shield(answer.task)
 
     def forget(self) -> None:
         self._asked.clear()
+
+    def _ask(self, asset_id: str, version: str, pin: str | None) -> _Answer:
+        now, lasts = self._clock(), _PINNED_SECONDS if pin else _LATEST_SECONDS
+        task = asyncio.create_task(self._sources.resolve(asset_id, version))
+        # Whoever asked first may have left when it fails, and nobody else has to fetch the error.
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return _Answer(task, now + lasts / 2, now + lasts)
 
     def _forget_the_oldest(self) -> None:
         while len(self._asked) >= _MOST_REMEMBERED:
             del self._asked[next(iter(self._asked))]
 
 
-def _is_of_no_use(task: "asyncio.Task[Source]") -> bool:
+def _is_of_no_use(answer: _Answer, now: float) -> bool:
     """What failed is asked again at once, but for what is not there: anybody can ask for that, and often."""
-    if not task.done():
+    if answer.until < now:
+        return True
+    if not answer.task.done():
         return False
-    return task.cancelled() or not isinstance(task.exception(), NotFound | None)
+    return answer.task.cancelled() or not isinstance(answer.task.exception(), NotFound | None)
 
 
 def location_of(href: str) -> Location:

@@ -13,9 +13,11 @@ import html
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 from urllib.parse import quote, urlencode
 
+import numpy as np
 import rasterio
 from attrs import define
 from fastapi import APIRouter, Depends, Path, Query, Request
@@ -24,11 +26,17 @@ from morecantile import tms as all_grids
 from morecantile.defaults import TileMatrixSets
 from pydantic import Field
 from rio_tiler.colormap import cmap, parse_color
+from rio_tiler.constants import WEB_MERCATOR_TMS
+from rio_tiler.models import ImageData
+from rio_tiler.utils import CRS_to_uri, render
+from starlette.concurrency import run_in_threadpool
 from starlette.responses import RedirectResponse, Response
 from titiler.core.dependencies import BidxParams, DatasetParams, DefaultDependency, ImageRenderingParams, PreviewParams
-from titiler.core.factory import TilerFactory
+from titiler.core.factory import TilerFactory, img_endpoint_params
 from titiler.core.models.responses import Point, Statistics
+from titiler.core.resources.enums import ImageType
 from titiler.core.resources.responses import JSONResponse
+from titiler.core.utils import render_image
 
 from dagmaster.errors import InvalidRequest, NotFound
 from dagmaster.serving.caching import mark
@@ -41,6 +49,8 @@ PREFIX = "/tiles/{asset_id}"
 GRID = "WebMercatorQuad"
 FORMATS = ("png", "jpg", "jpeg", "webp")
 LARGEST_PREVIEW = 2048
+_WITHOUT_MASK = (ImageType.jpeg, ImageType.jpg)
+_CRS = f"<{CRS_to_uri(WEB_MERCATOR_TMS.rasterio_crs)}>"
 
 _ID = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$"
 _NUMBER = r"[+-]?(?:\d{1,20}(?:\.\d{0,20})?|\.\d{1,20})(?:[eE][+-]?\d{1,3})?"
@@ -103,11 +113,14 @@ async def find(
     if rev is not None and rev.partition("-")[0] != str(source.revision):
         raise NotFound("the revision was replaced", code="version.replaced", hint="ask for the TileJSON again")
     mark(request, tag=source.tag, is_pinned=version != LATEST and rev == source.revision_tag)
-    return Readable(source, here.storage, here.mosaics)
+    return Readable(source, here.storage, here.mosaics, here.handles)
 
 
 Found = Annotated[Readable, Depends(find)]
 Bands = Annotated[list[int] | None, Query(alias="bidx", max_length=4, description="Bands to show, from 1")]
+Nodata = Annotated[str | None, Query(description="Value that is seen through")]
+Rescale = Annotated[list[str] | None, Query(max_length=4, description="`low,high`, once or for each band")]
+ColormapName = Annotated[str | None, Query(description="One of rio-tiler's, for a single band")]
 
 
 async def bands(found: Found, bidx: Bands = None) -> BidxParams:
@@ -116,7 +129,7 @@ async def bands(found: Found, bidx: Bands = None) -> BidxParams:
 
 async def reading(
     found: Found,
-    nodata: Annotated[str | None, Query(description="Value that is seen through")] = None,
+    nodata: Nodata = None,
     unscale: bool | None = None,
     resampling: Resampling = None,
 ) -> DatasetParams:
@@ -130,7 +143,7 @@ async def reading(
 async def stretching(
     found: Found,
     bidx: Bands = None,
-    rescale: Annotated[list[str] | None, Query(max_length=4, description="`low,high`, once or for each band")] = None,
+    rescale: Rescale = None,
     return_mask: bool = True,
 ) -> ImageRenderingParams:
     ranges: Any = [_range(text) for text in rescale] if rescale else found.source.rendering.rescale_for(bidx)
@@ -142,7 +155,7 @@ async def stretching(
 async def colouring(
     found: Found,
     bidx: Bands = None,
-    colormap_name: Annotated[str | None, Query(description="One of rio-tiler's, for a single band")] = None,
+    colormap_name: ColormapName = None,
 ) -> Any:
     default = found.source.rendering
     if colormap_name is None and bidx is None and default.colormap:
@@ -153,6 +166,41 @@ async def colouring(
     if name not in cmap.list():
         raise InvalidRequest("there is no such colormap", code="tiles.no-colormap", hint="such as viridis or terrain")
     return cmap.get(name)
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How a tile shall be made, of what."""
+
+    found: Readable
+    reading: Mapping[str, Any]
+    rendering: Mapping[str, Any]
+    colormap: Any
+
+
+async def look(
+    found: Found,
+    *,
+    bidx: Bands = None,
+    nodata: Nodata = None,
+    unscale: bool | None = None,
+    resampling: Resampling = None,
+    rescale: Rescale = None,
+    return_mask: bool = True,
+    colormap_name: ColormapName = None,
+) -> Look:
+    """All that TiTiler asks for one by one: FastAPI goes through what each of several dependencies depends on anew."""
+    chosen = await bands(found, bidx)
+    params = await reading(found, nodata, unscale, resampling)
+    rendering = await stretching(found, bidx, rescale, return_mask)
+    colormap = await colouring(found, bidx, colormap_name)
+    return Look(found, chosen.as_dict() | params.as_dict(), rendering.as_dict(), colormap)
+
+
+Looks = Annotated[Look, Depends(look)]
+GridId = Annotated[Literal["WebMercatorQuad"], Path(alias="tileMatrixSetId", description="The only grid there is")]
+Format = Annotated[ImageType, Path(alias="format", description=", ".join(FORMATS))]
+TileSize = Annotated[int | None, Query(description="256, 512 or 1024; 256 where nothing is said")]
 
 
 async def preview_size(
@@ -177,12 +225,12 @@ async def _environment() -> Mapping[str, Any]:
 
 @define(kw_only=True)
 class Tiles(TilerFactory):
-    """TiTiler's tiles, previews and info; TileJSON, points, statistics and the page are ours."""
+    """TiTiler's previews and info; tiles, TileJSON, points, statistics and the page are ours."""
 
     def register_routes(self) -> None:
-        for register in (self.info, self.tile, self.preview):
-            register()  # type: ignore[no-untyped-call]
         self.router.include_router(_ours())
+        for register in (self.info, self.preview):
+            register()  # type: ignore[no-untyped-call]
 
 
 def router() -> APIRouter:
@@ -193,7 +241,6 @@ def router() -> APIRouter:
         "path_dependency": find,
         "layer_dependency": bands,
         "dataset_dependency": reading,
-        "tile_dependency": _nothing,
         "img_preview_dependency": preview_size,
         "process_dependency": _no_algorithm,
         "colormap_dependency": colouring,
@@ -219,6 +266,11 @@ def _answer_heads(router: APIRouter) -> None:
 
 def _ours() -> APIRouter:
     router = APIRouter()
+    place = "/tiles/{tileMatrixSetId}/{z}/{x}/{y}"
+    router.add_api_route(
+        f"{place}.{{format}}", get_tile_in_format, operation_id="tiles.getTileWithFormat", **img_endpoint_params
+    )
+    router.add_api_route(place, get_tile, operation_id="tiles.getTile", **img_endpoint_params)
     router.add_api_route(f"/{GRID}/tilejson.json", get_tilejson, operation_id="tiles.getTileJSON")
     router.add_api_route(
         "/point/{lon},{lat}",
@@ -235,6 +287,40 @@ def _ours() -> APIRouter:
     router.add_api_route(f"/{GRID}/map.html", get_map_elsewhere, include_in_schema=False)
     _answer_heads(router)
     return router
+
+
+async def get_tile(look: Looks, *, grid: GridId, z: int, x: int, y: int, tilesize: TileSize = None) -> Response:
+    """A tile of the map: a JPEG where nothing is seen through, a PNG where it is."""
+    return await run_in_threadpool(_make_tile, look, (x, y, z), tilesize, None)
+
+
+async def get_tile_in_format(
+    look: Looks, *, grid: GridId, z: int, x: int, y: int, kind: Format, tilesize: TileSize = None
+) -> Response:
+    """A tile of the map in a format of one's choice."""
+    return await run_in_threadpool(_make_tile, look, (x, y, z), tilesize, kind)
+
+
+def _make_tile(look: Look, tile: tuple[int, int, int], tilesize: int | None, kind: ImageType | None) -> Response:
+    with rasterio.Env(**GDAL_ENVIRONMENT), open_source(look.found) as opened:
+        image = opened.tile(*tile, tilesize=tilesize, **look.reading)
+        colormap = look.colormap or opened.colormap
+    content, media_type = picture(image, kind, colormap, **look.rendering)
+    headers = {"Content-Bbox": ",".join(map(str, image.bounds or ())), "Content-Crs": _CRS}
+    return Response(content, media_type=media_type, headers=headers)
+
+
+def picture(image: ImageData, kind: ImageType | None, colormap: Any, *, add_mask: bool = True,
+            rescale: Sequence[Any] | None = None) -> tuple[bytes, str]:  # fmt: skip
+    """As TiTiler renders it, but without a mask, and copies, of what is shown without one: most tiles."""
+    if rescale:
+        image.rescale(rescale)
+    if kind is None and image.alpha_mask is None and not image.array.mask.any():
+        kind = ImageType.jpeg
+    needs_mask = colormap or (add_mask and kind not in _WITHOUT_MASK)
+    if kind is None or needs_mask or image.array.dtype != np.uint8:
+        return render_image(image, colormap, kind, add_mask)
+    return render(image.array.data, img_format=kind.driver, **kind.profile), kind.mediatype
 
 
 def get_tilejson(
