@@ -417,7 +417,12 @@ def _exchanging(
 ) -> Call:
     reports = [Report(job_id, node_id, 1, TaskStatus.SUCCEEDED, node_id) for job_id, node_id in reported]
     demand = Demand(tuple(queues), light_handlers=HANDLERS, light=light)
-    return lambda _, ledger: ledger.exchange(worker, reports, demand, lease_seconds=60)
+
+    def exchange(_: Stage, ledger: PostgresLedger) -> Awaitable[Any]:
+        ledger._limits.update(queue for queue in queues if queue == LIMITED)  # as an earlier claim has told
+        return ledger.exchange(worker, reports, demand, lease_seconds=60)
+
+    return exchange
 
 
 async def _reporting(ledger: PostgresLedger, job_id: UUID, node_id: str, output: bytes) -> Any:
