@@ -64,6 +64,13 @@ ONE = """
   work: {handler: echo, next: end, retry: {max_attempts: 1, initial_delay_seconds: 5, jitter: false}}
   end: {type: end}
 """
+TWO_QUEUES = """
+  start: {type: start, next: [one, two, narrow]}
+  one: {handler: echo, next: end}
+  two: {handler: echo, next: end}
+  narrow: {handler: echo, queue: container-tasks, next: end}
+  end: {type: end, depends_on: {all_of: [one, two, narrow]}}
+"""
 TILES = """
   start: {{type: start, next: tiles}}
   tiles: {{type: fan_out, source: "{{{{ inputs.list }}}}", tolerate: 1.0, task: {{handler: echo, retry: {{max_attempts: 0}}}}}}
@@ -165,7 +172,7 @@ def tiles(count: int, mode: str = "collect") -> NewJob:
 
 class Everywhere:
     def route(self, work: Work) -> Route:
-        return Route(QUEUE, work.timeout_seconds or 1000.0)
+        return Route(work.queue or QUEUE, work.timeout_seconds or 1000.0)
 
 
 def a_planner(**limits: Any) -> Planner:
@@ -763,6 +770,16 @@ async def test_e19_a_limit_is_known_from_the_first_claim_on_and_forgotten_when_i
     lifted = await take(bench)
 
     assert [len(first), len(limited), len(none_left), len(lifted)] == [1, 1, 0, 2]
+
+
+async def test_e19_a_new_limit_is_heard_of_also_where_other_queues_always_have_work(bench):
+    await bench.ledger.set_queue("container-tasks", max_running=1)
+    await owned(bench, a_job(1, a_workflow(TWO_QUEUES)))
+
+    first = await take(bench, Demand((QUEUE, "container-tasks"), ("echo",), 1))
+    second = await take(bench, Demand(("container-tasks", QUEUE), ("echo",), 1))
+
+    assert [task.queue for task in (*first, *second)] == [QUEUE, "container-tasks"]
 
 
 async def test_e19_a_report_makes_room_in_a_limited_queue_and_takes_it(bench):

@@ -353,6 +353,7 @@ class PostgresLedger:
             rows = await self._exchange_at_once(names, limited, values, tell)
         accepted, claimed = (rows[0][3], rows[1:]) if reports else (0, rows)
         if closed := [row[6] for row in claimed if row[0] is None]:
+            self._limits.update(closed)
             claimed = [row for row in claimed if row[0]] or await self._claim_closed(closed, values)
         late = () if accepted == len(reports) else await self._record_late(worker_id, reports)
         return Exchange(
@@ -361,7 +362,6 @@ class PostgresLedger:
 
     async def _claim_closed(self, closed: list[str], values: dict[str, Any]) -> list[tuple[Any, ...]]:
         """Queues that we did not know to have a limit were closed to us: ask again, now with their budgets."""
-        self._limits.update(closed)
         asked = {**values, "queues": closed, "holds_budgets": True}
         return await self._exchange_at_once(("claim_tasks",), closed, asked, ())
 
