@@ -32,12 +32,16 @@ class ForeignKey:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """How a record is stored. `defaults`, `computed` and `types` are SQL for the columns they name."""
+    """How a record is stored. `defaults`, `computed` and `types` are SQL for the columns they name.
+
+    `retired` are indexes it had once: a migration drops them after it has made those that took their place.
+    """
 
     name: str
     key: tuple[str, ...]
     foreign_keys: tuple[ForeignKey, ...] = ()
     indexes: tuple[Index, ...] = ()
+    retired: tuple[str, ...] = ()
     checks: dict[str, str] = field(default_factory=dict)
     defaults: dict[str, str] = field(default_factory=dict)
     computed: dict[str, str] = field(default_factory=dict)

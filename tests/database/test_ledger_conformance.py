@@ -6,7 +6,7 @@ ledger's own connection; everything a test looks at is read by the same small se
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from random import Random
@@ -723,6 +723,66 @@ async def test_e19_tasks_are_taken_by_priority_then_order(bench):
     taken = [[task.job_id for task in await take(bench, demand)] for _ in range(4)]
 
     assert taken == [[a_job(1).job_id], [a_job(2).job_id], [a_job(0).job_id], []]
+
+
+async def queued(bench: Bench, *kinds: tuple[str, int]) -> None:
+    """A job with one queued task for each handler and priority, in this order."""
+    await bench.ledger.create_jobs(
+        [
+            a_job(n, a_workflow(ONE.replace("echo", handler)), priority=priority)
+            for n, (handler, priority) in enumerate(kinds)
+        ]
+    )
+    owner = await an_owner(bench)
+    for claim in sorted(await claim_all(bench, owner), key=lambda claim: claim.job_id):
+        await Driver(bench, owner, claim, []).turn()
+
+
+def numbers(tasks: Iterable[TaskMessage]) -> set[int]:
+    known = {a_job(n).job_id: n for n in range(20)}
+    return {known[task.job_id] for task in tasks}
+
+
+async def test_e19_priority_goes_before_the_handler(bench):
+    await queued(bench, ("echo", 1), ("echo", 9), ("sleep", 5), ("fail", 5), ("sleep", 0))
+    demand = Demand((QUEUE,), ("echo", "sleep", "fail"), 2)
+
+    assert [numbers(await take(bench, demand)) for _ in range(4)] == [{1, 2}, {0, 3}, {4}, set()]
+
+
+async def test_e19_of_equal_priority_the_oldest_is_next_whatever_its_handler(bench):
+    await queued(bench, ("sleep", 0), ("echo", 0), ("sleep", 0), ("fail", 0), ("echo", 0))
+    demand = Demand((QUEUE,), ("echo", "sleep", "fail"), 1)
+
+    assert [numbers(await take(bench, demand)) for _ in range(5)] == [{0}, {1}, {2}, {3}, {4}]
+
+
+async def test_e19_a_batch_takes_handlers_in_the_order_of_their_oldest(bench):
+    await queued(bench, ("sleep", 0), ("echo", 0), ("sleep", 0), ("fail", 0), ("echo", 0))
+    demand = Demand((QUEUE,), ("echo", "sleep", "fail"), 3)
+
+    assert [numbers(await take(bench, demand)) for _ in range(2)] == [{0, 2, 1}, {3, 4}]
+
+
+@pytest.mark.parametrize(
+    ("demand", "taken"),
+    [
+        (Demand((QUEUE,), ("echo", "sleep", "fail"), 10), {1, 2, 0}),
+        (Demand((QUEUE,), ("echo", "fail"), 10, ("sleep",), 10), {1, 4, 3}),
+        (Demand((QUEUE,), ("echo", "fail"), 1, ("sleep",), 10), {1, 0, 2}),
+        (Demand((QUEUE,), ("echo", "fail"), 0, ("sleep",), 10), {0, 2}),
+        (Demand((QUEUE,), ("fail",), 10), {3}),
+    ],
+    ids=["light", "light before heavy", "one light", "no room for light", "one kind"],
+)
+async def test_e19_all_kinds_of_a_limited_queue_share_its_room(bench, demand, taken):
+    await queued(bench, ("sleep", 5), ("echo", 9), ("sleep", 5), ("fail", 0), ("echo", 5))
+    await bench.ledger.set_queue(QUEUE, max_running=3)
+
+    assert numbers(await take(bench, demand)) == taken
+    assert numbers(await take(bench, Demand((QUEUE,), ("echo",), 10, ("sleep",), 10))) == (
+        set() if len(taken) == 3 else {1, 4} if taken == {3} else {1}
+    )
 
 
 async def test_a_worker_takes_only_what_it_asked_for(bench):

@@ -102,6 +102,22 @@ def test_e9_hot_statements_enter_large_tables_by_their_whole_key(large_job, name
     assert half_keys(lines) == []
 
 
+@pytest.mark.parametrize("name", ["claim_tasks", "exchange"])
+def test_e19_tasks_that_a_worker_has_no_handler_for_cost_it_a_look(large_job, name):
+    dsn, job_id = large_job
+    text, names = numbered(name)
+    values = dict(zip(names, values_for(name, job_id), strict=True)) | {"light_handlers": ["sleep"]}
+
+    with psycopg.connect(conninfo(dsn, "test", 15, 3, 10, settings=BY_KEY)) as connection:
+        connection.execute(f"PREPARE it AS {text}")
+        cursor = ClientCursor(connection)
+        asked = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) EXECUTE it ({', '.join(['%s'] * len(names))})"
+        plan = cursor.execute(asked, list(values.values())).fetchone()[0][0]["Plan"]
+        connection.rollback()
+
+    assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 50
+
+
 def half_keys(plan: list[str]) -> list[str]:
     """Look-ups in a table of many rows a job that name the job only, and tables read from end to end."""
     wrong = []

@@ -395,7 +395,7 @@ def test_d4_what_someone_dropped_comes_back(database, empty_database):
             ALTER TABLE dagapp.dag_jobs DROP COLUMN deadline_at, DROP CONSTRAINT dag_jobs_priority,
                 DROP CONSTRAINT dag_jobs_definition_hash_fkey, ALTER COLUMN epoch DROP DEFAULT;
             ALTER TABLE dagapp.dag_tasks RESET (fillfactor);
-            DROP INDEX dagapp.dag_tasks_one_live, dagapp.dag_tasks_queued, dagapp.dag_job_events_sequence;
+            DROP INDEX dagapp.dag_tasks_one_live, dagapp.dag_tasks_waiting, dagapp.dag_job_events_sequence;
             DROP TABLE dagapp.dag_dead_letters;
             DROP TRIGGER dag_tasks_moves ON dagapp.dag_tasks
             """
@@ -421,6 +421,23 @@ def test_d4_an_enumeration_that_grew_is_widened_in_place(database, empty_databas
 
     assert done == ["allow more values in dag_job_events_event_type"]
     assert deploy.status(database).is_current
+
+
+def test_d4_an_index_that_was_replaced_is_dropped_after_its_successor_is_there(database, empty_database):
+    with psycopg.connect(database) as connection:
+        connection.execute(
+            """
+            DROP INDEX dagapp.dag_tasks_waiting;
+            CREATE INDEX dag_tasks_queued ON dagapp.dag_tasks (queue, priority DESC, position) WHERE status = 'queued'
+            """
+        )
+
+    pending = deploy.status(database).pending
+    done = deploy.migrate(database)
+    deploy.deploy(empty_database)
+
+    assert done == pending == ["create index dag_tasks_waiting", "drop index dag_tasks_queued"]
+    assert everything(database) == everything(empty_database)
 
 
 def test_d4_an_interrupted_index_is_rebuilt(database):

@@ -8,7 +8,7 @@ import pytest
 
 from dagmaster.database import queries, trip
 from dagmaster.database.bell_postgres import PostgresBell
-from dagmaster.database.connect import connect
+from dagmaster.database.connect import BY_KEY, connect
 from dagmaster.database.trip import BEGIN, BREAK, COMMIT, Call
 
 STATEMENTS = {
@@ -19,6 +19,7 @@ STATEMENTS = {
     "visits": "SELECT number FROM visits ORDER BY number",
     "divide": "SELECT 1 / %(number)s::int",
     "sleep": "SELECT pg_sleep(60)::text",
+    "touch": "UPDATE visits v SET number = v.number FROM unnest(%(numbers)s::int[]) AS k (number) WHERE v.number = k.number",
     "twice": "SELECT %(text)s::text || %(text)s::text",
 }
 
@@ -50,6 +51,29 @@ async def test_lists_arrive_as_they_were(connection, texts):
     ((answer,),) = (await trip.go(connection, [Call("echo_lists", values)])).values()
 
     assert answer == (texts, list(range(len(texts))), keys)
+
+
+async def test_a_plan_made_for_an_empty_table_goes_when_much_more_was_sent(database, connection):
+    async def plan() -> str:
+        cursor = await connection.execute("EXPLAIN (COSTS OFF) EXECUTE touch ('{1,2}')", prepare=False)
+        return "\n".join(row[0] for row in await cursor.fetchall())
+
+    for name, value in BY_KEY.items():
+        await connection.execute(f"SET {name} = {value}")
+    await connection.execute("INSERT INTO visits VALUES (1)")
+    await connection.execute("ANALYZE visits")
+    await trip.go(connection, [Call("touch", {"numbers": [1]})])
+    before = await plan()
+    await connection.execute("INSERT INTO visits SELECT generate_series(2, 5000)")
+
+    await trip.go(connection, [Call("touch", {"numbers": [1]})])
+    kept = await plan()
+    await trip.go(connection, [BEGIN, Call("touch", {"numbers": list(range(1, 5000))}), COMMIT])
+    after = await plan()
+
+    assert "Index Cond" not in before  # reads all of the table for each number
+    assert kept == before
+    assert "Index Cond: (number = k.number)" in after
 
 
 async def test_a_value_may_be_used_twice(connection):

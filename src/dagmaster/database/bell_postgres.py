@@ -11,12 +11,15 @@ import random
 from collections.abc import Awaitable, Callable, Iterable
 
 from psycopg import sql
+from psycopg.generators import notifies
 
 from dagmaster import log
 from dagmaster.database.bell import COALESCE_SECONDS
 from dagmaster.database.connect import connect, translate_errors
 from dagmaster.database.queries import query
 from dagmaster.errors import DagmasterError
+
+UNTIL_TOLD = 3600.0  # seconds; how often psycopg looks whether someone pressed Ctrl-C, which asyncio does itself
 
 _log = log.get("bell")
 
@@ -95,8 +98,11 @@ class PostgresBell:
                     await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
                 # Whatever happened before we listened is found by looking: once now, as after every reconnect.
                 self._hear(self._topics.values())
-                async for notice in connection.notifies():
-                    self._hear({self._topics[notice.channel]} if notice.channel in self._topics else ())
+                while True:
+                    # Not `connection.notifies()`: that wakes up ten times a second to find nothing.
+                    notices = await connection.wait(notifies(connection.pgconn), interval=UNTIL_TOLD)
+                    names = (notice.relname.decode() for notice in notices)
+                    self._hear(self._topics[name] for name in names if name in self._topics)
         finally:
             await connection.close()
 

@@ -4,7 +4,8 @@ Alembic compares tables, columns and indexes. It is silent on CHECKs, predicates
 these the wanted tables are built in a scratch schema that is rolled back, and both are described by PostgreSQL itself,
 so that text is compared with text of the same author.
 
-Only additions are carried out. What would drop or rewrite something is reported, and left to a hand.
+Only additions are carried out, and indexes dropped that a model has declared retired. What else would drop or rewrite something
+is reported, and left to a hand.
 """
 
 import hashlib
@@ -119,7 +120,7 @@ def compare(connection: sa.Connection, records: Iterable[type[Record]], prepare:
     live, wanted = facts(connection, SCHEMA, tables), _wanted(connection, records, prepare)
     return [
         *_missing_sequences(connection),
-        *_alembic_changes(connection, metadata, invalid),
+        *_alembic_changes(connection, metadata, invalid, {name for record in records for name in record.table.retired}),
         *_invalid_indexes(connection, metadata, invalid),
         *_fact_changes(live, wanted),
     ]
@@ -150,7 +151,9 @@ def _missing_sequences(connection: sa.Connection) -> Iterator[Change]:
             yield Change(f"create sequence {sequence.name}", (sql_of(CreateSequence(sequence)),))
 
 
-def _alembic_changes(connection: sa.Connection, metadata: sa.MetaData, invalid: set[str]) -> Iterator[Change]:
+def _alembic_changes(
+    connection: sa.Connection, metadata: sa.MetaData, invalid: set[str], retired: set[str]
+) -> Iterator[Change]:
     indexes = {str(index.name): index for table in metadata.tables.values() for index in table.indexes}
     # Looked up by name, because Alembic's copies forget indexes of new tables, storage and partitioning.
     existing = set(sa.inspect(connection).get_table_names(SCHEMA))
@@ -164,6 +167,8 @@ def _alembic_changes(connection: sa.Connection, metadata: sa.MetaData, invalid: 
                 yield Change(f"column {table_name}.{column.name} is in no model")
             case ("add_index", sa.Index(name=str(name))) if _table(indexes[name]) in existing and name not in invalid:
                 yield Change(f"create index {name}", online=tuple(_index_online(connection, indexes[name])))
+            case ("remove_index", sa.Index(name=name)) if name in retired:
+                yield Change(f"drop index {name}", online=(f"DROP INDEX CONCURRENTLY IF EXISTS {SCHEMA}.{name}",))
             case ("remove_index", sa.Index(name=name)) if name not in indexes:
                 yield Change(f"index {name} is in no model")
 
@@ -182,6 +187,7 @@ def _differences(connection: sa.Connection, metadata: sa.MetaData) -> list[Any]:
         found = compare_metadata(MigrationContext.configure(connection, opts=options), metadata)
     flat = [difference for difference in found if isinstance(difference, tuple)]
     changed = {d[1].name for d in flat if d[0] == "add_index"} & {d[1].name for d in flat if d[0] == "remove_index"}
+    flat.sort(key=lambda difference: difference[0] == "remove_index")  # not before there is what takes its place
     return [d for d in flat if not (d[0].endswith("_index") and d[1].name in changed)]
 
 

@@ -919,13 +919,10 @@ class MemoryLedger:
         now = self.db.clock()
         claimed: list[TaskMessage] = []
         for queue in queues:
-            waiting = sorted(
-                (
-                    t
-                    for t in self.db.tasks.values()
-                    if t.status is TaskStatus.QUEUED and t.queue == queue and t.handler in handlers
-                ),
-                key=lambda t: (-t.priority, t.position),
+            waiting = _in_turn(
+                t
+                for t in self.db.tasks.values()
+                if t.status is TaskStatus.QUEUED and t.queue == queue and t.handler in handlers
             )
             room = self._room(queue)
             for task in waiting[: limit - len(claimed) if room is None else min(room, limit - len(claimed))]:
@@ -1040,3 +1037,13 @@ def _or(value: Any, otherwise: Any) -> Any:
 def _json_copy(value: Any) -> Any:
     """What a value is after it has been stored as JSON."""
     return orjson.loads(orjson.dumps(value))
+
+
+def _in_turn(tasks: Iterable[Task]) -> list[Task]:
+    """By priority, then handler after handler, each when its oldest task is due, then by age."""
+    oldest: dict[tuple[int, str], int] = {}
+    tasks = list(tasks)
+    for task in tasks:
+        kind = (task.priority, task.handler)
+        oldest[kind] = min(task.position, oldest.get(kind, task.position))
+    return sorted(tasks, key=lambda task: (-task.priority, oldest[task.priority, task.handler], task.position))

@@ -1,8 +1,8 @@
 """Every SQL statement, by name, from the files under `sql/`.
 
 A file holds statements, each opened by `-- name: …` and a line of purpose, and parts that several statements share, each opened
-by `-- part: …` and taken in where a line says `-- use: …`. They are read once; asking for a name that doesn't exist fails at
-import of the module that asks.
+by `-- part: …` and taken in where a line says `-- use: …`, in other parts too. They are read once; asking for a name that
+doesn't exist fails at import of the module that asks.
 """
 
 import re
@@ -27,7 +27,11 @@ def all_queries() -> dict[str, str]:
             if name in kept:
                 raise RuntimeError(f"two statements are named {name}")
             kept[name] = text.strip().rstrip(";")
-    return {name: _USE.sub(lambda use: parts[use[1]], text) for name, text in queries.items()}
+    return {name: _whole(text, parts) for name, text in queries.items()}
+
+
+def _whole(text: str, parts: dict[str, str]) -> str:
+    return _USE.sub(lambda use: _whole(parts[use[1]], parts), text)
 
 
 def query(name: str) -> str:

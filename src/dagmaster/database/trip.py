@@ -53,15 +53,42 @@ BEGIN: Final = Command("BEGIN")
 COMMIT: Final = Command("COMMIT")
 BREAK: Final = Break()
 
+DISCARD_PLANS: Final = Command("DISCARD PLANS")
+
 Step = Call | Command | Break
 
-_prepared: WeakKeyDictionary[Connection, dict[str, tuple[str, ...]]] = WeakKeyDictionary()
+# Plans are made for tables as large as they are then, and kept: made for empty tables, they read all of them for each row of a
+# batch. Autovacuum would end that within a minute. Here they are made anew each time that ten times as much was sent as by then.
+_FIRST_PLANS_BYTES = 10_000
+_GROWTH = 10
+
+
+@dataclass(slots=True)
+class _Session:
+    """What we know of a connection: the order of each prepared statement's values, and how much was sent."""
+
+    names: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    sent_bytes: int = 0
+    plans_last_to: int = _FIRST_PLANS_BYTES
+
+    def is_outgrown(self, values: Sequence[Sequence[bytes | None]]) -> bool:
+        self.sent_bytes += sum(len(value) for each in values for value in each if value)
+        is_outgrown = self.sent_bytes > self.plans_last_to
+        if is_outgrown:
+            self.plans_last_to = self.sent_bytes * _GROWTH
+        return is_outgrown
+
+
+_sessions: WeakKeyDictionary[Connection, _Session] = WeakKeyDictionary()
 
 
 async def go(connection: Connection, steps: Sequence[Step]) -> dict[str, Rows]:
     """Take the steps; answers the rows of each call, by its name. After an error the connection is of no use any more: close it."""
-    names = await _prepare(connection, steps)
-    values = [[_text(step.values[key]) for key in names[step.name]] for step in steps if isinstance(step, Call)]
+    session = _sessions.setdefault(connection, _Session())
+    await _prepare(connection, session.names, steps)
+    values = [[_text(step.values[key]) for key in session.names[step.name]] for step in steps if isinstance(step, Call)]
+    if session.is_outgrown(values):
+        steps = [DISCARD_PLANS, BREAK, *steps]
     pgconn = connection.pgconn
     pgconn.enter_pipeline_mode()
     _send(pgconn, steps, iter(values))
@@ -76,15 +103,13 @@ async def go(connection: Connection, steps: Sequence[Step]) -> dict[str, Rows]:
     return {step.name: _rows(connection, result) for step, result in answers if isinstance(step, Call)}
 
 
-async def _prepare(connection: Connection, steps: Sequence[Step]) -> dict[str, tuple[str, ...]]:
-    """What the server does not know yet it is told first; answers the order of each statement's values."""
-    known = _prepared.setdefault(connection, {})
+async def _prepare(connection: Connection, known: dict[str, tuple[str, ...]], steps: Sequence[Step]) -> None:
+    """What the server does not know yet it is told first."""
     for step in steps:
         if isinstance(step, Call) and step.name not in known:
             text, names = numbered(step.name)
             await connection.execute(psycopg.sql.SQL(f"PREPARE {step.name} AS {text}"), prepare=False)
             known[step.name] = names
-    return known
 
 
 def _send(pgconn: PGconn, steps: Sequence[Step], values: Iterator[list[bytes | None]]) -> None:

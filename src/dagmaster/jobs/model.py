@@ -195,11 +195,12 @@ class Task(Record):
         key=("job_id", "node_id", "attempt"),
         indexes=(
             Index("dag_tasks_one_live", ("job_id", "node_id"), unique=True, where="status IN ('queued', 'running')"),
-            Index("dag_tasks_queued", ("queue", "priority DESC", "position"), where="status = 'queued'"),
+            Index("dag_tasks_waiting", ("queue", "handler", "priority DESC", "position"), where="status = 'queued'"),
             Index("dag_tasks_running", ("job_id", "node_id"), where="status = 'running'"),
             Index("dag_tasks_expiring", ("job_id",), where="status = 'queued' AND expires_at IS NOT NULL"),
             Index("dag_tasks_to_stop", ("worker_id",), where="stop_requested_at IS NOT NULL"),
         ),
+        retired=("dag_tasks_queued",),
         defaults={
             "available_at": "dagapp.clock()",
             "position": "nextval('dagapp.dag_task_position')",

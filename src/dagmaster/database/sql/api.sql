@@ -158,7 +158,7 @@ SELECT b.node_id, b.attempt, b.task_id, n.parent_node_id, n.label, b.status, b.q
 -- name: api_live_tasks
 -- The queued or running task of each of these nodes: how many are before it in its queue (counted up to a limit, once for
 -- each queue), and how many live workers could run it.
-WITH live AS MATERIALIZED (
+WITH RECURSIVE live AS MATERIALIZED (
     SELECT t.*
       FROM unnest(%(node_ids)s::text[]) AS k (node_id)
      CROSS JOIN LATERAL (SELECT a.node_id, a.status, a.queue, a.handler, a.priority, a.position, a.available_at,
@@ -166,13 +166,20 @@ WITH live AS MATERIALIZED (
                            FROM dagapp.dag_tasks a
                           WHERE a.job_id = %(job_id)s AND a.node_id = k.node_id AND a.status IN ('queued', 'running')
                          OFFSET 0) AS t
-), front AS MATERIALIZED (
-    SELECT f.position, row_number() OVER (PARTITION BY q.queue ORDER BY f.priority DESC, f.position)::int - 1 AS place
-      FROM (SELECT DISTINCT l.queue FROM live l WHERE l.status = 'queued') AS q
+), looked_into AS MATERIALIZED (
+    SELECT DISTINCT l.queue
+      FROM live l
+     WHERE l.status = 'queued'
+),
+-- use: waiting
+, front AS MATERIALIZED (
+    SELECT f.position, row_number() OVER (PARTITION BY w.queue ORDER BY f.priority DESC, f.position)::int - 1 AS place
+      FROM waiting w
      CROSS JOIN LATERAL (SELECT t.priority, t.position
                            FROM dagapp.dag_tasks t
-                          WHERE t.status = 'queued' AND t.queue = q.queue
-                          ORDER BY t.priority DESC, t.position
+                          WHERE t.status = 'queued' AND t.queue = w.queue AND t.handler = w.handler
+                            AND t.priority = w.priority
+                          ORDER BY t.position
                           LIMIT %(most)s) AS f
 )
 SELECT l.node_id, l.status, l.queue, l.handler, l.priority, l.available_at AS queued_at, l.started_at, l.worker_id,
@@ -180,7 +187,7 @@ SELECT l.node_id, l.status, l.queue, l.handler, l.priority, l.available_at AS qu
        (SELECT w.pid FROM dagapp.workers w WHERE w.worker_id = l.worker_id) AS worker_pid,
        l.progress, offers.live_workers, offers.serving_workers,
        CASE WHEN l.status = 'queued'
-            THEN coalesce((SELECT f.place FROM front f WHERE f.position = l.position), %(most)s::int) END AS in_front
+            THEN least((SELECT f.place FROM front f WHERE f.position = l.position), %(most)s::int) END AS in_front
   FROM live l
   JOIN (SELECT k.queue, k.handler, count(w.worker_id) FILTER (WHERE k.handler = ANY (w.handlers))::int AS live_workers,
                count(w.worker_id)::int AS serving_workers
@@ -291,8 +298,8 @@ SELECT w.worker_id, w.host, w.pid, w.software_version, w.worker_type, w.queues, 
  LIMIT %(limit)s;
 
 -- name: api_queues
--- Every queue that is configured, limited, served by a live worker, or holds work. The oldest of a queue is found by one
--- look for each priority; names of queues that hold work, by jumping from one to the next in their index.
+-- Every queue that is configured, limited, served by a live worker, or holds work: the names of the last are found by jumping
+-- from one to the next in their index.
 WITH RECURSIVE holding AS (
     (SELECT t.queue FROM dagapp.dag_tasks t WHERE t.status = 'queued' ORDER BY t.queue LIMIT 1)
      UNION ALL
@@ -303,7 +310,13 @@ WITH RECURSIVE holding AS (
              LIMIT 1)
       FROM holding h
      WHERE h.queue IS NOT NULL
-), running AS MATERIALIZED (
+), looked_into AS MATERIALIZED (
+    SELECT h.queue
+      FROM holding h
+     WHERE h.queue IS NOT NULL
+),
+-- use: waiting
+, running AS MATERIALIZED (
     SELECT t.queue, count(*)::int AS count
       FROM dagapp.dag_tasks t
      WHERE t.status = 'running'
@@ -323,17 +336,13 @@ WITH RECURSIVE holding AS (
      UNION
     SELECT r.queue FROM running r
      UNION
-    SELECT h.queue FROM holding h WHERE h.queue IS NOT NULL
+    SELECT h.queue FROM looked_into h
 )
 SELECT n.queue, 'tasks' AS kind,
        (SELECT count(*)::int FROM dagapp.dag_tasks t WHERE t.status = 'queued' AND t.queue = n.queue) AS depth,
-       (SELECT extract(epoch FROM dagapp.clock() - min(o.available_at))::float8
-          FROM generate_series(0, 10) AS p (priority)
-         CROSS JOIN LATERAL (SELECT t.available_at
-                               FROM dagapp.dag_tasks t
-                              WHERE t.status = 'queued' AND t.queue = n.queue AND t.priority = p.priority
-                              ORDER BY t.position
-                              LIMIT 1) AS o) AS oldest_age_seconds,
+       (SELECT extract(epoch FROM dagapp.clock() - min(w.available_at))::float8
+          FROM waiting w
+         WHERE w.queue = n.queue) AS oldest_age_seconds,
        coalesce((SELECT r.count FROM running r WHERE r.queue = n.queue), 0) AS running_count,
        coalesce((SELECT v.count FROM serving v WHERE v.queue = n.queue), 0) AS live_workers,
        s.max_running, coalesce(s.is_paused, false) AS is_paused

@@ -43,6 +43,36 @@ report AS MATERIALIZED (
       FROM done
 )
 
+-- part: waiting
+-- What waits in the queues that are `looked_into`, by handler and priority, each with its oldest. Their index is walked in
+-- jumps: a kind of task costs one look, however many there are of it.
+waiting AS (
+    SELECT q.queue, f.handler, f.priority, f.position, f.available_at
+      FROM looked_into q
+     CROSS JOIN LATERAL (
+           SELECT t.handler, t.priority, t.position, t.available_at
+             FROM dagapp.dag_tasks t
+            WHERE t.status = 'queued' AND t.queue = q.queue
+            ORDER BY t.handler, t.priority DESC, t.position
+            LIMIT 1) AS f
+     UNION ALL
+    SELECT w.queue, f.handler, f.priority, f.position, f.available_at
+      FROM waiting w
+     CROSS JOIN LATERAL (
+           (SELECT t.handler, t.priority, t.position, t.available_at
+              FROM dagapp.dag_tasks t
+             WHERE t.status = 'queued' AND t.queue = w.queue AND t.handler = w.handler AND t.priority < w.priority
+             ORDER BY t.priority DESC, t.position
+             LIMIT 1)
+            UNION ALL
+           (SELECT t.handler, t.priority, t.position, t.available_at
+              FROM dagapp.dag_tasks t
+             WHERE t.status = 'queued' AND t.queue = w.queue AND t.handler > w.handler
+             ORDER BY t.handler, t.priority DESC, t.position
+             LIMIT 1)
+            LIMIT 1) AS f
+)
+
 -- part: take
 -- New tasks, as many of each kind as there is room for.
 open AS MATERIALIZED (
@@ -57,27 +87,53 @@ open AS MATERIALIZED (
         ON s.queue = q.name
      WHERE s.queue IS NULL
         OR NOT s.is_paused AND (s.max_running IS NULL OR %(holds_budgets)s)
-), light AS MATERIALIZED (
-    SELECT c.job_id, c.node_id, c.attempt, q.name
+), looked_into AS MATERIALIZED (
+    SELECT q.name AS queue
       FROM open q
+),
+-- use: waiting
+, choice AS MATERIALIZED (
+    -- Those that this worker has handlers for, in the order in which they are served. The kinds of a limited queue share its
+    -- room; nobody else claims from it now.
+    SELECT w.queue, w.handler, w.priority, k.is_light,
+           q.room - coalesce(sum(c.count) OVER (PARTITION BY w.queue, k.is_light ORDER BY w.priority DESC, w.position
+                                                ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0)::bigint AS room
+      FROM waiting w
+      JOIN open q
+        ON q.name = w.queue
+     CROSS JOIN LATERAL (SELECT w.handler = ANY (%(light_handlers)s::text[]) AS is_light) AS k
+      LEFT JOIN LATERAL (
+           SELECT count(*) AS count
+             FROM (SELECT 1
+                     FROM dagapp.dag_tasks t
+                    WHERE t.status = 'queued' AND t.queue = w.queue AND t.handler = w.handler AND t.priority = w.priority
+                    LIMIT greatest(0, q.room)) AS few) AS c
+        ON q.room IS NOT NULL
+     WHERE k.is_light OR w.handler = ANY (%(heavy_handlers)s::text[])
+     ORDER BY q.place, w.priority DESC, w.position
+), light AS MATERIALIZED (
+    SELECT c.job_id, c.node_id, c.attempt, k.queue
+      FROM choice k
      CROSS JOIN LATERAL (
            SELECT t.job_id, t.node_id, t.attempt
              FROM dagapp.dag_tasks t
-            WHERE t.status = 'queued' AND t.queue = q.name AND t.handler = ANY (%(light_handlers)s::text[])
-            ORDER BY t.priority DESC, t.position
-            LIMIT greatest(0, least(%(light)s, q.room))
+            WHERE t.status = 'queued' AND t.queue = k.queue AND t.handler = k.handler AND t.priority = k.priority
+            ORDER BY t.position
+            LIMIT greatest(0, least(%(light)s, k.room))
               FOR NO KEY UPDATE SKIP LOCKED) AS c
+     WHERE k.is_light
      LIMIT %(light)s
 ), heavy AS MATERIALIZED (
-    SELECT c.job_id, c.node_id, c.attempt, q.name
-      FROM open q
+    SELECT c.job_id, c.node_id, c.attempt, k.queue
+      FROM choice k
      CROSS JOIN LATERAL (
            SELECT t.job_id, t.node_id, t.attempt
              FROM dagapp.dag_tasks t
-            WHERE t.status = 'queued' AND t.queue = q.name AND t.handler = ANY (%(heavy_handlers)s::text[])
-            ORDER BY t.priority DESC, t.position
-            LIMIT greatest(0, least(%(heavy)s, q.room - (SELECT count(*) FROM light l WHERE l.name = q.name)))
+            WHERE t.status = 'queued' AND t.queue = k.queue AND t.handler = k.handler AND t.priority = k.priority
+            ORDER BY t.position
+            LIMIT greatest(0, least(%(heavy)s, k.room - (SELECT count(*) FROM light l WHERE l.queue = k.queue)))
               FOR NO KEY UPDATE SKIP LOCKED) AS c
+     WHERE NOT k.is_light
      LIMIT %(heavy)s
 ), claimed AS (
     UPDATE dagapp.dag_tasks t
@@ -111,7 +167,7 @@ open AS MATERIALIZED (
 -- name: exchange
 -- Hand in what is finished and take new tasks: one statement, one commit. The first row counts the reports that were
 -- accepted; being first, it makes sure that whatever may wait for a lock comes before the claims, which never wait.
-WITH
+WITH RECURSIVE
 -- use: hand_in
 ,
 -- use: take
@@ -131,7 +187,7 @@ SELECT NULL::text AS task_id, NULL::uuid AS job_id, NULL::text AS node_id, count
 
 -- name: claim_tasks
 -- Take new tasks, with nothing to hand in.
-WITH
+WITH RECURSIVE
 -- use: take
 SELECT task_id, job_id, node_id, attempt, handler, params, queue, timeout_seconds, retry_count, losses, params_ref
   FROM taken;
