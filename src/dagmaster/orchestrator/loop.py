@@ -33,6 +33,8 @@ from dagmaster.transports.transport import Ticket, Transport
 from dagmaster.workflows.graph import Graph, build
 
 SWEEP_SECONDS = 0.2  # at most this often, however much it rings
+SWEEP_SHARE = 0.05  # of the time that passes, up to one at every poll
+COUNT_SECONDS = 10.0  # whoever has no job looks so often whether the rows know of one
 CHORES_SECONDS = 3600.0
 FEW_JOBS = 16  # so few are opened without asking first which of them stir
 GRAPHS_KEPT = 256
@@ -96,6 +98,7 @@ class Orchestrator:
         self.beaten_at: float | None = None  # on the monotonic clock, which is the loop's
         self._progressed_at = 0.0
         self._next_sweep = 0.0
+        self._next_count = 0.0
         self._next_poll = 0.0
         self._next_scan = 0.0
         self._next_chores = 0.0
@@ -236,6 +239,7 @@ class Orchestrator:
 
     async def _recover(self) -> None:
         self.counters.errors += 1
+        self._next_count = 0.0  # the answer to a claim may be among what was lost
         self._distrust(self._owned)
         await self.sleep(min(1.0, self.settings.orchestrator_poll_interval))
 
@@ -263,9 +267,10 @@ class Orchestrator:
 
     def _is_sweep_due(self) -> bool:
         now = self._now()
-        if now < self._next_sweep:
+        if now < self._next_sweep or (not self._owned and now < self._next_count):
             return False
         self._next_sweep = now + SWEEP_SECONDS
+        self._next_count = now + COUNT_SECONDS
         return True
 
     async def _take_messages(self) -> None:
@@ -302,10 +307,13 @@ class Orchestrator:
         if not self._owned and not sweep:
             self._next_due = None
             return
+        begun = self._now()
         stirrings = await self.ledger.stirrings(self.owner_id, sweep=sweep)
         self._dirty.update(job_id for job_id in stirrings.reported if job_id in self._owned)
         if not sweep:
             return
+        taken = self._now() - begun
+        self._next_sweep += min(taken / SWEEP_SHARE, self.settings.orchestrator_poll_interval)
         self._overdue = frozenset(stirrings.overdue)
         self._started = frozenset(stirrings.started)
         self._dirty.update(job_id for job_id in self._overdue | self._started if job_id in self._owned)

@@ -263,7 +263,7 @@ class Worker:
         if self._finished:
             await self._linger()
             await self._exchange(self._demand())
-        elif self._shall_look and demand.total:
+        elif demand.total and not demand.is_hunch:
             await self._exchange(demand)
         else:
             await self._rest(demand)
@@ -410,8 +410,6 @@ class Worker:
         heavy = sum(1 for task in claimed if task.handler in self._heavy_names) if self._heavy_names else 0
         self._may_be_heavy = heavy >= demand.heavy
         self._may_be_light = len(claimed) - heavy >= demand.light
-        if (demand.heavy and self._may_be_heavy) or (demand.light and self._may_be_light):
-            self._shall_look = True
 
     def _note_late(self, answer: Exchange) -> None:
         if answer.late:

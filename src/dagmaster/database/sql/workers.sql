@@ -278,7 +278,9 @@ SELECT h.job_id::text || '_' || h.node_id || '_' || h.attempt::text AS task_id
 WITH asked AS MATERIALIZED (
     SELECT t.job_id, t.node_id, t.attempt
       FROM dagapp.dag_tasks t
-     WHERE t.worker_id = %(worker_id)s AND t.stop_requested_at IS NOT NULL AND t.stop_seen_at IS NULL AND t.status = 'running'
+     WHERE t.worker_id = %(worker_id)s AND t.stop_requested_at IS NOT NULL AND t.stop_seen_at IS NULL
+       -- Not `t.status = 'running'`: that would invite the index of all that runs, which is not the worker's alone.
+       AND t.status IS NOT DISTINCT FROM 'running'
      ORDER BY t.job_id, t.node_id, t.attempt
        FOR NO KEY UPDATE
 )
