@@ -277,5 +277,5 @@ def _shape(query: str) -> str:
     """A statement without its parameters and layout, which is how the one that ran is known again."""
     plain = re.sub(r"--[^\n]*", "", re.sub(r"^PREPARE (\w+).*? AS ", "", query))
     plain = re.sub(r"%\(\w+\)s|\$\d+", "?", plain)
-    plain = re.sub(r"'[^']*'|\b\d+\b", "?", plain)
-    return "".join(plain.split())[:4000]
+    plain = re.sub(r"'[^']*'|\b(\d+|NULL|true|false)\b", "?", plain)
+    return "".join(plain.split())

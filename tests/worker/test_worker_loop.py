@@ -111,6 +111,18 @@ async def test_q1_a_report_asks_for_more_where_there_may_be_more() -> None:
             await bench.report_of(task)
 
 
+async def test_q1_full_slots_of_one_kind_are_no_reason_to_look_for_the_other() -> None:
+    tasks = [a_task("sleep", f"n{i}", seconds=0.3) for i in range(2)]
+    async with working(*tasks, worker_slots=2, worker_poll_interval=60) as bench:
+        await until(lambda: len(bench.worker.running) == 2)
+        await asyncio.sleep(0.1)
+
+        assert [(demand.light, demand.heavy) for demand in bench.ledger.demands] == [(2, 2)]
+
+        for task in tasks:
+            await bench.report_of(task)
+
+
 async def test_e8_a_hint_that_rode_along_is_not_rung_again() -> None:
     async with working() as bench:
         bench.ledger.tells = True

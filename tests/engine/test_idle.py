@@ -1,0 +1,100 @@
+"""Who has nothing to do asks seldom, and still finds what it must [E6, E8]."""
+
+import asyncio
+from functools import wraps
+
+from dagmaster.database.bell_postgres import PostgresBell
+from dagmaster.errors import Unavailable
+from tests.engine.harness import engine, open_gate, workflow
+
+HOLD = """
+    workflow_id: hold
+    nodes:
+      start: {type: start, next: hold}
+      hold: {handler: gate, next: end}
+      end: {type: end}
+"""
+
+
+def counted(monkeypatch, owner, name, *, delay_seconds=0.0):
+    """Count the calls of a method, and let each take a while."""
+    calls, original = [], getattr(owner, name)
+
+    @wraps(original)
+    async def call(*values, **options):
+        calls.append(options)
+        await asyncio.sleep(delay_seconds)
+        return await original(*values, **options)
+
+    monkeypatch.setattr(owner, name, call)
+    return calls
+
+
+async def test_e6_an_orchestrator_without_jobs_seldom_counts_its_rows(database, monkeypatch):
+    async with engine(database, orchestrator_poll_interval=0.02) as running:
+        (orchestrator,) = running.orchestrators
+        await asyncio.sleep(0.2)
+        sweeps = counted(monkeypatch, orchestrator.ledger, "stirrings")
+        cycles = orchestrator.counters.cycles
+
+        await asyncio.sleep(0.5)
+
+        assert orchestrator.counters.cycles - cycles > 5
+        assert len(sweeps) <= 1
+
+
+async def test_e6_a_job_whose_claim_was_never_answered_is_given_back_at_once(database, monkeypatch):
+    async with engine(database) as running:
+        (orchestrator,) = running.orchestrators
+        original, lost = orchestrator.ledger.claim_jobs, []
+
+        async def claim_jobs(*values, **options):
+            claims = await original(*values, **options)
+            if claims and not lost:
+                lost.extend(claims)
+                raise Unavailable("the answer was lost")
+            return claims
+
+        monkeypatch.setattr(orchestrator.ledger, "claim_jobs", claim_jobs)
+        job = await running.run("echo_test", message="hi", timeout=5)
+
+        assert lost
+        assert job["status"] == "completed"
+
+
+async def test_e6_sweeps_that_take_long_are_made_less_often(database, monkeypatch):
+    async with engine(database, orchestrator_poll_interval=5) as running:
+        (orchestrator,) = running.orchestrators
+        job_id = await running.submit(workflow(HOLD))
+        while not orchestrator._owned:
+            await asyncio.sleep(0.02)
+        sweeps = counted(monkeypatch, orchestrator.ledger, "stirrings", delay_seconds=0.05)
+        for _ in range(40):
+            running.bell.ring("jobs")
+            await asyncio.sleep(0.05)
+
+        open_gate(job_id)
+        await running.wait(job_id)
+
+        assert 1 <= sum(options["sweep"] for options in sweeps) <= 4, "without a limit there would be eight or more"
+
+
+async def test_e8_a_bell_that_hears_nothing_sleeps(database, monkeypatch):
+    bell = PostgresBell(database, ["jobs"])
+    bell.start()
+    try:
+        assert await bell.wait(5) == {"jobs"}  # it listens
+        loop, timers = asyncio.get_running_loop(), []
+        original = loop.call_at
+        monkeypatch.setattr(
+            loop, "call_at", lambda *values, **options: (timers.append(values), original(*values, **options))[1]
+        )
+        await asyncio.sleep(0.5)
+        naps = len(timers)
+
+        bell.ring("jobs")
+
+        assert await bell.wait(5) == {"jobs"}
+        assert naps <= 2, "one of them is this test's own"
+    finally:
+        await bell.close()
