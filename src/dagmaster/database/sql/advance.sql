@@ -5,26 +5,27 @@
 -- has nothing reported where only such jobs were asked for. Where the lock had to be waited for, whoever held it has changed
 -- the token or the sequence: nothing is decided on what this statement saw before.
 WITH held AS MATERIALIZED (
-    SELECT j.job_id, j.epoch, j.last_sequence,
-           CASE WHEN j.stopping IS NOT NULL THEN NULL
-                WHEN j.cancel_requested_at IS NOT NULL
-                THEN jsonb_build_object('stop', 'cancelled', 'by', j.cancel_requested_by, 'why', j.cancel_reason)
-                WHEN j.deadline_at < dagapp.clock() THEN jsonb_build_object('stop', 'deadline') END AS stop
-      FROM unnest(%(job_ids)s::uuid[], %(tokens)s::uuid[]) AS k (job_id, token)
-      JOIN dagapp.dag_jobs j
-        ON j.job_id = k.job_id
-     -- Not `j.owner_id =`: that would invite the index of what an owner has, which is all of it for each of these.
-     WHERE j.owner_id IS NOT DISTINCT FROM %(owner_id)s AND j.claim_token = k.token AND j.status IN ('pending', 'running')
-       AND (NOT %(reported_only)s
-            OR j.cancel_requested_at IS NOT NULL AND j.stopping IS NULL
-            OR EXISTS (SELECT 1 FROM dagapp.dag_task_results x WHERE x.job_id = k.job_id AND NOT x.processed))
-     ORDER BY j.job_id
-       FOR NO KEY UPDATE OF j
+    SELECT mine.*
+      FROM (SELECT * FROM unnest(%(job_ids)s::uuid[], %(tokens)s::uuid[]) AS t (job_id, token) ORDER BY job_id) AS k
+     CROSS JOIN LATERAL (
+           SELECT j.job_id, j.epoch, j.last_sequence,
+                  CASE WHEN j.stopping IS NOT NULL THEN NULL
+                       WHEN j.cancel_requested_at IS NOT NULL
+                       THEN jsonb_build_object('stop', 'cancelled', 'by', j.cancel_requested_by, 'why', j.cancel_reason)
+                       WHEN j.deadline_at < dagapp.clock() THEN jsonb_build_object('stop', 'deadline') END AS stop
+             FROM dagapp.dag_jobs j
+            -- Not `j.owner_id =`: that would invite the index of what an owner has, which is all of it for each of these.
+            WHERE j.job_id = k.job_id AND j.owner_id IS NOT DISTINCT FROM %(owner_id)s AND j.claim_token = k.token
+              AND j.status IN ('pending', 'running')
+              AND (NOT %(reported_only)s
+                   OR j.cancel_requested_at IS NOT NULL AND j.stopping IS NULL
+                   OR EXISTS (SELECT 1 FROM dagapp.dag_task_results x WHERE x.job_id = k.job_id AND NOT x.processed))
+              FOR NO KEY UPDATE) AS mine
 ), reported AS MATERIALIZED (
-    SELECT r.job_id, r.node_id, r.attempt
+    SELECT r.job_id, r.node_id, r.place
       FROM held
      CROSS JOIN LATERAL (
-           SELECT x.job_id, x.node_id, x.attempt
+           SELECT x.job_id, x.node_id, x.ctid AS place
              FROM dagapp.dag_task_results x
             WHERE x.job_id = held.job_id AND NOT x.processed
             LIMIT %(per_job)s) AS r
@@ -34,8 +35,9 @@ WITH held AS MATERIALIZED (
       FROM reported k
       JOIN dagapp.dag_node_states n
         ON n.job_id = k.job_id AND n.node_id = k.node_id
-     -- Not `NOT r.processed`: that would invite the index of what is unprocessed, which knows only the job.
-     WHERE r.job_id = k.job_id AND r.node_id = k.node_id AND r.attempt = k.attempt AND r.processed IS NOT TRUE
+     -- By place: whoever holds the job is the only one to change its results. Not `NOT r.processed`: that would invite the index
+     -- of what is unprocessed, which knows only the job.
+     WHERE r.ctid = k.place AND r.processed IS NOT TRUE
     RETURNING r.job_id, r.node_id, r.attempt, n.parent_node_id AS parent, n.fan_out_index AS index, n.status AS was,
               n.retry_count, n.loss_count, r.status, r.started_at, r.reported_at AS finished_at,
               r.worker_id::text AS worker_id, r.error,

@@ -112,10 +112,10 @@ open AS MATERIALIZED (
      WHERE k.is_light OR w.handler = ANY (%(heavy_handlers)s::text[])
      ORDER BY q.place, w.priority DESC, w.position
 ), light AS MATERIALIZED (
-    SELECT c.job_id, c.node_id, c.attempt, k.queue
+    SELECT c.place, k.queue
       FROM choice k
      CROSS JOIN LATERAL (
-           SELECT t.job_id, t.node_id, t.attempt
+           SELECT t.ctid AS place
              FROM dagapp.dag_tasks t
             WHERE t.status = 'queued' AND t.queue = k.queue AND t.handler = k.handler AND t.priority = k.priority
             ORDER BY t.position
@@ -124,10 +124,10 @@ open AS MATERIALIZED (
      WHERE k.is_light
      LIMIT %(light)s
 ), heavy AS MATERIALIZED (
-    SELECT c.job_id, c.node_id, c.attempt, k.queue
+    SELECT c.place, k.queue
       FROM choice k
      CROSS JOIN LATERAL (
-           SELECT t.job_id, t.node_id, t.attempt
+           SELECT t.ctid AS place
              FROM dagapp.dag_tasks t
             WHERE t.status = 'queued' AND t.queue = k.queue AND t.handler = k.handler AND t.priority = k.priority
             ORDER BY t.position
@@ -142,7 +142,8 @@ open AS MATERIALIZED (
            started_at = (SELECT dagapp.clock()),
            lease_until = (SELECT dagapp.clock() + make_interval(secs => %(lease)s))
       FROM (SELECT * FROM light UNION ALL SELECT * FROM heavy) AS c
-     WHERE t.job_id = c.job_id AND t.node_id = c.node_id AND t.attempt = c.attempt
+     -- By place: nobody moves a row that waits and is locked by us. (One that was moved before we locked it stays queued.)
+     WHERE t.ctid = c.place
     RETURNING t.task_id, t.job_id, t.node_id, t.attempt, t.handler, t.params, t.queue, t.timeout_seconds, t.retry_count,
               -- Only for the few whose attempts are more than their retries explain.
               CASE WHEN t.attempt - t.retry_count > 2
