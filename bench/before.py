@@ -103,12 +103,16 @@ def cost(facts: dict[str, Any], name: str) -> float:
 
 def row(found: dict[str, list[dict[str, Any]]], what: str, value: Any) -> str:
     before, now = ([value(each[what]) for each in found[name]] for name in ("before", "now"))
+    shown = [figure(values) for values in (before, now)]
+    if "–" in shown:
+        return f"{shown[0]} | {shown[1]} | – |"
     ratios = [n / b for b, n in zip(before, now, strict=True) if b]
-    spread = (
-        f"{statistics.median(ratios):.2f} ({min(ratios):.2f}–{max(ratios):.2f})" if len(ratios) == len(now) else "–"
-    )
-    shown = f"{statistics.median(before):.3g}" if any(before) else "–"
-    return f"{shown} | {statistics.median(now):.3g} | {spread} |"
+    return f"{shown[0]} | {shown[1]} | {statistics.median(ratios):.2f} ({min(ratios):.2f}–{max(ratios):.2f}) |"
+
+
+def figure(values: list[float]) -> str:
+    middle = statistics.median(values)
+    return f"{middle:.3g}" if middle else "–"
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import psycopg
 from dagmaster.database.bell import JOBS
 from dagmaster.database.bell_postgres import PostgresBell
 from dagmaster.database.deploy import deploy
-from dagmaster.database.history import verify
+from dagmaster.database.history import HistoryReport, verify
 from dagmaster.database.postgres import PostgresLedger
 from dagmaster.jobs.model import Submission
 from dagmaster.operations.catalog import Catalog
@@ -31,6 +31,7 @@ QUEUE, UNSERVED = "dag-worker-tasks", "unserved"
 CHAIN_STEPS, JOB_STEPS = 20, 3
 LOOK_SECONDS = 0.01  # the same as the peers' drivers
 PATIENCE_SECONDS = 400
+PROGRESS_SECONDS = 10
 RASTER_LIBRARIES = ("rasterio", "numpy", "gdal", "pyproj", "shapely", "titiler")
 
 
@@ -168,5 +169,13 @@ async def platform(
 
 
 async def verified(server: Server, database: str = DATABASE) -> dict[str, int]:
-    report = await verify(server.cluster.dsn_of(database))
+    told = time.monotonic()
+
+    def tell(so_far: HistoryReport) -> None:
+        nonlocal told
+        if time.monotonic() - told > PROGRESS_SECONDS:
+            told = time.monotonic()
+            print(f"  {so_far.events_checked:,} events verified", flush=True)
+
+    report = await verify(server.cluster.dsn_of(database), on_progress=tell)
     return {"jobs": report.jobs_checked, "events": report.events_checked, "findings": len(report.findings)}

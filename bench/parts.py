@@ -146,6 +146,7 @@ async def steady(server: Server, minutes: float) -> Figures:
                 under_way.append(await ours.submit("fan", count=children))
                 done += children
             speeds.append(done / (time.perf_counter() - begun))
+            print(f"  {len(speeds)}0 % of the time: {speeds[-1]:,.0f} tasks/s", flush=True)
         for ids in under_way:
             await ours.finished(ids)
     findings = (await verified(server, "steady"))["findings"]

@@ -25,8 +25,6 @@ Rows = list[list[str]]
 
 def number(value: float) -> str:
     """Three figures that mean something."""
-    if math.isinf(value):
-        return "–"
     if value == 0 or abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}"
@@ -72,10 +70,10 @@ def _targets(judged: list[dict[str, Any]]) -> Rows:
         reached = moonshot is not None and (
             target["value"] >= moonshot if target["at_least"] else target["value"] <= moonshot
         )
+        limit = "" if math.isinf(target["limit"]) else f"{sign} {number(target['limit'])}"
         rows.append([
-            target["what"], number(target["value"]), f"{sign} {number(target['limit'])}",
-            "holds" if target["holds"] else "MISSED", f"{sign} {number(moonshot)}" if moonshot is not None else "",
-            "reached" if reached else "",
+            target["what"], number(target["value"]), limit, ("holds" if target["holds"] else "MISSED") if limit else "",
+            f"{sign} {number(moonshot)}" if moonshot is not None else "", "reached" if reached else "",
         ])  # fmt: skip
     return rows
 

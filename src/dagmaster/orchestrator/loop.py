@@ -33,7 +33,7 @@ from dagmaster.transports.transport import Ticket, Transport
 from dagmaster.workflows.graph import Graph, build
 
 SWEEP_SECONDS = 0.2  # at most this often, however much it rings
-SWEEP_SHARE = 0.05  # of the time that passes, up to one at every poll
+SWEEP_SHARE = 0.05  # of the time that passes, but one at every poll in any case
 COUNT_SECONDS = 10.0  # whoever has no job looks so often whether the rows know of one
 CHORES_SECONDS = 3600.0
 FEW_JOBS = 16  # so few are opened without asking first which of them stir
@@ -312,8 +312,8 @@ class Orchestrator:
         self._dirty.update(job_id for job_id in stirrings.reported if job_id in self._owned)
         if not sweep:
             return
-        taken = self._now() - begun
-        self._next_sweep += min(taken / SWEEP_SHARE, self.settings.orchestrator_poll_interval)
+        rest = min((self._now() - begun) / SWEEP_SHARE, 0.9 * self.settings.orchestrator_poll_interval)
+        self._next_sweep = max(self._next_sweep, begun + rest)
         self._overdue = frozenset(stirrings.overdue)
         self._started = frozenset(stirrings.started)
         self._dirty.update(job_id for job_id in self._overdue | self._started if job_id in self._owned)

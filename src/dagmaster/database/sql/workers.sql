@@ -95,7 +95,7 @@ open AS MATERIALIZED (
 , choice AS MATERIALIZED (
     -- Those that this worker has handlers for, in the order in which they are served. The kinds of a limited queue share its
     -- room; nobody else claims from it now.
-    SELECT w.queue, w.handler, w.priority, k.is_light,
+    SELECT w.queue, w.handler, w.priority, w.position, k.is_light,
            q.room - coalesce(sum(c.count) OVER (PARTITION BY w.queue, k.is_light ORDER BY w.priority DESC, w.position
                                                 ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0)::bigint AS room
       FROM waiting w
@@ -107,6 +107,7 @@ open AS MATERIALIZED (
              FROM (SELECT 1
                      FROM dagapp.dag_tasks t
                     WHERE t.status = 'queued' AND t.queue = w.queue AND t.handler = w.handler AND t.priority = w.priority
+                      AND t.position >= w.position
                     LIMIT greatest(0, q.room)) AS few) AS c
         ON q.room IS NOT NULL
      WHERE k.is_light OR w.handler = ANY (%(heavy_handlers)s::text[])
@@ -118,6 +119,7 @@ open AS MATERIALIZED (
            SELECT t.ctid AS place
              FROM dagapp.dag_tasks t
             WHERE t.status = 'queued' AND t.queue = k.queue AND t.handler = k.handler AND t.priority = k.priority
+              AND t.position >= k.position  -- before it there are only traces of those that were taken
             ORDER BY t.position
             LIMIT greatest(0, least(%(light)s, k.room))
               FOR NO KEY UPDATE SKIP LOCKED) AS c
@@ -130,6 +132,7 @@ open AS MATERIALIZED (
            SELECT t.ctid AS place
              FROM dagapp.dag_tasks t
             WHERE t.status = 'queued' AND t.queue = k.queue AND t.handler = k.handler AND t.priority = k.priority
+              AND t.position >= k.position  -- before it there are only traces of those that were taken
             ORDER BY t.position
             LIMIT greatest(0, least(%(heavy)s, k.room - (SELECT count(*) FROM light l WHERE l.queue = k.queue)))
               FOR NO KEY UPDATE SKIP LOCKED) AS c
