@@ -79,7 +79,7 @@ def values_for(name, job_id):
         "reported_only": False,
         "node_ids": ["split__1"], "changes": "[]", "counts": [0] * 5, "reports": "[]", "held": "[]", "queues": ["q"],
         "light_handlers": ["noop"],
-        "light": 100, "heavy_handlers": [], "heavy": 0, "lease": 60, "holds_budgets": False,
+        "light": 100, "heavy_handlers": [], "heavy": 0, "lease": 60, "budgets": [],
         "job_id": job_id, "node_id": "split", "offset": 0,
         "limit": 100, "most_bytes": 1000,
     }  # fmt: skip

@@ -333,17 +333,18 @@ class PostgresLedger:
         lease_seconds: float,
         tell: Sequence[str] = (),
     ) -> Exchange:
-        limited = [queue for queue in demand.queues if queue in self._limits] if demand.total else []
+        queues = list(dict.fromkeys(demand.queues))
+        limited = [queue for queue in queues if queue in self._limits] if demand.total else []
         values = {
             "worker_id": worker_id,
             "reports": _json(reports),
-            "queues": list(demand.queues),
+            "queues": queues,
             "light_handlers": list(demand.light_handlers),
             "light": demand.light,
             "heavy_handlers": list(demand.heavy_handlers),
             "heavy": demand.heavy,
             "lease": lease_seconds,
-            "holds_budgets": bool(limited),
+            "budgets": limited,
         }
         names = _exchanging(reports, demand, limited)
         has_payloads = any(report.output_ref for report in reports)
@@ -362,7 +363,7 @@ class PostgresLedger:
 
     async def _claim_closed(self, closed: list[str], values: dict[str, Any]) -> list[tuple[Any, ...]]:
         """Queues that we did not know to have a limit were closed to us: ask again, now with their budgets."""
-        asked = {**values, "queues": closed, "holds_budgets": True}
+        asked = {**values, "queues": closed, "budgets": closed}
         return await self._exchange_at_once(("claim_tasks",), closed, asked, ())
 
     def _note_limits(self, held: list[str], rows: Sequence[tuple[Any, ...]]) -> None:

@@ -170,6 +170,8 @@ WITH RECURSIVE live AS MATERIALIZED (
     SELECT DISTINCT l.queue
       FROM live l
      WHERE l.status = 'queued'
+), asked AS MATERIALIZED (
+    SELECT NULL::text[] AS handlers, 0 AS any_rank
 ),
 -- use: waiting
 , front AS MATERIALIZED (
@@ -314,6 +316,8 @@ WITH RECURSIVE holding AS (
     SELECT h.queue
       FROM holding h
      WHERE h.queue IS NOT NULL
+), asked AS MATERIALIZED (
+    SELECT NULL::text[] AS handlers, 0 AS any_rank
 ),
 -- use: waiting
 , running AS MATERIALIZED (

@@ -45,27 +45,31 @@ report AS MATERIALIZED (
 
 -- part: waiting
 -- What waits in the queues that are `looked_into`, by handler and priority, each with its oldest. Their index is walked in
--- jumps: a kind of task costs one look, however many there are of it.
+-- jumps: a kind of task costs one look, however many there are of it. `rank` is the handler's place in `asked`, NULL for one that
+-- is not in it; of those only one priority is looked at. Where nothing is asked for, all count.
 waiting AS (
-    SELECT q.queue, f.handler, f.priority, f.position, f.available_at
+    SELECT q.queue, f.handler, f.rank, f.priority, f.position, f.available_at
       FROM looked_into q
      CROSS JOIN LATERAL (
-           SELECT t.handler, t.priority, t.position, t.available_at
+           SELECT t.handler, t.priority, t.position, t.available_at,
+                  coalesce(array_position((SELECT handlers FROM asked), t.handler), (SELECT any_rank FROM asked)) AS rank
              FROM dagapp.dag_tasks t
             WHERE t.status = 'queued' AND t.queue = q.queue
             ORDER BY t.handler, t.priority DESC, t.position
             LIMIT 1) AS f
      UNION ALL
-    SELECT w.queue, f.handler, f.priority, f.position, f.available_at
+    SELECT w.queue, f.handler, f.rank, f.priority, f.position, f.available_at
       FROM waiting w
      CROSS JOIN LATERAL (
-           (SELECT t.handler, t.priority, t.position, t.available_at
+           (SELECT t.handler, t.priority, t.position, t.available_at, w.rank
               FROM dagapp.dag_tasks t
              WHERE t.status = 'queued' AND t.queue = w.queue AND t.handler = w.handler AND t.priority < w.priority
+               AND w.rank IS NOT NULL
              ORDER BY t.priority DESC, t.position
              LIMIT 1)
             UNION ALL
-           (SELECT t.handler, t.priority, t.position, t.available_at
+           (SELECT t.handler, t.priority, t.position, t.available_at,
+                   coalesce(array_position((SELECT handlers FROM asked), t.handler), (SELECT any_rank FROM asked))
               FROM dagapp.dag_tasks t
              WHERE t.status = 'queued' AND t.queue = w.queue AND t.handler > w.handler
              ORDER BY t.handler, t.priority DESC, t.position
@@ -86,57 +90,55 @@ open AS MATERIALIZED (
       LEFT JOIN dagapp.dag_queues s
         ON s.queue = q.name
      WHERE s.queue IS NULL
-        OR NOT s.is_paused AND (s.max_running IS NULL OR %(holds_budgets)s)
+        OR NOT s.is_paused AND (s.max_running IS NULL OR s.queue = ANY (%(budgets)s::text[]))
+     ORDER BY q.place
 ), looked_into AS MATERIALIZED (
     SELECT q.name AS queue
       FROM open q
+), asked AS MATERIALIZED (
+    SELECT %(light_handlers)s::text[] || %(heavy_handlers)s::text[] AS handlers, NULL::int AS any_rank
 ),
 -- use: waiting
 , choice AS MATERIALIZED (
-    -- Those that this worker has handlers for, in the order in which they are served. The kinds of a limited queue share its
-    -- room; nobody else claims from it now.
-    SELECT w.queue, w.handler, w.priority, w.position, k.is_light,
-           q.room - coalesce(sum(c.count) OVER (PARTITION BY w.queue, k.is_light ORDER BY w.priority DESC, w.position
-                                                ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0)::bigint AS room
+    -- The kinds that this worker has handlers for, in the order in which they are served.
+    SELECT w.queue, w.handler, w.priority, w.position, w.rank <= cardinality(%(light_handlers)s::text[]) AS is_light
       FROM waiting w
-      JOIN open q
-        ON q.name = w.queue
-     CROSS JOIN LATERAL (SELECT w.handler = ANY (%(light_handlers)s::text[]) AS is_light) AS k
-      LEFT JOIN LATERAL (
-           SELECT count(*) AS count
-             FROM (SELECT 1
-                     FROM dagapp.dag_tasks t
-                    WHERE t.status = 'queued' AND t.queue = w.queue AND t.handler = w.handler AND t.priority = w.priority
-                      AND t.position >= w.position
-                    LIMIT greatest(0, q.room)) AS few) AS c
-        ON q.room IS NOT NULL
-     WHERE k.is_light OR w.handler = ANY (%(heavy_handlers)s::text[])
-     ORDER BY q.place, w.priority DESC, w.position
+     WHERE w.rank IS NOT NULL
+     ORDER BY w.priority DESC, w.position
 ), light AS MATERIALIZED (
-    SELECT c.place, k.queue
-      FROM choice k
+    -- Kind by kind and queue by queue, one row after the other: nothing is locked that is not taken.
+    SELECT c.place, q.name AS queue
+      FROM open q
      CROSS JOIN LATERAL (
-           SELECT t.ctid AS place
-             FROM dagapp.dag_tasks t
-            WHERE t.status = 'queued' AND t.queue = k.queue AND t.handler = k.handler AND t.priority = k.priority
-              AND t.position >= k.position  -- before it there are only traces of those that were taken
-            ORDER BY t.position
-            LIMIT greatest(0, least(%(light)s, k.room))
-              FOR NO KEY UPDATE SKIP LOCKED) AS c
-     WHERE k.is_light
+           SELECT each.place
+             FROM choice k
+            CROSS JOIN LATERAL (
+                  SELECT t.ctid AS place
+                    FROM dagapp.dag_tasks t
+                   WHERE t.status = 'queued' AND t.queue = k.queue AND t.handler = k.handler AND t.priority = k.priority
+                     AND t.position >= k.position  -- before it there are only traces of those that were taken
+                   ORDER BY t.position
+                   LIMIT %(light)s
+                     FOR NO KEY UPDATE SKIP LOCKED) AS each
+            WHERE k.queue = q.name AND k.is_light
+            LIMIT greatest(0, least(%(light)s, q.room))) AS c
      LIMIT %(light)s
 ), heavy AS MATERIALIZED (
-    SELECT c.place, k.queue
-      FROM choice k
+    SELECT c.place, q.name AS queue
+      FROM open q
      CROSS JOIN LATERAL (
-           SELECT t.ctid AS place
-             FROM dagapp.dag_tasks t
-            WHERE t.status = 'queued' AND t.queue = k.queue AND t.handler = k.handler AND t.priority = k.priority
-              AND t.position >= k.position  -- before it there are only traces of those that were taken
-            ORDER BY t.position
-            LIMIT greatest(0, least(%(heavy)s, k.room - (SELECT count(*) FROM light l WHERE l.queue = k.queue)))
-              FOR NO KEY UPDATE SKIP LOCKED) AS c
-     WHERE NOT k.is_light
+           SELECT each.place
+             FROM choice k
+            CROSS JOIN LATERAL (
+                  SELECT t.ctid AS place
+                    FROM dagapp.dag_tasks t
+                   WHERE t.status = 'queued' AND t.queue = k.queue AND t.handler = k.handler AND t.priority = k.priority
+                     AND t.position >= k.position
+                   ORDER BY t.position
+                   LIMIT %(heavy)s
+                     FOR NO KEY UPDATE SKIP LOCKED) AS each
+            WHERE k.queue = q.name AND NOT k.is_light
+            LIMIT greatest(0, least(%(heavy)s, q.room - (SELECT count(*) FROM light l WHERE l.queue = q.name)))) AS c
      LIMIT %(heavy)s
 ), claimed AS (
     UPDATE dagapp.dag_tasks t
@@ -159,7 +161,7 @@ open AS MATERIALIZED (
     -- Told instead of tasks, so that whoever did not know of a limit knows it from now on.
     SELECT queue
       FROM dagapp.dag_queues
-     WHERE queue = ANY (%(queues)s::text[]) AND max_running IS NOT NULL AND NOT %(holds_budgets)s
+     WHERE queue = ANY (%(queues)s::text[]) AND max_running IS NOT NULL AND NOT queue = ANY (%(budgets)s::text[])
 ), taken AS (
     SELECT task_id, job_id, node_id, attempt, handler, params, queue, timeout_seconds, retry_count, losses, params_ref
       FROM claimed

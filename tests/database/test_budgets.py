@@ -1,0 +1,46 @@
+"""The budget of a limited queue is held by whoever claims from it, also by one that has just learned of the limit [E19]."""
+
+import asyncio
+
+import psycopg
+import pytest
+from tests.database.test_ledger_conformance import QUEUE, TWO_QUEUES, PostgresBench, a_job, owned, take
+from tests.workflows.builders import a_workflow
+
+from dagmaster.database.ledger import Demand
+
+NARROW = "container-tasks"
+
+
+@pytest.fixture
+async def bench(database):
+    made = PostgresBench(database)
+    await made.set_clock(0)
+    yield made
+    await made.ledger.close()
+
+
+async def test_e19_who_knows_one_limit_holds_the_budget_of_another_queue_too(bench):
+    await bench.ledger.set_queue(NARROW, max_running=1)
+    await owned(bench, a_job(1, a_workflow(TWO_QUEUES)))
+    assert len(await take(bench, Demand((NARROW,), ("echo",), 5))) == 1  # from now on it knows of that limit
+    await bench.ledger.set_queue(QUEUE, max_running=1)
+
+    async with await psycopg.AsyncConnection.connect(bench.dsn) as other:
+        await other.execute("SELECT FROM dagapp.dag_queues WHERE queue = %s FOR UPDATE", [QUEUE])
+        asking = asyncio.create_task(take(bench, Demand((QUEUE, NARROW), ("echo",), 5)))
+        done, _ = await asyncio.wait([asking], timeout=0.5)
+        await other.rollback()
+    taken = await asking
+
+    assert not done, "somebody else holds the budget, and may be claiming"
+    assert [task.queue for task in taken] == [QUEUE]
+
+
+async def test_e19_a_limited_queue_that_is_named_twice_has_one_budget(bench):
+    await bench.ledger.set_queue(QUEUE, max_running=1)
+    await owned(bench, a_job(1, a_workflow(TWO_QUEUES)))
+
+    assert len(await take(bench, Demand((QUEUE, QUEUE), ("echo",), 5))) == 1
+    await bench.ledger.set_queue(QUEUE, max_running=5)
+    assert len(await take(bench, Demand((QUEUE, QUEUE), ("echo",), 5))) == 1
