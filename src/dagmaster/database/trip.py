@@ -58,9 +58,9 @@ DISCARD_PLANS: Final = Command("DISCARD PLANS")
 Step = Call | Command | Break
 
 # Plans are made for tables as large as they are then, and kept: made for empty tables, they read all of them for each row of a
-# batch. Autovacuum would end that within a minute. Here they are made anew each time that ten times as much was sent as by then.
+# batch. Autovacuum would end that within a minute. Here they are made anew each time that four times as much was sent as by then.
 _FIRST_PLANS_BYTES = 10_000
-_GROWTH = 10
+_GROWTH = 4
 
 
 @dataclass(slots=True)
