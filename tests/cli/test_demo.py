@@ -4,13 +4,14 @@ import json
 import re
 import signal
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import rasterio
 from rasterio.transform import from_origin
 
-from dagmaster.cli.demo import demo
+from dagmaster.cli.demo import _clear, demo
 from dagmaster.database.embedded import Cluster
 from dagmaster.raster import landscape
 from dagmaster.raster.facts import read_facts
@@ -82,6 +83,15 @@ def test_ctrl_c_while_a_demonstration_starts_removes_what_it_made_m3(output):
     assert out.index("stopping …") < out.index("stopped, its data removed")
     assert not alive(everything)
     assert not output.exists()
+
+
+def test_a_database_whose_folder_someone_deleted_is_not_taken_for_a_new_one_m3(output):
+    left = replace(Cluster.at(output), folder=output.parent / "elsewhere")
+    (left.folder / "data").mkdir(parents=True)
+
+    _clear(output, left)
+
+    assert not left.folder.exists()
 
 
 def test_a_folder_of_someone_elses_is_left_alone_m3(output):

@@ -97,6 +97,8 @@ def _clear(folder: Path, cluster: "Cluster") -> None:
     from dagmaster.cli.platform import running_platform
 
     if not folder.exists():
+        if not cluster.is_running():
+            cluster.remove()  # root's lies elsewhere, and outlives a folder that someone deleted
         return
     if not (folder / _MARK).exists() and any(folder.iterdir()):
         raise Conflict(
