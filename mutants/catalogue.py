@@ -53,11 +53,11 @@ SQL: Final = "src/dagmaster/database/sql"
 MEMORY: Final = "src/dagmaster/database/memory.py"
 POSTGRES: Final = "src/dagmaster/database/postgres.py"
 
-_RULES: Final = (
-    "test_e5_ or test_e6_ or test_e7_ or test_q1_ or test_w7_"  # of claims, fences, results, messages and fans
-)
-_CONFORMANCE: Final = ("tests/database/test_ledger_conformance.py", "-k", f"postgres and ({_RULES})")
-_SCHEMA: Final = ("tests/database/test_schema.py", "-k", "test_e1_ or test_d3_")
+_CONFORMANCE: Final = (
+    "tests/database/test_ledger_conformance.py", "-k", "postgres",
+    "--requirement=E5", "--requirement=E6", "--requirement=E7", "--requirement=Q1", "--requirement=W7",
+)  # fmt: skip
+_SCHEMA: Final = ("tests/database/test_schema.py", "--requirement=E1", "--requirement=D3")
 _SEEDS: Final = ("tests/simulation/test_simulation.py", "-k", "nothing_bad_happens", "--seeds", "500")
 
 MUTANTS: Final = (
@@ -160,7 +160,7 @@ MUTANTS: Final = (
         adapted="the queue is the tasks that are queued: here a worker takes only what is younger than what it took before",
     ),
     Mutant(
-        13, "LISTEN after scan with polling off", ENGINE, ("tests/engine/test_engine.py", "-k", "test_e8_"),
+        13, "LISTEN after scan with polling off", ENGINE, ("tests/engine/test_engine.py", "--requirement=E8"),
         [Edit("src/dagmaster/database/bell_postgres.py", "self._hear(self._topics.values())", "pass")],
         adapted="a bell asks for a scan once it listens, and after each reconnect: here it does not",
     ),

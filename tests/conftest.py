@@ -33,16 +33,31 @@ def pytest_configure() -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="also run the tests marked slow")
+    parser.addoption(
+        "--requirement",
+        action="append",
+        default=[],
+        metavar="TAG",
+        help="run only the tests of this requirement; repeatable",
+    )
     parser.addoption("--seeds", type=int, default=2000, help="how many seeds the simulation runs through")
     parser.addoption("--seed", type=int, help="the one seed that the simulation runs, and tells of")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if wanted := set(config.getoption("--requirement")):
+        others = [item for item in items if not wanted & _requirements_of(item)]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if wanted & _requirements_of(item)]
     if config.getoption("--slow"):
         return
     for item in items:
         if item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.skip(reason="slow: run with --slow"))
+
+
+def _requirements_of(item: pytest.Item) -> set[str]:
+    return {tag for marker in item.iter_markers("requirement") for tag in marker.args}
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""No log line, error or answer tells a secret [M2]; what is no secret stays readable."""
+"""No log line, error or answer tells a secret; what is no secret stays readable."""
 
 import base64
 import io
@@ -19,6 +19,8 @@ from hypothesis import strategies as st
 
 from dagmaster import log
 from dagmaster.log import redact, redact_value
+
+pytestmark = pytest.mark.requirement("X3")
 
 CANARY = "Xq7canaryWz3"
 # What a secret may hold where nothing says where it ends.
@@ -57,7 +59,7 @@ NAMES = st.sampled_from(
     before=WORDS, name=NAMES, sign=st.sampled_from(["=", ": ", " = ", "=>", ":="]), secret=secrets(PLAIN), space=SPACES,
     after=WORDS,
 )  # fmt: skip
-def test_m2_a_value_under_a_secrets_name_is_hidden(*, before, name, sign, secret, space, after):
+def test_a_value_under_a_secrets_name_is_hidden(*, before, name, sign, secret, space, after):
     sign = "=" if name == "signature" else sign
 
     told = redact(f"{space.join(before)} {name}{sign}{secret}{space}{space.join(after)}")
@@ -69,7 +71,7 @@ def test_m2_a_value_under_a_secrets_name_is_hidden(*, before, name, sign, secret
     before=WORDS, name=NAMES, left=st.text(max_size=12), right=st.text(max_size=12), depth=st.integers(0, 3),
     spaced=st.booleans(), after=WORDS,
 )  # fmt: skip
-def test_m2_a_quoted_value_is_hidden_whatever_is_in_it(*, before, name, left, right, depth, spaced, after):
+def test_a_quoted_value_is_hidden_whatever_is_in_it(*, before, name, left, right, depth, spaced, after):
     """Also as JSON that is text in other JSON, where each quote has its backslashes."""
     text = json.dumps({name: left + CANARY + right, "user": "bob"}, separators=(", ", ": ") if spaced else (",", ":"))
     for _ in range(depth):
@@ -81,7 +83,7 @@ def test_m2_a_quoted_value_is_hidden_whatever_is_in_it(*, before, name, left, ri
 
 
 @given(NAMES, st.text(max_size=12), st.text("\\\"'", max_size=6), st.integers(0, 3))
-def test_m2_of_json_nothing_but_the_value_is_hidden(name, left, right, depth):
+def test_of_json_nothing_but_the_value_is_hidden(name, left, right, depth):
     """Also where it ends in backslashes and quotes."""
     text, expected = (json.dumps({name: value, "user": "bob"}) for value in (left + CANARY + right, "***"))
     for _ in range(depth):
@@ -91,7 +93,7 @@ def test_m2_of_json_nothing_but_the_value_is_hidden(name, left, right, depth):
 
 
 @given(NAMES, st.text(max_size=12), st.text(max_size=12))
-def test_m2_a_value_in_a_python_object_is_hidden(name, left, right):
+def test_a_value_in_a_python_object_is_hidden(name, left, right):
     secret = left + CANARY + right
 
     for thing in ({name: secret}, {name: secret.encode("utf-8", "replace")}, [(name, secret)], {name: [1, secret]}):
@@ -105,7 +107,7 @@ def test_m2_a_value_in_a_python_object_is_hidden(name, left, right):
     secrets(IN_A_URL).filter(lambda secret: "://" not in f":{secret}"),
     st.sampled_from(["host", "host:5432/db", "[::1]:5432/db?sslmode=require", "a,b/db?user=x@y"]),
 )
-def test_m2_a_password_in_a_url_is_hidden(before, scheme, user, secret, host):
+def test_a_password_in_a_url_is_hidden(before, scheme, user, secret, host):
     told = redact(f"{' '.join(before)} {scheme}://{user}:{secret}@{host} done")
 
     assert CANARY not in told
@@ -113,7 +115,7 @@ def test_m2_a_password_in_a_url_is_hidden(before, scheme, user, secret, host):
 
 
 @given(WORDS, st.sampled_from(["Bearer", "Token", "Basic", "Digest", "bearer"]), secrets(OF_A_TOKEN), st.booleans())
-def test_m2_headers_are_hidden(before, scheme, token, quoted):
+def test_headers_are_hidden(before, scheme, token, quoted):
     quote = "'" if quoted else ""
     lines = [f"Authorization: {scheme} {token}", f"proxy-authorization: {token}", f"Cookie: a=b; session={token}; c=d"]
     lines += [f"Set-Cookie: session={token}; Path=/", f"Authorization=AWS4 Credential=x, Signature={token}"]
@@ -123,7 +125,7 @@ def test_m2_headers_are_hidden(before, scheme, token, quoted):
 
 
 @given(secrets(string.ascii_letters + string.digits + "%+/="), st.integers(0, 2))
-def test_m2_signed_urls_are_hidden(secret, times):
+def test_signed_urls_are_hidden(secret, times):
     """Also inside the parameter of another URL."""
     from urllib.parse import quote
 
@@ -135,20 +137,20 @@ def test_m2_signed_urls_are_hidden(secret, times):
 
 
 @given(secrets(PLAIN))
-def test_m2_arguments_of_commands_are_hidden(secret):
+def test_arguments_of_commands_are_hidden(secret):
     assert CANARY not in redact(f"psql --db-password {secret} --quiet")
     assert CANARY not in redact(f"Command {['psql', '--password', secret, '-q']!r} failed")
 
 
 @given(st.binary(min_size=8, max_size=30))
-def test_m2_tokens_that_are_known_by_their_looks_are_hidden(body):
+def test_tokens_that_are_known_by_their_looks_are_hidden(body):
     jwt = f"eyJhbGciOiJIUzI1NiJ9.{base64.urlsafe_b64encode(body + CANARY.encode()).decode().rstrip('=')}.c2ln"
 
     assert jwt[20:] not in redact(f"the server sent {jwt} back")
     assert jwt[20:] not in redact(f"with Bearer {jwt}")
 
 
-def test_m2_private_keys_are_hidden():
+def test_private_keys_are_hidden():
     key = "-----BEGIN RSA PRIVATE KEY-----\nMIIEpAIBAAKCAQEA\nxyz==\n-----END RSA PRIVATE KEY-----\nafter"
 
     told = redact(f"read {key}")
@@ -180,7 +182,7 @@ def test_m2_private_keys_are_hidden():
         "auth: none, author: bob",
     ],
 )  # fmt: skip
-def test_m2_ordinary_text_stays_as_it_is(text):
+def test_ordinary_text_stays_as_it_is(text):
     assert redact(text) == text
 
 
@@ -202,12 +204,12 @@ def test_m2_ordinary_text_stays_as_it_is(text):
         (r'{"log": "{\"password\": \"cut off", "user": "bob"}', r'{"log": "{\"password\": \"***", "user": "bob"}'),
     ],
 )
-def test_m2_only_the_secret_is_hidden(text, told):
+def test_only_the_secret_is_hidden(text, told):
     assert redact(text) == told
     assert redact(told) == told
 
 
-def test_m2_facts_are_hidden_by_their_names_however_deep():
+def test_facts_are_hidden_by_their_names_however_deep():
     facts = {
         "password": "a", "claim_token": UUID(int=1), "api_key": 5, "idempotency_key": "order-5", "has_password": True,
         "token": None, "count": 3, "path": Path("/tmp/x"), "at": datetime(2026, 1, 1, tzinfo=UTC),
@@ -223,7 +225,7 @@ def test_m2_facts_are_hidden_by_their_names_however_deep():
     }  # fmt: skip
 
 
-def test_m2_facts_that_hold_themselves_have_an_end():
+def test_facts_that_hold_themselves_have_an_end():
     endless: dict[str, object] = {"name": "x"}
     endless["self"] = endless
 
@@ -243,7 +245,7 @@ def written(request, monkeypatch):
         root.removeHandler(handler)
 
 
-def test_m2_a_log_line_tells_no_secret(written):
+def test_a_log_line_tells_no_secret(written):
     try:
         raise RuntimeError(f"can't reach postgresql://me:{CANARY}@host/db")
     except RuntimeError as error:
@@ -254,7 +256,7 @@ def test_m2_a_log_line_tells_no_secret(written):
     assert "can't reach postgresql://me:***@host/db" in written()
 
 
-def test_m2_libraries_that_log_in_the_standard_way_tell_no_secret_either(written):
+def test_libraries_that_log_in_the_standard_way_tell_no_secret_either(written):
     logging.getLogger("psycopg.pool").warning("no connection to %s", f"postgresql://me:{CANARY}@host/db")
     logging.getLogger("httpx2").info("GET https://host/?sig=%s", CANARY)
 
@@ -276,7 +278,7 @@ BACKSLASH = "\\"
         "('token', ", "É", "passwordÉ=",
     ],
 )  # fmt: skip
-def test_m2_hostile_text_costs_no_more_than_its_length(unit):
+def test_hostile_text_costs_no_more_than_its_length(unit):
     half = unit * (MB // 2 // len(unit))
 
     for text in (f"{half}password={half}", f"{unit}{' ' * MB}x", f"{unit}{BACKSLASH * MB}x"):
@@ -289,7 +291,7 @@ def cpu_seconds(text: str) -> float:
     return time.process_time() - begun
 
 
-def test_m2_hiding_is_cheap_where_nothing_is_to_be_hidden():
+def test_hiding_is_cheap_where_nothing_is_to_be_hidden():
     """A log line has some ten short texts."""
     line = [
         "task finished",

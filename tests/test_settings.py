@@ -1,9 +1,11 @@
-"""Settings that make no sense are refused at the door, all at once and by name [M2]."""
+"""Settings that make no sense are refused at the door, all at once and by name."""
 
 import pytest
 
 from dagmaster import settings
 from dagmaster.errors import InvalidRequest
+
+pytestmark = pytest.mark.requirement("M2")
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +28,7 @@ def test_the_defaults_fit_together():
 
 
 @pytest.mark.parametrize("value", ["inf", "-inf", "nan", "0", "-1", "soon", "1e9"])
-def test_m2_a_lease_is_a_number_of_seconds(monkeypatch, value):
+def test_a_lease_is_a_number_of_seconds(monkeypatch, value):
     assert refusal(monkeypatch, TASK_LEASE_SEC=value) == [
         f"TASK_LEASE_SEC={value}: expected number above 0 up to 86400"
     ]
@@ -45,14 +47,14 @@ def test_m2_a_lease_is_a_number_of_seconds(monkeypatch, value):
         ("WORKER_QUEUE", " , ", "names, joined by `,`"),
     ],
 )
-def test_m2_a_bad_value_is_told_with_what_is_allowed(monkeypatch, name, value, expected):
+def test_a_bad_value_is_told_with_what_is_allowed(monkeypatch, name, value, expected):
     (problem,) = refusal(monkeypatch, **{name: value})
 
     assert problem.startswith(f"{name}=")
     assert problem.endswith(f": expected {expected}")
 
 
-def test_m2_what_does_not_fit_together_is_refused(monkeypatch):
+def test_what_does_not_fit_together_is_refused(monkeypatch):
     told = refusal(monkeypatch, HEARTBEAT_INTERVAL_SEC="60", ORPHAN_THRESHOLD_SEC="60", TASK_LEASE_SEC="5")
 
     assert told == [
@@ -61,31 +63,31 @@ def test_m2_what_does_not_fit_together_is_refused(monkeypatch):
     ]
 
 
-def test_m2_a_janitor_may_not_be_quicker_than_the_owners_it_looks_after(monkeypatch):
+def test_a_janitor_may_not_be_quicker_than_the_owners_it_looks_after(monkeypatch):
     (told,) = refusal(monkeypatch, JANITOR_PATIENCE_SEC="60", ORPHAN_THRESHOLD_SEC="60")
 
     assert told.startswith("ORPHAN_THRESHOLD_SEC=60 must be shorter than JANITOR_PATIENCE_SEC=60")
 
 
-def test_m2_a_payload_is_kept_for_longer_than_any_lease(monkeypatch):
+def test_a_payload_is_kept_for_longer_than_any_lease(monkeypatch):
     (told,) = refusal(monkeypatch, PAYLOAD_GRACE_SEC="60", TASK_LEASE_SEC="60")
 
     assert told.startswith("TASK_LEASE_SEC=60 must be shorter than PAYLOAD_GRACE_SEC=60")
 
 
 @pytest.mark.parametrize("value", ["file:///etc", "nowhere", "http://", "https://me:secret@host/hook"])
-def test_m2_a_webhook_is_the_address_of_a_web_server_and_never_echoed(monkeypatch, value):
+def test_a_webhook_is_the_address_of_a_web_server_and_never_echoed(monkeypatch, value):
     assert refusal(monkeypatch, JANITOR_WEBHOOK_URL=value) == ["JANITOR_WEBHOOK_URL: expected text"]
 
 
 @pytest.mark.parametrize("value", ["-1", "nan", "inf", "1e9", "long"])
-def test_m2_retention_is_a_number_of_days(monkeypatch, value):
+def test_retention_is_a_number_of_days(monkeypatch, value):
     (told,) = refusal(monkeypatch, RETENTION_DAYS=value)
 
     assert told == f"RETENTION_DAYS={value}: expected number from 0 up to 36500"
 
 
-def test_m2_all_problems_are_told_at_once(monkeypatch):
+def test_all_problems_are_told_at_once(monkeypatch):
     """Also what does not fit together, as far as it can be told beside values that are no numbers."""
     told = refusal(
         monkeypatch,
@@ -101,7 +103,7 @@ def test_m2_all_problems_are_told_at_once(monkeypatch):
     ]  # fmt: skip
 
 
-def test_m2_a_secret_is_never_echoed(monkeypatch):
+def test_a_secret_is_never_echoed(monkeypatch):
     monkeypatch.setenv("POSTGRES_PASSWORD", "hunter2")
     monkeypatch.setenv("DATABASE_URL", "postgresql://me:hunter2@host/db")
 
@@ -114,14 +116,14 @@ def test_m2_a_secret_is_never_echoed(monkeypatch):
     assert "hunter2" not in repr(settings.load())
 
 
-def test_m2_a_secret_that_is_refused_is_not_echoed_either():
+def test_a_secret_that_is_refused_is_not_echoed_either():
     with pytest.raises(InvalidRequest) as refused:
         settings.load(postgres_password=["hunter2"])
 
     assert refused.value.facts["problems"] == ["POSTGRES_PASSWORD: expected text"]
 
 
-def test_m2_empty_means_not_set_and_case_does_not_matter(monkeypatch):
+def test_empty_means_not_set_and_case_does_not_matter(monkeypatch):
     monkeypatch.setenv("TASK_LEASE_SEC", "")
     monkeypatch.setenv("LOG_LEVEL", "WARNING")
 
@@ -131,7 +133,7 @@ def test_m2_empty_means_not_set_and_case_does_not_matter(monkeypatch):
     assert "task_lease_sec" not in loaded.model_fields_set
 
 
-def test_m2_strangers_with_our_prefix_are_warned_of(monkeypatch):
+def test_strangers_with_our_prefix_are_warned_of(monkeypatch):
     for name in ("DAGMASTER_DATTA", "DAGMASTER_TASK_LEASE_SEC", "DAGMASTER_FROBNICATE", "DAGMASTER_DATA"):
         monkeypatch.setenv(name, "x")
 
@@ -152,7 +154,7 @@ def test_m2_strangers_with_our_prefix_are_warned_of(monkeypatch):
         ("/run/pg", "postgresql://dagmaster:p%40%2F@%2Frun%2Fpg:5432/dagmaster"),
     ],
 )
-def test_m2_an_address_is_made_of_its_parts(monkeypatch, host, address):
+def test_an_address_is_made_of_its_parts(monkeypatch, host, address):
     monkeypatch.setenv("POSTGRES_HOST", host)
     monkeypatch.setenv("POSTGRES_PASSWORD", "p@/")
 

@@ -1,7 +1,9 @@
-"""Jobs of workflows that the platform does not know: the definition comes along [O1, W3]."""
+"""Jobs of workflows that the platform does not know: the definition comes along."""
 
 from textwrap import dedent
 from uuid import UUID
+
+import pytest
 
 from tests.api.serving import V1, api, ok
 from tests.engine.harness import engine
@@ -16,7 +18,8 @@ MINE = dedent("""
 """)
 
 
-async def test_o1_a_definition_that_comes_along_is_run(database):
+@pytest.mark.requirement("O1")
+async def test_a_definition_that_comes_along_is_run(database):
     async with engine(database) as running, api(database, running) as client:
         submission = {"workflow_id": "mine", "definition": MINE, "input_params": {"name": "Ada"}}
         job_id = (await ok(client.post(f"{V1}/jobs", json=submission), 202))["job_id"]
@@ -29,7 +32,8 @@ async def test_o1_a_definition_that_comes_along_is_run(database):
     assert known.status_code == 404
 
 
-async def test_w3_a_wrong_definition_is_refused_with_every_mistake(database):
+@pytest.mark.requirement("W3")
+async def test_a_wrong_definition_is_refused_with_every_mistake(database):
     wrong = MINE.replace("echo", "no_such_handler").replace("next: end", "next: nowhere")
     async with api(database) as client:
         mistaken = await client.post(f"{V1}/jobs", json={"workflow_id": "mine", "definition": wrong})
@@ -43,7 +47,8 @@ async def test_w3_a_wrong_definition_is_refused_with_every_mistake(database):
     assert (lacking.status_code, lacking.json()["code"]) == (400, "inputs.invalid")
 
 
-async def test_o1_a_file_that_is_right_tells_its_inputs(database):
+@pytest.mark.requirement("O1")
+async def test_a_file_that_is_right_tells_its_inputs(database):
     async with api(database) as client:
         checked = await ok(client.post(f"{V1}/workflows/validate", content=MINE))
 
@@ -51,7 +56,8 @@ async def test_o1_a_file_that_is_right_tells_its_inputs(database):
     assert checked["inputs_schema"]["required"] == ["name"]
 
 
-async def test_w3_files_that_are_refused_are_listed_without_their_folder(database, tmp_path):
+@pytest.mark.requirement("W3")
+async def test_files_that_are_refused_are_listed_without_their_folder(database, tmp_path):
     (tmp_path / "bad.yaml").write_text("workflow_id: bad\nnodes:\n  start: {type: start, next: nowhere}\n")
     (tmp_path / "taken.yaml").write_text(
         "workflow_id: mine\nnodes: {start: {type: start, next: end}, end: {type: end}}\n"

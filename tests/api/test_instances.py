@@ -14,6 +14,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import psycopg
+import pytest
 from httpx2 import AsyncClient, ConnectError
 
 from dagmaster.database.embedded import Cluster
@@ -54,7 +55,8 @@ async def seconds_until(running: Fleet, holds: Callable[[], Awaitable[Any]], wha
     return time.monotonic() - begun
 
 
-async def test_e7_what_arrives_at_an_instance_that_does_not_own_the_job_takes_effect_within_a_second(
+@pytest.mark.requirement("E7")
+async def test_what_arrives_at_an_instance_that_does_not_own_the_job_takes_effect_within_a_second(
     database: str, tmp_path: Path
 ) -> None:
     """One instance is full, so that the other one has to own what is submitted to the first."""
@@ -117,7 +119,8 @@ async def _claimed(ledger: PostgresLedger, worker_id: UUID, job_id: UUID) -> str
     return next((task.task_id for task in answer.claimed if task.job_id == job_id), None)
 
 
-async def test_h4_workers_and_an_orchestrator_without_api_tell_their_health_side_by_side(
+@pytest.mark.requirement("H4")
+async def test_workers_and_an_orchestrator_without_api_tell_their_health_side_by_side(
     database: str, tmp_path: Path
 ) -> None:
     """All are told the same port: who comes later takes a free one, and says which."""
@@ -158,7 +161,8 @@ async def _health_url(running: Fleet, process: Process) -> str:
     return str(await running.until(told, 10, f"the address of {process.name}"))
 
 
-async def test_h4_without_a_database_all_are_alive_and_none_is_ready(
+@pytest.mark.requirement("H4")
+async def test_without_a_database_all_are_alive_and_none_is_ready(
     cluster: Cluster, database: str, tmp_path: Path
 ) -> None:
     """No restart would bring it back; and when it is back, so are they."""

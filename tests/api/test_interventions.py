@@ -1,6 +1,8 @@
-"""Cancel and resume over HTTP [E14 E15 E16]."""
+"""Cancel and resume over HTTP."""
 
 from uuid import UUID, uuid4
+
+import pytest
 
 from tests.api.serving import V1, api, ok
 from tests.engine.harness import engine, open_gate, until, workflow
@@ -49,7 +51,8 @@ LOSING = """
 """
 
 
-async def test_e14_a_cancel_shows_which_worker_acknowledged(database):
+@pytest.mark.requirement("E14")
+async def test_a_cancel_shows_which_worker_acknowledged(database):
     async with engine(database) as running, api(database, running) as client:
         job_id = await running.submit(workflow(GATED))
         await until(lambda: running.rows("SELECT 1 FROM dagapp.dag_tasks WHERE status = 'running'"))
@@ -70,7 +73,8 @@ async def test_e14_a_cancel_shows_which_worker_acknowledged(database):
     assert (unknown.status_code, unknown.json()["code"]) == (404, "job.not-found")
 
 
-async def test_e14_asking_twice_is_asking_once(database):
+@pytest.mark.requirement("E14")
+async def test_asking_twice_is_asking_once(database):
     async with engine(database, workers=0) as running, api(database, running) as client:
         job_id = await running.submit(workflow(GATED))
         first = await ok(client.post(f"{V1}/jobs/{job_id}/cancel", params={"wait": 0}, json={"by": "ada"}), 202)
@@ -81,7 +85,8 @@ async def test_e14_asking_twice_is_asking_once(database):
     assert second["requested_by"] == "ada"
 
 
-async def test_e14_a_job_that_has_ended_otherwise_is_not_cancelled(database):
+@pytest.mark.requirement("E14")
+async def test_a_job_that_has_ended_otherwise_is_not_cancelled(database):
     async with engine(database) as running, api(database, running) as client:
         done = await running.run("hello_world")
         answer = await client.post(f"{V1}/jobs/{done['job_id']}/cancel")
@@ -89,7 +94,8 @@ async def test_e14_a_job_that_has_ended_otherwise_is_not_cancelled(database):
     assert (answer.status_code, answer.json()["code"]) == (409, "job.ended")
 
 
-async def test_e14_a_second_cancel_shows_only_its_own_tasks(database):
+@pytest.mark.requirement("E14")
+async def test_a_second_cancel_shows_only_its_own_tasks(database):
     async with engine(database) as running, api(database, running) as client:
         job_id = await running.submit(workflow(GATED))
         url, tasks = f"{V1}/jobs/{job_id}", "SELECT 1 FROM dagapp.dag_tasks WHERE status = 'running'"
@@ -103,7 +109,8 @@ async def test_e14_a_second_cancel_shows_only_its_own_tasks(database):
     assert [task["attempt"] for task in second["tasks"]] == [2]
 
 
-async def test_e7_a_cancel_at_an_instance_that_does_not_own_the_job_is_acted_on_at_once(database):
+@pytest.mark.requirement("E7")
+async def test_a_cancel_at_an_instance_that_does_not_own_the_job_is_acted_on_at_once(database):
     """The API serves beside no orchestrator here; the owner hears of the request by the bell, since it polls rarely."""
     async with (
         engine(database, orchestrators=2, orchestrator_poll_interval=30) as running,
@@ -121,7 +128,8 @@ async def test_e7_a_cancel_at_an_instance_that_does_not_own_the_job_is_acted_on_
     assert found["after"].total_seconds() < 1
 
 
-async def test_e15_a_resume_says_what_runs_and_a_dry_run_only_says(database):
+@pytest.mark.requirement("E15")
+async def test_a_resume_says_what_runs_and_a_dry_run_only_says(database):
     async with engine(database) as running, api(database, running) as client:
         failed = await running.run(workflow(FAILING))
         url = f"{V1}/jobs/{failed['job_id']}/resume"
@@ -138,7 +146,8 @@ async def test_e15_a_resume_says_what_runs_and_a_dry_run_only_says(database):
     assert unknown.status_code == 404
 
 
-async def test_e15_a_resume_counts_the_children_that_were_not_made_yet(database):
+@pytest.mark.requirement("E15")
+async def test_a_resume_counts_the_children_that_were_not_made_yet(database):
     async with engine(database) as running, api(database, running) as client:
         job_id = await running.submit(workflow(WIDE))
         url = f"{V1}/jobs/{job_id}"
@@ -156,7 +165,8 @@ async def test_e15_a_resume_counts_the_children_that_were_not_made_yet(database)
     assert (done["status"], ran) == ("completed", 30)
 
 
-async def test_e16_a_stage_whose_children_failed_is_not_complete(database):
+@pytest.mark.requirement("E16")
+async def test_a_stage_whose_children_failed_is_not_complete(database):
     async with engine(database) as running:
         running.add(
             workflow(LOSING), workflow(LOSING.replace("losing", "bearing").replace("tolerate: 1", "tolerate: 4"))
@@ -178,7 +188,8 @@ async def test_e16_a_stage_whose_children_failed_is_not_complete(database):
     assert states["bearing"]["many"] == "completed"
 
 
-async def test_e15_a_part_of_a_job_is_retried(database):
+@pytest.mark.requirement("E15")
+async def test_a_part_of_a_job_is_retried(database):
     async with engine(database) as running, api(database, running) as client:
         job = await running.run("echo_test", message="hi")
         url = f"{V1}/jobs/{job['job_id']}/retry"
@@ -196,7 +207,8 @@ async def test_e15_a_part_of_a_job_is_retried(database):
     assert (unknown.status_code, unknown.json()["code"]) == (404, "node.not-found")
 
 
-async def test_e16_a_repeated_submission_resumes_the_failed_job(database):
+@pytest.mark.requirement("E16")
+async def test_a_repeated_submission_resumes_the_failed_job(database):
     async with engine(database) as running:
         running.add(workflow(FAILING), workflow(GATED))
         async with api(database, running) as client:

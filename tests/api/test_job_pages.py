@@ -13,6 +13,8 @@ from dagmaster.database.api_reads import PLANNING
 from dagmaster.database.connect import conninfo
 from dagmaster.database.queries import numbered
 
+pytestmark = pytest.mark.requirement("O1")
+
 JOBS = 20_000
 PAGE = 51
 # One value that nearly all jobs have, and one that few have, evenly spread over time.
@@ -84,7 +86,7 @@ def visited(plan: dict[str, Any]) -> int:
 @pytest.mark.parametrize(
     "filters", COMBINATIONS, ids=lambda chosen: "-".join(str(v) for v in chosen.values() if v) or "all"
 )
-def test_o1_each_combination_of_filters_is_read_in_order_from_an_index(many_jobs, filters):
+def test_each_combination_of_filters_is_read_in_order_from_an_index(many_jobs, filters):
     """Also before anyone has counted the table, as after a busy night."""
     kinds = [part["Node Type"] for part in parts_of(plan_of(many_jobs, **filters))]
 
@@ -94,7 +96,7 @@ def test_o1_each_combination_of_filters_is_read_in_order_from_an_index(many_jobs
 @pytest.mark.parametrize(
     "filters", COMBINATIONS, ids=lambda chosen: "-".join(str(v) for v in chosen.values() if v) or "all"
 )
-def test_o1_no_more_jobs_are_looked_at_than_the_rarest_filter_has(counted_jobs, filters):
+def test_no_more_jobs_are_looked_at_than_the_rarest_filter_has(counted_jobs, filters):
     """Filters that most jobs pass cost a page; a rare one costs those that it has, however old they are."""
     middle = plan_of(counted_jobs, **filters)
 
@@ -103,7 +105,7 @@ def test_o1_no_more_jobs_are_looked_at_than_the_rarest_filter_has(counted_jobs, 
 
 
 @pytest.mark.parametrize("name", ["workflow_id", "submitted_by"])
-def test_o1_later_pages_cost_no_more_than_the_first(counted_jobs, name):
+def test_later_pages_cost_no_more_than_the_first(counted_jobs, name):
     with psycopg.connect(counted_jobs) as connection:
         (after,) = (
             connection.execute("SELECT job_id FROM dagapp.dag_jobs ORDER BY 1 OFFSET 2000 LIMIT 1").fetchone() or ()
@@ -115,5 +117,5 @@ def test_o1_later_pages_cost_no_more_than_the_first(counted_jobs, name):
     assert visited(plan) <= 2 * PAGE
 
 
-def test_o1_a_correlation_finds_its_few_jobs(counted_jobs):
+def test_a_correlation_finds_its_few_jobs(counted_jobs):
     assert visited(plan_of(counted_jobs, correlation_id="order-77")) == 10

@@ -1,4 +1,4 @@
-"""Jobs over HTTP: submitted, listed, looked at from every side [O1, E2, E16, E26]."""
+"""Jobs over HTTP: submitted, listed, looked at from every side."""
 
 import itertools
 from typing import Any
@@ -42,7 +42,8 @@ ONCE = """
 """
 
 
-async def test_o1_a_job_is_submitted_and_its_result_read(database):
+@pytest.mark.requirement("O1")
+async def test_a_job_is_submitted_and_its_result_read(database):
     async with engine(database) as running, api(database, running) as client:
         answer = await client.post(
             f"{V1}/jobs",
@@ -63,7 +64,8 @@ async def test_o1_a_job_is_submitted_and_its_result_read(database):
     assert shown["seconds"] > 0
 
 
-async def test_e26_a_job_shows_counts_of_children_and_stages(database):
+@pytest.mark.requirement("E26")
+async def test_a_job_shows_counts_of_children_and_stages(database):
     async with engine(database) as running, api(database, running) as client:
         job = await running.run(workflow(FAMILY))
         shown = await ok(client.get(f"{V1}/jobs/{job['job_id']}"))
@@ -80,7 +82,8 @@ async def test_e26_a_job_shows_counts_of_children_and_stages(database):
     assert len(shown["nodes"]) == 5
 
 
-async def test_o1_nodes_children_and_timeline_come_in_pages(database):
+@pytest.mark.requirement("O1")
+async def test_nodes_children_and_timeline_come_in_pages(database):
     async with engine(database) as running, api(database, running) as client:
         job = await running.run(workflow(FAMILY))
         path = f"{V1}/jobs/{job['job_id']}"
@@ -108,7 +111,8 @@ async def talk(ctx: Any) -> None:
     ctx.logger.info("working", step=1)
 
 
-async def test_o1_a_node_shows_its_attempts_with_their_log_lines(database):
+@pytest.mark.requirement("O1")
+async def test_a_node_shows_its_attempts_with_their_log_lines(database):
     text = FAMILY.replace("next: end}", "next: talk}\n      talk: {handler: talk, next: end}")
     handlers = [Registration("talk", "tests.api.test_jobs:talk")]
     async with engine(database, handlers=handlers) as running, api(database, running) as client:
@@ -130,7 +134,8 @@ async def test_o1_a_node_shows_its_attempts_with_their_log_lines(database):
     assert missing.json()["code"] == "node.not-found"
 
 
-async def test_e4_events_come_in_order_and_in_pages(database):
+@pytest.mark.requirement("E4")
+async def test_events_come_in_order_and_in_pages(database):
     async with engine(database) as running, api(database, running) as client:
         job = await running.run("hello_world")
         path = f"{V1}/jobs/{job['job_id']}/events"
@@ -143,7 +148,8 @@ async def test_e4_events_come_in_order_and_in_pages(database):
     assert {event["node_id"] for event in of_greet[0]} == {"greet"}
 
 
-async def test_o1_jobs_are_filtered_and_paged(database):
+@pytest.mark.requirement("O1")
+async def test_jobs_are_filtered_and_paged(database):
     async with engine(database, orchestrators=0, workers=0) as running, api(database, running) as client:
         asked = [
             Submission(
@@ -177,7 +183,8 @@ async def test_o1_jobs_are_filtered_and_paged(database):
     assert (len(later[0]), len(earlier[0])) == (5, 5)
 
 
-async def test_e16_a_repeated_submission_is_answered_with_what_became_of_it(database):
+@pytest.mark.requirement("E16")
+async def test_a_repeated_submission_is_answered_with_what_became_of_it(database):
     async with engine(database) as running:
         running.add(workflow(ONCE))
         async with api(database, running) as client:
@@ -202,8 +209,9 @@ async def test_e16_a_repeated_submission_is_answered_with_what_became_of_it(data
     assert forced.json()["job_id"] != first.json()["job_id"]
 
 
+@pytest.mark.requirement("O1")
 @pytest.mark.parametrize("part", ["", "/nodes", "/nodes/x", "/events", "/timeline", "/waiting", "/events/stream"])
-async def test_o1_every_part_of_an_unknown_job_is_not_found(shared_database, part):
+async def test_every_part_of_an_unknown_job_is_not_found(shared_database, part):
     async with api(shared_database) as client:
         answer = await client.get(f"{V1}/jobs/{uuid4()}{part}")
 
@@ -211,7 +219,8 @@ async def test_o1_every_part_of_an_unknown_job_is_not_found(shared_database, par
     assert answer.json()["code"] == "job.not-found"
 
 
-async def test_e1_a_running_fan_out_says_so(database):
+@pytest.mark.requirement("E1")
+async def test_a_running_fan_out_says_so(database):
     text = FAMILY.replace("handler: give", "handler: gate").replace("workflow_id: family", "workflow_id: gates")
     async with engine(database) as running, api(database, running) as client:
         job_id = await running.submit(workflow(text))

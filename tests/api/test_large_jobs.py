@@ -11,6 +11,8 @@ from dagmaster.workflows.model import Workflow
 from tests.api.serving import V1, api, app_of, client_of, ok
 from tests.engine.harness import workflow
 
+pytestmark = pytest.mark.requirement("E9")
+
 CHILDREN = 20_000
 MANY = """
     workflow_id: many
@@ -85,7 +87,7 @@ def fill(dsn: str, of: Workflow, children: int) -> UUID:
         ("/waiting", {"parent": "split", "limit": 200}),
     ],
 )
-async def test_e9_no_part_of_a_large_job_reads_all_of_it(large_job, part, params):
+async def test_no_part_of_a_large_job_reads_all_of_it(large_job, part, params):
     dsn, job_id = large_job
     app = app_of(dsn)
     async with client_of(app) as client:
@@ -115,7 +117,7 @@ async def _rows_read(app: Any) -> int:
         return int(row[0])
 
 
-async def test_e9_operators_questions_stay_cheap_beside_a_large_job(large_job):
+async def test_operators_questions_stay_cheap_beside_a_large_job(large_job):
     dsn, _ = large_job
     async with api(dsn) as client:
         for path in ("/queues", "/workers", "/orchestrators", "/stats", "/jobs"):

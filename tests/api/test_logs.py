@@ -1,4 +1,4 @@
-"""What handlers log and how far they say they are, seen from outside while they run and afterwards [H1, E23]."""
+"""What handlers log and how far they say they are, seen from outside while they run and afterwards."""
 
 import asyncio
 import json
@@ -76,7 +76,8 @@ def reports_plainly(ctx: SyncContext) -> None:
 _released: set[str] = set()
 
 
-async def test_h1_the_lines_of_every_attempt_are_read_in_pages(database):
+@pytest.mark.requirement("H1")
+async def test_the_lines_of_every_attempt_are_read_in_pages(database):
     async with engine(database, handlers=HANDLERS) as running, api(database, running) as client:
         job = await running.run(workflow(TALKATIVE))
         path = f"{V1}/jobs/{job['job_id']}/logs"
@@ -104,7 +105,8 @@ async def test_h1_the_lines_of_every_attempt_are_read_in_pages(database):
     assert wrong.json()["code"] == "request.bad-cursor"
 
 
-async def test_h1_the_last_lines_of_a_running_attempt_are_seen_before_it_ends(database):
+@pytest.mark.requirement("H1")
+async def test_the_last_lines_of_a_running_attempt_are_seen_before_it_ends(database):
     """At once, not with the next renewal of the lease."""
     seldom = {"lease_renew_sec": 30, "task_lease_sec": 90}
     async with engine(database, handlers=HANDLERS, **seldom) as running, api(database, running) as client:
@@ -130,7 +132,8 @@ async def test_h1_the_last_lines_of_a_running_attempt_are_seen_before_it_ends(da
     assert kept == [{"log": None}]
 
 
-async def test_h1_a_cancelled_attempt_keeps_its_lines(database):
+@pytest.mark.requirement("H1")
+async def test_a_cancelled_attempt_keeps_its_lines(database):
     async with engine(database, handlers=HANDLERS) as running, api(database, running) as client:
         job_id = await running.submit(workflow(ONE.replace("HANDLER", "talks_and_waits")))
         path = f"{V1}/jobs/{job_id}/logs"
@@ -143,8 +146,9 @@ async def test_h1_a_cancelled_attempt_keeps_its_lines(database):
     assert lines[-1]["text"] == "waiting number=29"
 
 
+@pytest.mark.requirement("E23")
 @pytest.mark.parametrize("handler", ["reports", "reports_plainly"])
-async def test_e23_progress_is_seen_everywhere_within_a_second(database, handler):
+async def test_progress_is_seen_everywhere_within_a_second(database, handler):
     """In the stream it has no number, and comes at most once a second however often a handler tells it."""
     async with engine(database, handlers=HANDLERS) as running:
         job_id = await running.submit(workflow(ONE.replace("HANDLER", handler)))

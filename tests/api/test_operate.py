@@ -3,6 +3,8 @@
 import asyncio
 from uuid import UUID, uuid4
 
+import pytest
+
 from dagmaster.database.ledger import Demand
 from dagmaster.jobs.model import Submission
 from tests.api.serving import V1, api, everything, ok
@@ -17,7 +19,8 @@ GATED = """
 """
 
 
-async def test_o1_orchestrators_and_workers_show_what_they_do(database):
+@pytest.mark.requirement("O1")
+async def test_orchestrators_and_workers_show_what_they_do(database):
     async with engine(database, orchestrators=2) as running, api(database, running) as client:
         job_id = await running.submit(workflow(GATED))
         await until(lambda: running.rows("SELECT 1 FROM dagapp.dag_tasks WHERE status = 'running'"))
@@ -43,7 +46,8 @@ async def test_o1_orchestrators_and_workers_show_what_they_do(database):
     assert task["started_at"] is not None
 
 
-async def test_o1_those_who_are_silent_are_listed_as_such_and_what_is_listed_is_bounded(database):
+@pytest.mark.requirement("O1")
+async def test_those_who_are_silent_are_listed_as_such_and_what_is_listed_is_bounded(database):
     async with engine(database, orchestrators=0, workers=0) as running, api(database, running) as client:
         await running.rows(
             "INSERT INTO dagapp.workers (worker_id, host, pid, software_version, worker_type, queues, handlers, heartbeat_at) "
@@ -64,7 +68,8 @@ async def test_o1_those_who_are_silent_are_listed_as_such_and_what_is_listed_is_
     assert (orchestrator["job_count"], len(orchestrator["jobs"])) == (30, 20)
 
 
-async def test_e19_queues_show_their_depth_and_are_paused_and_opened(database):
+@pytest.mark.requirement("E19")
+async def test_queues_show_their_depth_and_are_paused_and_opened(database):
     async with engine(database, workers=0) as running, api(database, running) as client:
         paused = await ok(client.put(f"{V1}/queues/dag-worker-tasks", json={"is_paused": True}))
         job_id = await running.submit("hello_world")
@@ -88,7 +93,8 @@ async def test_e19_queues_show_their_depth_and_are_paused_and_opened(database):
     assert job["status"] == "completed"
 
 
-async def test_e19_two_people_change_a_queue_and_neither_undoes_the_other(database):
+@pytest.mark.requirement("E19")
+async def test_two_people_change_a_queue_and_neither_undoes_the_other(database):
     async with engine(database, workers=0) as running, api(database, running) as client:
         queue = f"{V1}/queues/container-tasks"
         limited = await ok(client.patch(queue, json={"max_running": 3}))
@@ -102,7 +108,8 @@ async def test_e19_two_people_change_a_queue_and_neither_undoes_the_other(databa
     assert unknown.status_code == 404
 
 
-async def test_o1_stats_and_health_tell_how_things_are(database):
+@pytest.mark.requirement("O1")
+async def test_stats_and_health_tell_how_things_are(database):
     async with engine(database) as running, api(database, running) as client:
         await running.run("hello_world")
         stats = await ok(client.get(f"{V1}/stats"))
@@ -118,7 +125,8 @@ async def test_o1_stats_and_health_tell_how_things_are(database):
     assert ready["is_ready"]
 
 
-async def test_m4_an_instance_whose_loop_has_ended_is_not_ready(database):
+@pytest.mark.requirement("O1")
+async def test_an_instance_whose_loop_has_ended_is_not_ready(database):
     async with engine(database, verify_history=False) as running, api(database, running) as client:
         running.orchestrators[0].stop()
         await until(lambda: _is_gone(running))
@@ -127,7 +135,8 @@ async def test_m4_an_instance_whose_loop_has_ended_is_not_ready(database):
     assert [check["name"] for check in stopped["checks"] if not check["is_ok"]] == ["loop"]
 
 
-async def test_m4_an_instance_whose_loop_is_stuck_is_not_ready_and_then_not_alive(database):
+@pytest.mark.requirement("O1")
+async def test_an_instance_whose_loop_is_stuck_is_not_ready_and_then_not_alive(database):
     """The loop waits for something that never comes; the process answers on."""
     async with engine(database) as running, api(database, running) as client:
         (orchestrator,) = running.orchestrators
@@ -155,7 +164,8 @@ async def test_m4_an_instance_whose_loop_is_stuck_is_not_ready_and_then_not_aliv
     assert healed["status"] == "alive"
 
 
-async def test_m4_without_a_database_an_instance_is_alive_and_not_ready():
+@pytest.mark.requirement("O1")
+async def test_without_a_database_an_instance_is_alive_and_not_ready():
     """No restart would bring the database back."""
     async with api("postgresql://nobody@127.0.0.1:1/nothing") as client:
         alive = await ok(client.get("/livez"))
@@ -171,7 +181,8 @@ async def _is_gone(running):
     return not await running.rows("SELECT 1 FROM dagapp.orchestrators")
 
 
-async def test_q4_dead_letters_are_listed_looked_into_and_replayed(database):
+@pytest.mark.requirement("Q4")
+async def test_dead_letters_are_listed_looked_into_and_replayed(database):
     async with engine(database) as running:
         for number in range(5):
             await running.ledger.enqueue_message(f"m-{number}", "dag-jobs", {"workflow_id": "late", "priority": number})
@@ -200,7 +211,8 @@ async def test_q4_dead_letters_are_listed_looked_into_and_replayed(database):
     assert job["priority"] == 3
 
 
-async def test_q4_replaying_a_poison_task_resumes_its_job(database):
+@pytest.mark.requirement("Q4")
+async def test_replaying_a_poison_task_resumes_its_job(database):
     poison = GATED.replace("gated", "poison").replace("handler: gate", "handler: crash, params: {code: 3}")
     async with engine(database, max_losses=1) as running, api(database, running) as client:
         job = await running.run(workflow(poison))
@@ -226,7 +238,8 @@ async def _letters(running, count):
     return await running.value("SELECT count(*) = %s FROM dagapp.dag_dead_letters", count)
 
 
-async def test_d4_the_schema_is_looked_at_deployed_and_rebuilt(database):
+@pytest.mark.requirement("D4")
+async def test_the_schema_is_looked_at_deployed_and_rebuilt(database):
     async with api(database, allow_rebuild=True) as client:
         submitted = await ok(client.post(f"{V1}/jobs", json={"workflow_id": "hello_world"}), 202)
         status = await ok(client.get(f"{V1}/bootstrap/status"))
@@ -250,7 +263,8 @@ async def test_d4_the_schema_is_looked_at_deployed_and_rebuilt(database):
     assert gone.status_code == 404
 
 
-async def test_e7_a_worker_without_database_reports_over_http_and_late_reports_are_told(database):
+@pytest.mark.requirement("E7")
+async def test_a_worker_without_database_reports_over_http_and_late_reports_are_told(database):
     async with engine(database, workers=0) as running, api(database, running) as client:
         job_id = await running.submit("hello_world")
         worker_id = uuid4()
@@ -287,7 +301,8 @@ async def test_e7_a_worker_without_database_reports_over_http_and_late_reports_a
     assert odd.json()["code"] == "task.bad-id"
 
 
-async def test_o1_workflows_are_listed_shown_drawn_and_checked(shared_database):
+@pytest.mark.requirement("O1")
+async def test_workflows_are_listed_shown_drawn_and_checked(shared_database):
     async with api(shared_database) as client:
         pages = await everything(client, f"{V1}/workflows", limit=3)
         shown = await ok(client.get(f"{V1}/workflows/hello_world"))
@@ -310,7 +325,8 @@ async def test_o1_workflows_are_listed_shown_drawn_and_checked(shared_database):
     assert fine == {"is_valid": True, "workflow_id": "x", "version": "1", "nodes": 3, "problems": []}
 
 
-async def test_e7_two_instances_serve_the_same_job(database):
+@pytest.mark.requirement("E7")
+async def test_two_instances_serve_the_same_job(database):
     """A request may arrive anywhere: what one accepted the other shows at once."""
     async with (
         engine(database, orchestrators=2) as running,

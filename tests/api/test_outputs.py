@@ -1,14 +1,17 @@
-"""Outputs over HTTP, however large: whole, with their hash, asked for again only when they are others [E18]."""
+"""Outputs over HTTP, however large: whole, with their hash, asked for again only when they are others."""
 
 import hashlib
 from uuid import uuid4
 
 import orjson
+import pytest
 
 from dagmaster.database.ledger import Demand
 from dagmaster.jobs.payload import INLINE_BYTES
 from tests.api.serving import V1, api, ok
 from tests.engine.harness import engine, until, workflow
+
+pytestmark = pytest.mark.requirement("E18")
 
 SIZED = """
     workflow_id: sized
@@ -27,7 +30,7 @@ SIZED = """
 """
 
 
-async def test_e18_an_output_is_downloaded_with_its_hash_and_not_a_second_time(database):
+async def test_an_output_is_downloaded_with_its_hash_and_not_a_second_time(database):
     async with engine(database) as running, api(database, running) as client:
         for count in (3, 60_000):
             job = await running.run(workflow(SIZED), count=count)
@@ -47,7 +50,7 @@ async def test_e18_an_output_is_downloaded_with_its_hash_and_not_a_second_time(d
             assert len(orjson.dumps(detail)) < INLINE_BYTES
 
 
-async def test_e18_what_has_no_output_says_so(database):
+async def test_what_has_no_output_says_so(database):
     async with engine(database) as running, api(database, running) as client:
         job = await running.run(workflow(SIZED), count=3)
         of_job = f"{V1}/jobs/{job['job_id']}"
@@ -66,7 +69,7 @@ async def test_e18_what_has_no_output_says_so(database):
         assert gathered["results"] == [1, 1, 3, 3]
 
 
-async def test_e18_a_worker_that_reports_over_http_needs_not_know_of_references(database):
+async def test_a_worker_that_reports_over_http_needs_not_know_of_references(database):
     definition = workflow("""
         workflow_id: outside
         nodes:

@@ -12,6 +12,7 @@ from tests.web.problems import check
 JOB = str(new_job_id(1_700_000_000_000, bytes(10)))  # the same in every process: tests are named after it
 
 
+@pytest.mark.requirement("O1")
 @pytest.mark.parametrize(
     ("request_", "options", "expected"),
     [
@@ -46,7 +47,7 @@ JOB = str(new_job_id(1_700_000_000_000, bytes(10)))  # the same in every process
         (("POST", "/bootstrap/deploy"), {"headers": {"origin": "null"}}, (403, "request.foreign-origin")),
     ],
 )  # fmt: skip
-async def test_o1_each_problem_has_its_status_and_code(shared_database, request_, options, expected):
+async def test_each_problem_has_its_status_and_code(shared_database, request_, options, expected):
     method, path = request_
 
     async with api(shared_database) as client:
@@ -55,7 +56,8 @@ async def test_o1_each_problem_has_its_status_and_code(shared_database, request_
     check(answer, *expected)
 
 
-async def test_o1_invalid_requests_list_every_mistake_and_repeat_nothing(shared_database):
+@pytest.mark.requirement("O1")
+async def test_invalid_requests_list_every_mistake_and_repeat_nothing(shared_database):
     async with api(shared_database) as client:
         answer = await client.post(
             f"{V1}/jobs", json={"workflow_id": "", "priority": 11, "callback_url": "hunter2" * 100}
@@ -66,6 +68,7 @@ async def test_o1_invalid_requests_list_every_mistake_and_repeat_nothing(shared_
     assert "hunter2" not in answer.text
 
 
+@pytest.mark.requirement("O1")
 @pytest.mark.parametrize(
     ("path", "sent", "message"),
     [
@@ -77,7 +80,7 @@ async def test_o1_invalid_requests_list_every_mistake_and_repeat_nothing(shared_
         (f"/jobs/{JOB}/retry", {"node": "a", "stage": "b"}, "body: name either a node, a stage, or a fan_out whose failed"),
     ],
 )  # fmt: skip
-async def test_o1_a_mistake_is_told_in_plain_words(shared_database, path, sent, message):
+async def test_a_mistake_is_told_in_plain_words(shared_database, path, sent, message):
     async with api(shared_database) as client:
         answer = await client.post(V1 + path, json=sent)
 
@@ -86,7 +89,8 @@ async def test_o1_a_mistake_is_told_in_plain_words(shared_database, path, sent, 
     assert "/docs" in problem["hint"]
 
 
-async def test_o1_what_is_no_json_says_where(shared_database):
+@pytest.mark.requirement("O1")
+async def test_what_is_no_json_says_where(shared_database):
     async with api(shared_database) as client:
         answer = await client.post(
             f"{V1}/jobs", content=b'{"workflow_id": "x",\n "priority": }', headers={"content-type": "application/json"}
@@ -97,7 +101,8 @@ async def test_o1_what_is_no_json_says_where(shared_database):
     assert (problem["errors"][0]["line"], problem["errors"][0]["column"]) == (2, 14)
 
 
-async def test_o1_an_unknown_workflow_tells_no_folders(shared_database, tmp_path):
+@pytest.mark.requirement("O1")
+async def test_an_unknown_workflow_tells_no_folders(shared_database, tmp_path):
     (tmp_path / "broken.yaml").write_text("workflow_id: broken\nnodes: {}\n")
 
     async with api(shared_database, workflow_folders=str(tmp_path)) as client:
@@ -108,7 +113,8 @@ async def test_o1_an_unknown_workflow_tells_no_folders(shared_database, tmp_path
     assert str(tmp_path) not in answer.text
 
 
-async def test_o1_a_key_that_stands_for_another_workflow_says_for_which(shared_database):
+@pytest.mark.requirement("O1")
+async def test_a_key_that_stands_for_another_workflow_says_for_which(shared_database):
     async with api(shared_database) as client:
         first = await client.post(f"{V1}/jobs", json={"workflow_id": "hello_world", "idempotency_key": "mine"})
         other = await client.post(f"{V1}/jobs", json={"workflow_id": "echo_test", "idempotency_key": "mine"})
@@ -135,7 +141,8 @@ async def test_the_first_page_leads_to_everything_and_loads_nothing(shared_datab
     assert "<script" not in root.text
 
 
-async def test_o1_a_database_that_is_away_is_unavailable_and_says_when_to_try_again():
+@pytest.mark.requirement("O1")
+async def test_a_database_that_is_away_is_unavailable_and_says_when_to_try_again():
     async with api("postgresql://nobody@127.0.0.1:1/nothing") as client:
         jobs, submitted, ready, alive, health = await asyncio.gather(
             client.get(f"{V1}/jobs"),
@@ -152,7 +159,8 @@ async def test_o1_a_database_that_is_away_is_unavailable_and_says_when_to_try_ag
     assert (alive.status_code, health.status_code) == (200, 200)
 
 
-async def test_d4_a_database_without_schema_says_what_to_do_and_is_deployed(empty_database):
+@pytest.mark.requirement("D4")
+async def test_a_database_without_schema_says_what_to_do_and_is_deployed(empty_database):
     async with api(empty_database) as client:
         before = await client.get(f"{V1}/jobs")
         ready = await client.get("/readyz")

@@ -21,7 +21,8 @@ from tests.api.serving import V1, app_of, served
 from tests.engine.harness import until
 
 
-def test_x1_only_loopback_is_listened_on_unless_configured():
+@pytest.mark.requirement("X1")
+def test_only_loopback_is_listened_on_unless_configured():
     with pytest.raises(InvalidRequest) as refused:
         bind("0.0.0.0", 0)
     with bind("0.0.0.0", 0, is_insecure=True) as anywhere, bind("localhost", 0) as here:

@@ -9,10 +9,13 @@ from typing import Any
 from urllib.parse import urlsplit
 from uuid import UUID
 
+import pytest
 from httpx2 import AsyncClient
 
 from tests.api.serving import V1, app_of, ok, served
 from tests.engine.harness import Engine, engine, open_gate, until, workflow
+
+pytestmark = pytest.mark.requirement("O1")
 
 STEPS = """
     workflow_id: steps
@@ -59,7 +62,7 @@ def seen(events: list[dict[str, Any]]) -> list[tuple[int, str]]:
     return [(event["sequence"], event["type"]) for event in events]
 
 
-async def test_m4_a_stream_tells_everything_and_ends_with_the_job(database):
+async def test_a_stream_tells_everything_and_ends_with_the_job(database):
     async with engine(database) as running:
         job_id = await running.submit(workflow(STEPS))
         async with served(app_of(database, running)) as server, AsyncClient(base_url=server.url) as client:
@@ -72,7 +75,7 @@ async def test_m4_a_stream_tells_everything_and_ends_with_the_job(database):
         assert events[-1]["type"] == "job_completed"
 
 
-async def test_m4_a_cut_stream_goes_on_with_exactly_what_is_missing(database):
+async def test_a_cut_stream_goes_on_with_exactly_what_is_missing(database):
     async with engine(database) as running:
         job_id = await running.submit(workflow(STEPS))
         async with served(app_of(database, running)) as server:
@@ -97,7 +100,7 @@ async def test_m4_a_cut_stream_goes_on_with_exactly_what_is_missing(database):
         assert seen(by_query) == seen(rest[1:])
 
 
-async def test_m4_cut_again_and_again_nothing_is_missed_or_told_twice(database):
+async def test_cut_again_and_again_nothing_is_missed_or_told_twice(database):
     async with engine(database) as running:
         job_id = await running.submit("demo", count=60)
         got: list[dict[str, Any]] = []
@@ -115,7 +118,7 @@ async def test_m4_cut_again_and_again_nothing_is_missed_or_told_twice(database):
         assert seen(got) == await written(running, job_id)
 
 
-async def test_m4_a_hundred_watchers_share_a_few_connections(database):
+async def test_a_hundred_watchers_share_a_few_connections(database):
     async with engine(database) as running:
         job_id = await running.submit(workflow(STEPS))
         other_id = await running.submit("hello_world")
@@ -149,7 +152,7 @@ def _many() -> Any:
     return Limits(max_connections=200, max_keepalive_connections=200)
 
 
-async def test_m4_a_silent_stream_shows_that_it_lives(database):
+async def test_a_silent_stream_shows_that_it_lives(database):
     async with engine(database, workers=0) as running:
         job_id = await running.submit(workflow(STEPS))
         async with served(app_of(database, running, heartbeat_seconds=0.2)) as server:
@@ -163,7 +166,7 @@ async def test_m4_a_silent_stream_shows_that_it_lives(database):
     assert comments == 2
 
 
-async def test_m4_a_stopping_server_ends_its_streams_at_once(database):
+async def test_a_stopping_server_ends_its_streams_at_once(database):
     async with engine(database, workers=0) as running:
         job_id = await running.submit(workflow(STEPS))
         loop = asyncio.get_running_loop()
@@ -179,7 +182,7 @@ async def test_m4_a_stopping_server_ends_its_streams_at_once(database):
     assert seconds < 3
 
 
-async def test_m4_an_event_arrives_soon_after_it_happens(database):
+async def test_an_event_arrives_soon_after_it_happens(database):
     async with engine(database) as running:
         job_id = await running.submit(workflow(STEPS))
         loop = asyncio.get_running_loop()
@@ -195,7 +198,7 @@ async def test_m4_an_event_arrives_soon_after_it_happens(database):
     assert late < 1.0
 
 
-async def test_m4_watchers_who_leave_cost_no_connection_and_are_written_to_no_more(database, caplog):
+async def test_watchers_who_leave_cost_no_connection_and_are_written_to_no_more(database, caplog):
     async with engine(database) as running:
         job_id = await running.submit("fan_out_test", count=400)
         await running.wait(job_id)

@@ -11,6 +11,8 @@ from dagmaster.handlers.registry import Registration, Registry
 from tests.api.serving import V1, api, ok
 from tests.engine.harness import engine, gate, open_gate, until, workflow
 
+pytestmark = pytest.mark.requirement("O1")
+
 SHAPES = """
     workflow_id: shapes
     nodes:
@@ -57,7 +59,7 @@ def codes(reasons: list[dict[str, Any]]) -> list[str]:
     return [reason["code"] for reason in reasons]
 
 
-async def test_ux_a_node_names_the_nodes_it_waits_for_and_a_running_one_says_so(database):
+async def test_a_node_names_the_nodes_it_waits_for_and_a_running_one_says_so(database):
     async with engine(database, workers=0) as running:
         await running.start_worker(["dag-worker-tasks"])
         job_id = await running.submit(workflow(SHAPES))
@@ -82,7 +84,7 @@ async def test_ux_a_node_names_the_nodes_it_waits_for_and_a_running_one_says_so(
     assert over == {}
 
 
-async def test_ux_a_queued_task_tells_how_many_are_in_front_and_what_holds_its_queue(database):
+async def test_a_queued_task_tells_how_many_are_in_front_and_what_holds_its_queue(database):
     async with engine(database) as running:
         await running.ledger.set_queue("container-tasks", max_running=None, is_paused=True)
         first = await running.submit(workflow(MANY))
@@ -118,7 +120,7 @@ def _places(children: dict[str, list[dict[str, Any]]], heavy: list[dict[str, Any
     return [place for place in range(31) if place != heavy[-1]["count"]]
 
 
-async def test_ux_a_limited_queue_is_named(database):
+async def test_a_limited_queue_is_named(database):
     async with engine(database) as running:
         await running.ledger.set_queue("dag-worker-tasks", max_running=1, is_paused=False)
         text = SHAPES.replace("queue: container-tasks, ", "").replace(
@@ -140,7 +142,7 @@ async def test_ux_a_limited_queue_is_named(database):
     assert limited["detail"] == "queue dag-worker-tasks runs 1 tasks, its limit is 1"
 
 
-async def test_ux_a_retry_tells_when_and_why(database):
+async def test_a_retry_tells_when_and_why(database):
     async with engine(database) as running, api(database, running) as client:
         job_id = await running.submit(workflow(FAILING))
 
@@ -154,7 +156,7 @@ async def test_ux_a_retry_tells_when_and_why(database):
     assert reason["detail"].endswith(": the source answers 503")
 
 
-async def test_ux_without_an_orchestrator_the_start_says_so(database):
+async def test_without_an_orchestrator_the_start_says_so(database):
     async with engine(database, orchestrators=0, workers=0) as running, api(database, running) as client:
         job_id = await running.submit("hello_world")
 
@@ -184,7 +186,7 @@ LIMITED = """
     ("slots", "detail"),
     [(10, "4 of max_parallel 4 are running"), (3, "4 of max_parallel 4 are under way, 3 of them running")],
 )
-async def test_ux_a_limited_fan_out_tells_how_many_of_its_places_are_taken(database, slots, detail):
+async def test_a_limited_fan_out_tells_how_many_of_its_places_are_taken(database, slots, detail):
     async with engine(database, workers=0) as running, api(database, running) as client:
         await running.start_worker(worker_slots=slots)
         job_id = await running.submit(workflow(LIMITED))
@@ -207,7 +209,7 @@ async def tell_and_wait(ctx: Any) -> None:
     await gate(ctx)
 
 
-async def test_ux_a_running_node_tells_since_when_by_whom_and_how_far(database):
+async def test_a_running_node_tells_since_when_by_whom_and_how_far(database):
     telling = Registration("tell_and_wait", f"{__name__}:tell_and_wait")
     async with engine(database, handlers=[telling]) as running, api(database, running) as client:
         job_id = await running.submit(workflow(SHAPES.replace("handler: gate", "handler: tell_and_wait")))
@@ -227,7 +229,7 @@ async def test_ux_a_running_node_tells_since_when_by_whom_and_how_far(database):
     assert reason["seconds"] > 0
 
 
-async def test_ux_a_queue_that_is_served_by_none_who_offers_the_handler_says_so(database):
+async def test_a_queue_that_is_served_by_none_who_offers_the_handler_says_so(database):
     only_here = Registration("nobody_has_it", "tests.engine.harness:give")
     async with engine(database, orchestrators=0, workers=1, verify_history=False) as running:
         running.registry = Registry([*running.registry.values(), only_here])  # the worker began without it
@@ -244,7 +246,7 @@ async def test_ux_a_queue_that_is_served_by_none_who_offers_the_handler_says_so(
     assert reasons[0]["detail"] == "no live worker offers nobody_has_it on queue dag-worker-tasks (1 serve it)"
 
 
-async def test_ux_a_job_whose_orchestrator_is_gone_says_so(database):
+async def test_a_job_whose_orchestrator_is_gone_says_so(database):
     async with engine(database, orchestrators=0, workers=0) as running, api(database, running) as client:
         job_id = await running.submit("hello_world")
         await running.rows("UPDATE dagapp.dag_jobs SET owner_id = gen_random_uuid()")
@@ -258,7 +260,7 @@ async def test_ux_a_job_whose_orchestrator_is_gone_says_so(database):
     assert codes(with_another["start"]) == ["orphaned"]
 
 
-async def test_ux_a_lost_task_that_waits_tells_of_its_losses(database):
+async def test_a_lost_task_that_waits_tells_of_its_losses(database):
     async with engine(database, max_losses=5) as running, api(database, running) as client:
         job_id = await running.submit(workflow(SHAPES.replace("handler: gate", "handler: crash, params: {code: 3}")))
 
@@ -291,7 +293,7 @@ TRUE_REASONS = {
 }
 
 
-async def test_ux_every_node_that_has_not_ended_has_a_reason_at_every_moment(database):
+async def test_every_node_that_has_not_ended_has_a_reason_at_every_moment(database):
     """The shipped demo has every kind of node: it is looked at all the time, from before its start to its end."""
     seen: set[tuple[str, str]] = set()
     async with engine(database) as running, api(database, running) as client:
@@ -307,7 +309,7 @@ async def test_ux_every_node_that_has_not_ended_has_a_reason_at_every_moment(dat
     assert "waiting_for_children" in {code for _, code in seen}
 
 
-async def test_ux_no_node_is_left_out(database):
+async def test_no_node_is_left_out(database):
     """Nothing moves here: what the rows say and what is told are of the same moment."""
     async with engine(database, workers=0, verify_history=False) as running, api(database, running) as client:
         job_id = await running.submit("demo", count=5)

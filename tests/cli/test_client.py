@@ -1,4 +1,4 @@
-"""The client and servers that answer in every way but the right one [M3]."""
+"""The client and servers that answer in every way but the right one."""
 
 import gzip
 import json
@@ -76,6 +76,7 @@ def a_problem(status: int, **members: object) -> Answering:
     return plain(status, "application/problem+json", json.dumps(told).encode())
 
 
+@pytest.mark.requirement("M3")
 @pytest.mark.parametrize(
     ("answer", "said", "code", "exit_code"),
     [
@@ -93,7 +94,7 @@ def a_problem(status: int, **members: object) -> Answering:
         (lambda request: request.wfile.write(b"SSH-2.0-OpenSSH\r\n"), "was lost", "server.lost", 5),
     ],
 )  # fmt: skip
-def test_what_is_no_answer_of_a_platform_is_told_as_what_it_is_m3(answer, said, code, exit_code):
+def test_what_is_no_answer_of_a_platform_is_told_as_what_it_is(answer, said, code, exit_code):
     with answering(answer) as client, pytest.raises(DagmasterError) as raised:
         client.job(JOB)
 
@@ -102,6 +103,7 @@ def test_what_is_no_answer_of_a_platform_is_told_as_what_it_is_m3(answer, said, 
     assert described(raised.value)[0] == exit_code
 
 
+@pytest.mark.requirement("M3")
 @pytest.mark.parametrize(
     ("status", "kind", "exit_code"),
     [
@@ -110,7 +112,7 @@ def test_what_is_no_answer_of_a_platform_is_told_as_what_it_is_m3(answer, said, 
         (503, Unavailable, 5),
     ],
 )  # fmt: skip
-def test_a_problem_is_the_error_it_was_on_the_platform_m3(status, kind, exit_code):
+def test_a_problem_is_the_error_it_was_on_the_platform(status, kind, exit_code):
     with (
         answering(a_problem(status, facts={"queue": "q", "message": "m"}, request_id="abc")) as client,
         pytest.raises(kind) as raised,
@@ -123,7 +125,8 @@ def test_a_problem_is_the_error_it_was_on_the_platform_m3(status, kind, exit_cod
     assert described(error)[0] == exit_code
 
 
-def test_mistakes_in_a_workflow_keep_their_lines_w3():
+@pytest.mark.requirement("W3")
+def test_mistakes_in_a_workflow_keep_their_lines():
     mistake = {"message": "wrong", "line": 3, "column": 5, "node": "a", "code": "workflow.x"}
 
     answer = a_problem(422, code="workflow.invalid", errors=[mistake])
@@ -133,7 +136,8 @@ def test_mistakes_in_a_workflow_keep_their_lines_w3():
     assert raised.value.message == "workflow:3:5: node 'a': wrong"
 
 
-def test_who_does_not_answer_is_told_apart_from_who_is_slow_m3():
+@pytest.mark.requirement("M3")
+def test_who_does_not_answer_is_told_apart_from_who_is_slow():
     done = threading.Event()
 
     with answering(lambda _: done.wait(1) and None, 0.2) as client, pytest.raises(Unavailable) as slow:
@@ -147,11 +151,12 @@ def test_who_does_not_answer_is_told_apart_from_who_is_slow_m3():
     assert "Connection refused" in nobody.value.message
 
 
+@pytest.mark.requirement("M3")
 @pytest.mark.parametrize(
     "url",
     ["localhost:8000", "ftp://here", "http://", "http://[::1", "http://here/?a=1", "http://here/#x", "/run/socket"],
 )
-def test_what_is_no_address_of_an_api_is_refused_m3(url):
+def test_what_is_no_address_of_an_api_is_refused(url):
     with pytest.raises(InvalidRequest) as raised:
         checked_url(url)
 
@@ -159,19 +164,22 @@ def test_what_is_no_address_of_an_api_is_refused_m3(url):
     assert "--server http://localhost:8000" in (raised.value.hint or "")
 
 
-def test_an_address_may_have_a_path_and_a_slash_m3():
+@pytest.mark.requirement("M3")
+def test_an_address_may_have_a_path_and_a_slash():
     assert checked_url("https://gateway/dagmaster/") == "https://gateway/dagmaster"
     assert checked_url("http://localhost:8000/api/v1") == "http://localhost:8000"
 
 
-def test_what_is_too_large_is_not_sent_m3():
+@pytest.mark.requirement("M3")
+def test_what_is_too_large_is_not_sent():
     with answering(as_json({})) as client, pytest.raises(InvalidRequest) as raised:
         client.submit({"workflow_id": "w", "input_params": {"text": "x" * MAX_BODY_BYTES}})
 
     assert raised.value.code == "request.too-large"
 
 
-def test_lists_are_asked_for_in_pages_until_there_are_enough_m3():
+@pytest.mark.requirement("M3")
+def test_lists_are_asked_for_in_pages_until_there_are_enough():
     asked = []
 
     def answer(request: BaseHTTPRequestHandler) -> None:
@@ -187,7 +195,8 @@ def test_lists_are_asked_for_in_pages_until_there_are_enough_m3():
     assert [path.partition("?")[2] for path in asked] == ["limit=200&after=0", "limit=200&after=1"]
 
 
-def test_after_a_lost_connection_the_platform_is_looked_for_again_m3():
+@pytest.mark.requirement("M3")
+def test_after_a_lost_connection_the_platform_is_looked_for_again():
     """It may have been started again, and listen elsewhere."""
     found = iter(["http://127.0.0.1:1"])
 
@@ -203,7 +212,8 @@ def frames(*sequences: int) -> bytes:
     return b"".join(b'id: %d\nevent: x\ndata: {"sequence": %d}\n\n' % (number, number) for number in sequences)
 
 
-def test_a_stream_that_is_cut_goes_on_without_gaps_or_repeats_m3():
+@pytest.mark.requirement("M3")
+def test_a_stream_that_is_cut_goes_on_without_gaps_or_repeats():
     """The server breaks off, repeats, leaves out, and is away; whoever listens sees each event once, in order."""
 
     def open_ended(body: bytes) -> Answering:
@@ -239,7 +249,8 @@ def test_a_stream_that_is_cut_goes_on_without_gaps_or_repeats_m3():
     assert is_left_open == [False]
 
 
-def test_a_stream_that_is_none_is_refused_m3():
+@pytest.mark.requirement("M3")
+def test_a_stream_that_is_none_is_refused():
     def give_up(error: Unavailable) -> None:
         raise error
 

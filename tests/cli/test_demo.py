@@ -18,6 +18,8 @@ from dagmaster.raster.facts import read_facts
 from dagmaster.raster.grid import output_grid, tiles_of
 from tests.cli.processes import COMMAND, alive, call, descendants, environment, eventually, start
 
+pytestmark = pytest.mark.requirement("M3")
+
 
 @pytest.fixture
 def output(tmp_path):
@@ -26,7 +28,7 @@ def output(tmp_path):
     Cluster.at(folder).remove()
 
 
-def test_a_demonstration_makes_a_map_and_says_where_it_is_m3(output):
+def test_a_demonstration_makes_a_map_and_says_where_it_is(output):
     arguments = ["demo", "--size", "1024", "--tile-size", "512", "--output", str(output)]
     # What is configured for other platforms is none of its business.
     elsewhere = environment(STORAGE_FOLDER=str(output.parent / "elsewhere"), SERVING_PORT="0")
@@ -58,7 +60,7 @@ def test_a_demonstration_makes_a_map_and_says_where_it_is_m3(output):
     assert not Cluster.at(output).folder.exists()
 
 
-def test_the_usual_demonstration_has_thirty_tiles_of_a_hundred_megapixels_m3(tmp_path):
+def test_the_usual_demonstration_has_thirty_tiles_of_a_hundred_megapixels(tmp_path):
     size, tile_size = (next(p.default for p in demo.params if p.name == name) for name in ("size", "tile_size"))
     place = from_origin(*landscape._ORIGIN, landscape.PIXEL_METRES, landscape.PIXEL_METRES)
     profile = {"driver": "GTiff", "count": 3, "dtype": "uint8", "crs": landscape.CRS, "transform": place, "tiled": True}
@@ -71,7 +73,7 @@ def test_the_usual_demonstration_has_thirty_tiles_of_a_hundred_megapixels_m3(tmp
     assert len(tiles) >= 40  # a few are without data, beside the footprint
 
 
-def test_ctrl_c_while_a_demonstration_starts_removes_what_it_made_m3(output):
+def test_ctrl_c_while_a_demonstration_starts_removes_what_it_made(output):
     process = start("demo", "--size", "1024", "--output", str(output))
     server = eventually(lambda: Cluster.at(output).server_pid(), 60)
     everything = {server, *descendants(process.pid)}
@@ -85,7 +87,7 @@ def test_ctrl_c_while_a_demonstration_starts_removes_what_it_made_m3(output):
     assert not output.exists()
 
 
-def test_a_database_whose_folder_someone_deleted_is_not_taken_for_a_new_one_m3(output):
+def test_a_database_whose_folder_someone_deleted_is_not_taken_for_a_new_one(output):
     left = replace(Cluster.at(output), folder=output.parent / "elsewhere")
     (left.folder / "data").mkdir(parents=True)
 
@@ -94,7 +96,7 @@ def test_a_database_whose_folder_someone_deleted_is_not_taken_for_a_new_one_m3(o
     assert not left.folder.exists()
 
 
-def test_a_folder_of_someone_elses_is_left_alone_m3(output):
+def test_a_folder_of_someone_elses_is_left_alone(output):
     output.mkdir()
     (output / "thesis.txt").write_text("years of work")
 

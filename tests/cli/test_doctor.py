@@ -1,4 +1,4 @@
-"""`dagmaster doctor` finds what is wrong and says how to fix it, and works where nothing else does [M3]."""
+"""`dagmaster doctor` finds what is wrong and says how to fix it, and works where nothing else does."""
 
 import contextlib
 import os
@@ -30,6 +30,8 @@ from dagmaster.database.examination import (
     Server,
 )
 from tests.conftest import administrator
+
+pytestmark = pytest.mark.requirement("M3")
 
 GB = 1 << 30
 OK, WARNING, PROBLEM, SKIPPED = Level.OK, Level.WARNING, Level.PROBLEM, Level.SKIPPED
@@ -305,7 +307,7 @@ def test_handlers(workers, needs, queued, expected):
 # --- looking ---------------------------------------------------------------------------------------------------------
 
 
-def test_m3_a_look_that_fails_or_hangs_is_a_finding_and_stops_no_other():
+def test_a_look_that_fails_or_hangs_is_a_finding_and_stops_no_other():
     release = threading.Event()
 
     def fail():
@@ -347,7 +349,7 @@ def free_ports(monkeypatch):
         monkeypatch.setenv(name, "0")
 
 
-def test_m3_it_works_where_nothing_runs(dagmaster, free_ports):
+def test_it_works_where_nothing_runs(dagmaster, free_ports):
     told = dagmaster("doctor", "--json")
     found = by_check(told)
 
@@ -359,7 +361,7 @@ def test_m3_it_works_where_nothing_runs(dagmaster, free_ports):
     assert levels(found["postgres-programs"]) == levels(found["data-folder"]) == levels(found["workflows"]) == [OK]
 
 
-def test_m3_it_works_with_invalid_settings(dagmaster, free_ports, monkeypatch):
+def test_it_works_with_invalid_settings(dagmaster, free_ports, monkeypatch):
     for name, value in {"TASK_LEASE_SEC": "nan", "HEARTBEAT_INTERVAL_SEC": "90", "DAGMASTER_DATTA": "x"}.items():
         monkeypatch.setenv(name, value)
 
@@ -380,7 +382,7 @@ def test_m3_it_works_with_invalid_settings(dagmaster, free_ports, monkeypatch):
         ("postgresql://me:hunter2@nowhere.invalid/db", "failed to resolve host"),
     ],
 )
-def test_m3_it_works_where_the_database_is_down(dagmaster, free_ports, monkeypatch, address, told):
+def test_it_works_where_the_database_is_down(dagmaster, free_ports, monkeypatch, address, told):
     monkeypatch.setenv("DATABASE_URL", address)
 
     result = dagmaster("doctor", "--json")
@@ -393,7 +395,7 @@ def test_m3_it_works_where_the_database_is_down(dagmaster, free_ports, monkeypat
     assert "hunter2" not in result.out + result.err
 
 
-def test_m3_a_server_that_never_answers_is_not_waited_for(dagmaster, free_ports, monkeypatch):
+def test_a_server_that_never_answers_is_not_waited_for(dagmaster, free_ports, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         monkeypatch.setenv("DATABASE_URL", f"postgresql://me@127.0.0.1:{deaf.getsockname()[1]}/db")
         begun = time.monotonic()
@@ -404,7 +406,7 @@ def test_m3_a_server_that_never_answers_is_not_waited_for(dagmaster, free_ports,
     assert time.monotonic() - begun < 20
 
 
-def test_m3_a_database_without_the_schema_is_to_be_deployed(dagmaster, free_ports, monkeypatch, empty_database):
+def test_a_database_without_the_schema_is_to_be_deployed(dagmaster, free_ports, monkeypatch, empty_database):
     monkeypatch.setenv("DATABASE_URL", empty_database)
 
     result = dagmaster("doctor", "--json")
@@ -420,7 +422,7 @@ def test_m3_a_database_without_the_schema_is_to_be_deployed(dagmaster, free_port
     }  # fmt: skip
 
 
-def test_m3_a_deployed_database_is_looked_at_whole(dagmaster, free_ports, monkeypatch, database):
+def test_a_deployed_database_is_looked_at_whole(dagmaster, free_ports, monkeypatch, database):
     monkeypatch.setenv("DATABASE_URL", database)
     with psycopg.connect(database, autocommit=True) as connection:
         if connection.execute("SELECT FROM pg_available_extensions WHERE name = 'postgis'").rowcount:
@@ -450,7 +452,7 @@ def add_instance(connection, table: str, version: str, silent_seconds: float) ->
     )
 
 
-def test_m3_an_older_schema_is_to_be_migrated(dagmaster, free_ports, monkeypatch, database):
+def test_an_older_schema_is_to_be_migrated(dagmaster, free_ports, monkeypatch, database):
     monkeypatch.setenv("DATABASE_URL", database)
     with psycopg.connect(database, autocommit=True) as connection:
         connection.execute("ALTER TABLE dagapp.workers DROP COLUMN worker_type")
@@ -462,7 +464,7 @@ def test_m3_an_older_schema_is_to_be_migrated(dagmaster, free_ports, monkeypatch
     assert "dagmaster db migrate" in found.fix
 
 
-def test_m3_a_read_only_database_is_told_as_such(dagmaster, free_ports, monkeypatch, database):
+def test_a_read_only_database_is_told_as_such(dagmaster, free_ports, monkeypatch, database):
     monkeypatch.setenv("DATABASE_URL", database)
     with psycopg.connect(database, autocommit=True) as connection:
         connection.execute(f"ALTER DATABASE {connection.info.dbname} SET default_transaction_read_only = on")
@@ -473,9 +475,7 @@ def test_m3_a_read_only_database_is_told_as_such(dagmaster, free_ports, monkeypa
     assert "default_transaction_read_only is on" in found.found
 
 
-def test_m3_the_rights_that_it_names_are_the_ones_that_are_needed(
-    dagmaster, free_ports, monkeypatch, cluster, database
-):
+def test_the_rights_that_it_names_are_the_ones_that_are_needed(dagmaster, free_ports, monkeypatch, cluster, database):
     """What it says to do is done, and then it finds nothing more."""
     with administrator(cluster) as connection:
         connection.execute("DROP ROLE IF EXISTS plain")
@@ -496,7 +496,7 @@ def test_m3_the_rights_that_it_names_are_the_ones_that_are_needed(
     assert levels(after["instances"]) == [WARNING, WARNING]
 
 
-def test_m3_a_notification_that_is_lost_on_the_way_is_noticed(cluster, database):
+def test_a_notification_that_is_lost_on_the_way_is_noticed(cluster, database):
     """As a pooler loses it that gives each transaction another connection."""
     assert examination.bell_seconds(database) < 1
 
@@ -549,14 +549,14 @@ def _pass_on_most(source: socket.socket, sink: socket.socket) -> None:
         sink.shutdown(socket.SHUT_RDWR)
 
 
-def test_m3_a_clock_that_is_off_is_measured(database):
+def test_a_clock_that_is_off_is_measured(database):
     right, late = examination.clock(database), examination.clock(database, now=lambda: time.time() - 100)
 
     assert abs(right.offset_seconds) <= right.uncertainty_seconds + 0.05
     assert late.offset_seconds == pytest.approx(100, abs=0.5)
 
 
-def test_m3_a_transaction_that_someone_left_open_is_found(database):
+def test_a_transaction_that_someone_left_open_is_found(database):
     with psycopg.connect(database, application_name="forgotten") as connection:
         connection.execute("SELECT 1")
         found = examination.oldest_transaction(database)
@@ -566,7 +566,7 @@ def test_m3_a_transaction_that_someone_left_open_is_found(database):
     assert found.state == "idle in transaction"
 
 
-def test_m3_settings_are_those_of_the_server_and_not_of_our_sessions(database):
+def test_settings_are_those_of_the_server_and_not_of_our_sessions(database):
     with psycopg.connect(database, autocommit=True) as connection:
         connection.execute(f"ALTER DATABASE {connection.info.dbname} SET idle_session_timeout = '30s'")
 
@@ -577,7 +577,7 @@ def test_m3_settings_are_those_of_the_server_and_not_of_our_sessions(database):
     assert float(settings["shared_buffers"]) >= 1 << 20
 
 
-def test_m3_ports_that_others_hold_are_told(dagmaster, monkeypatch):
+def test_ports_that_others_hold_are_told(dagmaster, monkeypatch):
     # Two, since the checks run side by side and each tries its port.
     with socket.create_server(("127.0.0.1", 0)) as stranger, socket.create_server(("127.0.0.1", 0)) as other:
         monkeypatch.setenv("API_PORT", str(stranger.getsockname()[1]))
@@ -603,7 +603,7 @@ def _hang_up(listening: socket.socket) -> None:
             listening.accept()[0].close()
 
 
-def test_m3_files_that_others_can_read_or_that_are_in_the_way_are_told(dagmaster, free_ports, tmp_path):
+def test_files_that_others_can_read_or_that_are_in_the_way_are_told(dagmaster, free_ports, tmp_path):
     folder = tmp_path / "open"
     folder.mkdir()
     (folder / "platform.json").write_text("{}")
@@ -619,7 +619,7 @@ def test_m3_files_that_others_can_read_or_that_are_in_the_way_are_told(dagmaster
     assert in_the_way[0].found == f"{tmp_path / 'file'} is not a folder"
 
 
-def test_m3_a_private_cluster_that_others_can_enter_is_told(dagmaster, free_ports, tmp_path):
+def test_a_private_cluster_that_others_can_enter_is_told(dagmaster, free_ports, tmp_path):
     cluster = Cluster.at(tmp_path / "data")
     cluster.folder.mkdir(parents=True)
     try:
@@ -632,7 +632,7 @@ def test_m3_a_private_cluster_that_others_can_enter_is_told(dagmaster, free_port
     assert f"chmod go= {cluster.folder}" in [finding.fix for finding in found]
 
 
-def test_m3_workflow_files_that_are_refused_are_told(dagmaster, free_ports, monkeypatch, tmp_path):
+def test_workflow_files_that_are_refused_are_told(dagmaster, free_ports, monkeypatch, tmp_path):
     (tmp_path / "bad.yaml").write_text("workflow_id: bad\nnodes:\n  a: {handler: no_such, next: b}\n")
     monkeypatch.setenv("WORKFLOW_FOLDERS", str(tmp_path))
     refused = by_check(dagmaster("doctor", "--json"))["workflows"]
@@ -644,7 +644,7 @@ def test_m3_workflow_files_that_are_refused_are_told(dagmaster, free_ports, monk
     assert (missing.level, missing.fix) == (PROBLEM, "correct WORKFLOW_FOLDERS")
 
 
-def test_m3_a_running_platform_is_found_well(on_platform, platform, free_ports):
+def test_a_running_platform_is_found_well(on_platform, platform, free_ports):
     found = by_check(on_platform("doctor", "--json"))
 
     well = ("platform", "api", "postgres", "schema", "listen", "clock", "rights", "instances", "handlers")
@@ -653,7 +653,7 @@ def test_m3_a_running_platform_is_found_well(on_platform, platform, free_ports):
     assert __version__ in found["api"][0].found
 
 
-def test_m3_silence_is_measured_as_the_running_platform_does(on_platform, platform, free_ports):
+def test_silence_is_measured_as_the_running_platform_does(on_platform, platform, free_ports):
     """`up` takes an instance for dead within seconds, others within a minute."""
     with psycopg.connect(platform.facts["database_url"], autocommit=True) as connection:
         add_instance(connection, "orchestrators", __version__, 20)
@@ -664,7 +664,7 @@ def test_m3_silence_is_measured_as_the_running_platform_does(on_platform, platfo
     assert "silent: orchestrator host-a/5" in found[2].found
 
 
-def test_m3_an_api_that_is_none_is_told(dagmaster, free_ports):
+def test_an_api_that_is_none_is_told(dagmaster, free_ports):
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         threading.Thread(target=_hang_up, args=(stranger,), daemon=True).start()
         (found,) = by_check(dagmaster("doctor", "--json", "--server", f"http://127.0.0.1:{stranger.getsockname()[1]}"))[

@@ -1,4 +1,4 @@
-"""What people are told of jobs that ended with something missing, and how they make good for it [E15, E17, M3]."""
+"""What people are told of jobs that ended with something missing, and how they make good for it."""
 
 import asyncio
 from typing import Any
@@ -42,7 +42,8 @@ async def unfit(_ctx: Any, _params: dict[str, Any]) -> None:
     raise UnfitData("the raster has no CRS", code="raster.no-crs", hint="pass `source_crs`")
 
 
-async def test_m3_the_hint_and_the_code_of_a_failure_are_shown(database, nowhere, capfd):
+@pytest.mark.requirement("M3")
+async def test_the_hint_and_the_code_of_a_failure_are_shown(database, nowhere, capfd):
     async with engine(database, handlers=[Registration("unfit", "tests.cli.test_failures:unfit")]) as running:
         job_id = str(await running.submit(workflow(UNFIT)))
         async with served(app_of(database, running)) as server:
@@ -74,7 +75,8 @@ async def test_m3_the_hint_and_the_code_of_a_failure_are_shown(database, nowhere
     assert nothing.code == 4
 
 
-def test_e17_a_partial_success_says_what_is_missing_and_what_can_be_used(on_platform, tmp_path):
+@pytest.mark.requirement("E17")
+def test_a_partial_success_says_what_is_missing_and_what_can_be_used(on_platform, tmp_path):
     partial = written(tmp_path / "partial.yaml", PARTIAL)
 
     told = on_platform("submit", str(partial), "--wait")
@@ -92,7 +94,8 @@ def test_e17_a_partial_success_says_what_is_missing_and_what_can_be_used(on_plat
     assert "\ndeliverables\n  tiles: 1 item, s3://tiles/7\n  preview: missing\n" in shown.out
 
 
-def test_e14_a_cancelled_job_says_who_cancelled_it_and_why(on_platform, sleepy):
+@pytest.mark.requirement("E14")
+def test_a_cancelled_job_says_who_cancelled_it_and_why(on_platform, sleepy):
     job_id = on_platform("submit", str(sleepy), "-p", "seconds=60", "--json").json["job_id"]
     on_platform("jobs", "cancel", job_id, "--by", "ada", "--reason", "wrong file")
 
@@ -102,7 +105,8 @@ def test_e14_a_cancelled_job_says_who_cancelled_it_and_why(on_platform, sleepy):
     assert "s: cancel asked for by ada: wrong file\n" in told.err
 
 
-def test_e15_a_part_of_a_job_runs_once_more(on_platform, failing):
+@pytest.mark.requirement("E15")
+def test_a_part_of_a_job_runs_once_more(on_platform, failing):
     job_id = on_platform("submit", str(failing), "--wait", "--json").json["job_id"]
     retry = ("jobs", "retry", job_id)
 
@@ -122,9 +126,10 @@ def test_e15_a_part_of_a_job_runs_once_more(on_platform, failing):
     assert (unknown.code, both.code, senseless.code) == (4, 2, 2)
 
 
+@pytest.mark.requirement("M3")
 @pytest.mark.parametrize("command", ["events", "logs"])
 @pytest.mark.parametrize("follow", [[], ["--follow"]])
-def test_m3_a_node_that_does_not_exist_is_not_found(on_platform, command, follow):
+def test_a_node_that_does_not_exist_is_not_found(on_platform, command, follow):
     job_id = on_platform("submit", "fan_out_test", "-p", "count=2", "--wait", "--json").json["job_id"]
 
     told = on_platform("jobs", command, job_id, "--node", "nope", *follow)
@@ -135,6 +140,7 @@ def test_m3_a_node_that_does_not_exist_is_not_found(on_platform, command, follow
     assert known.code == 0
 
 
+@pytest.mark.requirement("M3")
 @pytest.mark.parametrize(
     ("command", "asked"),
     [
@@ -148,7 +154,7 @@ def test_m3_a_node_that_does_not_exist_is_not_found(on_platform, command, follow
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_m3_whoever_leaves_early_knows_nothing_of_the_outcome(on_platform, failing, monkeypatch, command, asked):
+def test_whoever_leaves_early_knows_nothing_of_the_outcome(on_platform, failing, monkeypatch, command, asked):
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
@@ -164,7 +170,8 @@ def test_m3_whoever_leaves_early_knows_nothing_of_the_outcome(on_platform, faili
     assert as_json is None or (as_json.code, as_json.json["status"]) == (130, "detached")
 
 
-def test_e16_a_failed_submission_repeated_offers_both_ways_on(on_platform, failing):
+@pytest.mark.requirement("E16")
+def test_a_failed_submission_repeated_offers_both_ways_on(on_platform, failing):
     submit = ("submit", str(failing), "--idempotency-key", "offers")
     on_platform(*submit, "--wait")
 

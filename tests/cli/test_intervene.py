@@ -1,4 +1,4 @@
-"""Jobs cancelled, resumed and watched from the command line; their progress and log lines [E14, E15, E23, H1]."""
+"""Jobs cancelled, resumed and watched from the command line; their progress and log lines."""
 
 import asyncio
 import json
@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Any
 
 import psycopg
+import pytest
 
 from dagmaster.cli.main import run
 from dagmaster.handlers.registry import Registration
@@ -55,7 +56,8 @@ def submitted(dagmaster, *arguments: str) -> str:
     return job_id
 
 
-def test_e14_a_cancel_says_who_told_the_handler_and_a_resume_goes_on(on_platform, sleepy):
+@pytest.mark.requirement("E14")
+def test_a_cancel_says_who_told_the_handler_and_a_resume_goes_on(on_platform, sleepy):
     job_id = submitted(on_platform, str(sleepy), "-p", "seconds=6")
     early = on_platform("jobs", "resume", job_id, "--dry-run")
     cancelled = on_platform("jobs", "cancel", job_id, "--reason", "wrong file", "--by", "ada")
@@ -83,7 +85,8 @@ def test_e14_a_cancel_says_who_told_the_handler_and_a_resume_goes_on(on_platform
     assert over.code == 4
 
 
-def test_e15_a_resume_counts_the_children_and_tells_how_it_ended(on_platform, failing):
+@pytest.mark.requirement("E15")
+def test_a_resume_counts_the_children_and_tells_how_it_ended(on_platform, failing):
     job_id = on_platform("submit", str(failing), "--wait", "--json").json["job_id"]
 
     failed = on_platform("jobs", "show", job_id)
@@ -99,7 +102,8 @@ def test_e15_a_resume_counts_the_children_and_tells_how_it_ended(on_platform, fa
     assert senseless.code == 2
 
 
-def test_e14_ctrl_c_ends_the_waiting_and_not_the_cancel(on_platform, platform, deaf):
+@pytest.mark.requirement("E14")
+def test_ctrl_c_ends_the_waiting_and_not_the_cancel(on_platform, platform, deaf):
     """A handler that hears nothing is ended after its grace; the waiting is over sooner."""
     job_id = submitted(on_platform, str(deaf), "-p", "seconds=60")
     waiting = start("jobs", "cancel", job_id, "--wait", "60", DAGMASTER_URL=platform.facts["api_url"])
@@ -116,7 +120,8 @@ def test_e14_ctrl_c_ends_the_waiting_and_not_the_cancel(on_platform, platform, d
     assert on_platform("jobs", "show", job_id, "--json").json["job"]["status"] == "cancelled"
 
 
-def test_e16_the_same_submission_resumes_its_failed_job(on_platform, failing):
+@pytest.mark.requirement("E16")
+def test_the_same_submission_resumes_its_failed_job(on_platform, failing):
     submit = ("submit", str(failing), "--idempotency-key", "goes-on")
     first = on_platform(*submit, "--wait", "--json").json
     told = on_platform(*submit)
@@ -132,7 +137,8 @@ def test_e16_the_same_submission_resumes_its_failed_job(on_platform, failing):
     assert both.code == 2
 
 
-def test_q4_replaying_a_given_up_task_resumes_its_job(on_platform, server, failing):
+@pytest.mark.requirement("Q4")
+def test_replaying_a_given_up_task_resumes_its_job(on_platform, server, failing):
     job_id = on_platform("submit", str(failing), "--wait", "--json").json["job_id"]
     body = json.dumps({"job_id": job_id, "node_id": "spread__0", "attempt": 1})
     with psycopg.connect(server, autocommit=True) as connection:
@@ -166,7 +172,8 @@ def progress_of(dagmaster, url: str, job_id: str) -> tuple[list[str], list[float
     return told, fractions
 
 
-def test_e23_whoever_watches_sees_the_progress_of_an_async_handler(on_platform, platform, sleepy):
+@pytest.mark.requirement("E23")
+def test_whoever_watches_sees_the_progress_of_an_async_handler(on_platform, platform, sleepy):
     job_id = submitted(on_platform, str(sleepy), "-p", "seconds=60")
 
     told, (first, second) = progress_of(on_platform, platform.facts["api_url"], job_id)
@@ -175,7 +182,8 @@ def test_e23_whoever_watches_sees_the_progress_of_an_async_handler(on_platform, 
     assert first < second
 
 
-def test_e23_whoever_watches_sees_the_progress_of_a_plain_handler(on_platform, platform, tmp_path):
+@pytest.mark.requirement("E23")
+def test_whoever_watches_sees_the_progress_of_a_plain_handler(on_platform, platform, tmp_path):
     job_id = submitted(on_platform, str(written(tmp_path / "phased.yaml", PHASES)))
     shown = eventually(lambda: "phases_done" in (out := on_platform("jobs", "show", job_id).out) and out)
 
@@ -186,7 +194,8 @@ def test_e23_whoever_watches_sees_the_progress_of_a_plain_handler(on_platform, p
     assert first < second
 
 
-async def test_h1_log_lines_are_read_and_followed(database, nowhere, capfd):
+@pytest.mark.requirement("H1")
+async def test_log_lines_are_read_and_followed(database, nowhere, capfd):
     handlers = [Registration("talks", "tests.cli.test_intervene:talks")]
     async with engine(database, handlers=handlers) as engine_running:
         job_id = str(await engine_running.submit(workflow(TALKATIVE)))

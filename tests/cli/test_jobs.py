@@ -1,4 +1,4 @@
-"""Submit jobs and look at them, on a platform that runs on a configured server [M3, E26]."""
+"""Submit jobs and look at them, on a platform that runs on a configured server."""
 
 import json
 import signal
@@ -9,7 +9,8 @@ import pytest
 from tests.cli.processes import eventually, start
 
 
-def test_the_configured_server_is_used_instead_of_a_private_one_p1(platform, server, on_platform):
+@pytest.mark.requirement("P1")
+def test_the_configured_server_is_used_instead_of_a_private_one(platform, server, on_platform):
     with psycopg.connect(server) as connection:
         (orchestrators,) = connection.execute("SELECT array_agg(pid) FROM dagapp.orchestrators").fetchone()
 
@@ -17,21 +18,24 @@ def test_the_configured_server_is_used_instead_of_a_private_one_p1(platform, ser
     assert platform.facts["children"][0]["pid"] in orchestrators
 
 
-def test_submit_wait_prints_the_result_e26(on_platform):
+@pytest.mark.requirement("E26")
+def test_submit_wait_prints_the_result(on_platform):
     done = on_platform("submit", "hello_world", "-p", "name=Ada", "--wait")
 
     assert done.code == 0
     assert json.loads(done.out) == {"message": "Hello, Ada!"}
 
 
-def test_submit_says_the_id_and_nothing_else_on_standard_output_m3(on_platform):
+@pytest.mark.requirement("M3")
+def test_submit_says_the_id_and_nothing_else_on_standard_output(on_platform):
     submitted = on_platform("submit", "echo_test")
 
     assert submitted.code == 0
     assert len(submitted.out.strip()) == 36
 
 
-def test_json_is_understood_before_and_after_the_command_m3(on_platform):
+@pytest.mark.requirement("M3")
+def test_json_is_understood_before_and_after_the_command(on_platform):
     before = on_platform("--json", "submit", "echo_test")
     between = on_platform("jobs", "--json", "ls")
     after = on_platform("jobs", "show", before.json["job_id"], "--json")
@@ -43,7 +47,8 @@ def test_json_is_understood_before_and_after_the_command_m3(on_platform):
     assert "claim_token" not in after.json["job"]
 
 
-def test_parameters_are_read_as_the_inputs_declare_w1(on_platform, tmp_path):
+@pytest.mark.requirement("W1")
+def test_parameters_are_read_as_the_inputs_declare(on_platform, tmp_path):
     file = tmp_path / "inputs.json"
     file.write_text('{"count": 3}')
 
@@ -56,6 +61,7 @@ def test_parameters_are_read_as_the_inputs_declare_w1(on_platform, tmp_path):
     assert from_file.json["result"] == {"count": 3}
 
 
+@pytest.mark.requirement("M3")
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -71,7 +77,7 @@ def test_parameters_are_read_as_the_inputs_declare_w1(on_platform, tmp_path):
         (["--correlation-id", "x" * 65], "correlation_id: must have at most 64 characters"),
     ],
 )
-def test_bad_parameters_are_refused_by_name_m3(on_platform, arguments, said):
+def test_bad_parameters_are_refused_by_name(on_platform, arguments, said):
     refused = on_platform("submit", "fan_out_test", *arguments)
 
     assert refused.code == 2
@@ -79,7 +85,8 @@ def test_bad_parameters_are_refused_by_name_m3(on_platform, arguments, said):
     assert refused.out == ""
 
 
-def test_a_failed_job_exits_1_and_names_what_failed_e26(on_platform, failing):
+@pytest.mark.requirement("E26")
+def test_a_failed_job_exits_1_and_names_what_failed(on_platform, failing):
     told = on_platform("submit", str(failing), "--wait")
     as_json = on_platform("submit", str(failing), "--wait", "--json")
     shown = on_platform("jobs", "show", as_json.json["job_id"])
@@ -92,7 +99,8 @@ def test_a_failed_job_exits_1_and_names_what_failed_e26(on_platform, failing):
     assert shown.out.index("errors") < shown.out.index("nodes")
 
 
-def test_a_job_is_found_by_the_beginning_of_its_id_m3(on_platform):
+@pytest.mark.requirement("M3")
+def test_a_job_is_found_by_the_beginning_of_its_id(on_platform):
     job_id = on_platform("submit", "echo_test", "--wait", "--json").json["job_id"]
 
     by_prefix = on_platform("jobs", "show", job_id[:20], "--json")
@@ -104,7 +112,8 @@ def test_a_job_is_found_by_the_beginning_of_its_id_m3(on_platform):
     assert on_platform("jobs", "show", "what").code == 2
 
 
-def test_jobs_ls_pages_without_gaps_or_repeats_m3(on_platform):
+@pytest.mark.requirement("M3")
+def test_jobs_ls_pages_without_gaps_or_repeats(on_platform):
     submitted = [on_platform("submit", "conditional_test", "--json").json["job_id"] for _ in range(5)]
     pages, cursor = [], []
 
@@ -119,7 +128,8 @@ def test_jobs_ls_pages_without_gaps_or_repeats_m3(on_platform):
     assert [job_id for page in pages for job_id in page] == submitted[::-1]
 
 
-def test_events_and_children_come_in_pages_m3(on_platform):
+@pytest.mark.requirement("M3")
+def test_events_and_children_come_in_pages(on_platform):
     job_id = on_platform("submit", "fan_out_test", "-p", "count=5", "--wait", "--json").json["job_id"]
 
     first = on_platform("jobs", "events", job_id, "--limit", "4", "--json").json
@@ -142,7 +152,8 @@ def test_events_and_children_come_in_pages_m3(on_platform):
     assert on_platform("jobs", "nodes", job_id, "--parent", "gather").code == 4
 
 
-def test_following_events_ends_with_the_job_m3(on_platform, sleepy):
+@pytest.mark.requirement("M3")
+def test_following_events_ends_with_the_job(on_platform, sleepy):
     job_id = on_platform("submit", str(sleepy), "-p", "seconds=0.6", "--json").json["job_id"]
 
     followed = on_platform("jobs", "events", job_id, "--follow", "--json")
@@ -150,7 +161,8 @@ def test_following_events_ends_with_the_job_m3(on_platform, sleepy):
     assert [json.loads(line)["event_type"] for line in followed.out.splitlines()][-1] == "job_completed"
 
 
-def test_watching_without_a_terminal_says_a_line_per_change_m3(on_platform):
+@pytest.mark.requirement("M3")
+def test_watching_without_a_terminal_says_a_line_per_change(on_platform):
     watched = on_platform("submit", "fan_out_test", "-p", "count=50", "--watch")
 
     assert watched.code == 0
@@ -159,7 +171,8 @@ def test_watching_without_a_terminal_says_a_line_per_change_m3(on_platform):
     assert '"count": 50' in watched.out
 
 
-def test_watching_in_json_ends_with_the_outcome_m3(on_platform):
+@pytest.mark.requirement("M3")
+def test_watching_in_json_ends_with_the_outcome(on_platform):
     job_id = on_platform("submit", "fan_out_test", "--json").json["job_id"]
 
     *changes, outcome = (json.loads(line) for line in on_platform("jobs", "watch", job_id, "--json").out.splitlines())
@@ -170,8 +183,9 @@ def test_watching_in_json_ends_with_the_outcome_m3(on_platform):
     assert outcome["result"] == {"count": 10}
 
 
+@pytest.mark.requirement("M3")
 @pytest.mark.parametrize("how", ["--wait", "--watch"])
-def test_ctrl_c_detaches_and_the_job_goes_on_m3(platform, on_platform, sleepy, how):
+def test_ctrl_c_detaches_and_the_job_goes_on(platform, on_platform, sleepy, how):
     folder = platform.facts["data_folder"]
     process = start("submit", str(sleepy), "-p", "seconds=2", how, "--correlation-id", how, "--data", folder)
     _until_it_runs(on_platform, how)
@@ -194,7 +208,8 @@ def _until_it_runs(on_platform, correlation_id: str) -> None:
     eventually(is_running)
 
 
-def test_a_node_shows_its_checkpoints_and_what_they_are_trusted_by_e22(on_platform):
+@pytest.mark.requirement("E22")
+def test_a_node_shows_its_checkpoints_and_what_they_are_trusted_by(on_platform):
     wanted = ("-p", "phases=2", "-p", "seconds_per_phase=0")
     job_id = on_platform("submit", "multi_phase_test", *wanted, "--wait", "--json").json["job_id"]
 
@@ -209,7 +224,8 @@ def test_a_node_shows_its_checkpoints_and_what_they_are_trusted_by_e22(on_platfo
     assert "phase_1" in shown.out
 
 
-def test_a_large_output_is_written_to_a_file_e18(on_platform, tmp_path):
+@pytest.mark.requirement("E18")
+def test_a_large_output_is_written_to_a_file(on_platform, tmp_path):
     job_id = on_platform("submit", "fan_out_test", "-p", "count=3", "--wait", "--json").json["job_id"]
     bulk = tmp_path / "bulk.yaml"
     bulk.write_text(
@@ -234,7 +250,8 @@ def test_a_large_output_is_written_to_a_file_e18(on_platform, tmp_path):
     assert sorted(file.name for file in tmp_path.iterdir() if "json" in file.name) == ["big.json", "small.json"]
 
 
-def test_history_is_verified_for_one_job_and_for_all_m3(on_platform):
+@pytest.mark.requirement("M3")
+def test_history_is_verified_for_one_job_and_for_all(on_platform):
     job_id = on_platform("submit", "retry_test", "--wait", "--json").json["job_id"]
 
     one = on_platform("verify-history", job_id, "--json")
@@ -247,7 +264,8 @@ def test_history_is_verified_for_one_job_and_for_all_m3(on_platform):
     assert on_platform("verify-history").code == 2
 
 
-def test_a_reader_who_leaves_early_is_no_error_m3(platform):
+@pytest.mark.requirement("M3")
+def test_a_reader_who_leaves_early_is_no_error(platform):
     process = start("jobs", "events", "last", "--limit", "10000", "--data", platform.facts["data_folder"])
     process.stdout.close()
 

@@ -1,4 +1,4 @@
-"""What is drawn while a job runs, from made-up snapshots [M3]."""
+"""What is drawn while a job runs, from made-up snapshots."""
 
 import io
 from datetime import UTC, datetime, timedelta
@@ -13,6 +13,8 @@ from dagmaster.cli.feed import Patience
 from dagmaster.cli.follow import failure_lines, hold_ups, watch
 from dagmaster.cli.live import Lines, Picture, counts_of
 from dagmaster.cli.show import Page, print_jobs, print_page
+
+pytestmark = pytest.mark.requirement("M3")
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 JOB_ID = "00000000-0000-0000-0000-000000000007"
@@ -52,14 +54,14 @@ def listed(*jobs: JobLine, width: int) -> list[str]:
     return console.file.getvalue().splitlines()
 
 
-def test_a_fan_out_is_one_line_with_its_counts_m3():
+def test_a_fan_out_is_one_line_with_its_counts():
     node = a_fan_out()
 
     assert counts_of(node) == "38/100 done, 8 running, 3 retrying, 49 waiting, 2 failed"
     assert "38/100 done" in drawn(a_job(node))
 
 
-def test_a_retry_says_when_and_why_m3():
+def test_a_retry_says_when_and_why():
     node = a_node(
         "n0", "ready", retry_count=2, max_retries=5, error_message="HTTP 503", not_before=NOW + timedelta(seconds=39)
     )
@@ -69,7 +71,7 @@ def test_a_retry_says_when_and_why_m3():
     assert "retry 2 of 5 in 38.0 s; HTTP 503" in text
 
 
-def test_what_was_lost_is_no_retry_m3():
+def test_what_was_lost_is_no_retry():
     lost = a_node("n0", "ready", loss_count=1, max_retries=3, not_before=NOW + timedelta(seconds=1.4))
     both = a_node("n1", "running", loss_count=2, retry_count=1, max_retries=3)
 
@@ -79,19 +81,19 @@ def test_what_was_lost_is_no_retry_m3():
     assert "1 of 3 retries, lost 2 times" in text
 
 
-def test_a_cancelled_fan_out_waits_for_nothing_m3():
+def test_a_cancelled_fan_out_waits_for_nothing():
     node = a_fan_out("cancelled", running=0, cancelled=11)
 
     assert counts_of(node) == "38/100 done, 2 failed, 11 cancelled"
 
 
-def test_a_failure_without_an_attempt_names_none_m3():
+def test_a_failure_without_an_attempt_names_none():
     never_ran = a_node("n0", "failed", error_message="no such input")
 
     assert failure_lines([never_ran]) == ["  n0: no such input"]
 
 
-def test_a_job_is_never_younger_than_it_took_m3():
+def test_a_job_is_never_younger_than_it_took():
     """The date of an answer has whole seconds, and lags."""
     running, over = a_job(seconds=3.7), a_job(status="completed", seconds=3.7)
 
@@ -103,7 +105,7 @@ def test_a_job_is_never_younger_than_it_took_m3():
         assert "UTC, 4 s ago" in console.file.getvalue()
 
 
-def test_reasons_from_outside_the_job_are_told_with_what_to_do_m3():
+def test_reasons_from_outside_the_job_are_told_with_what_to_do():
     reasons = [
         {"code": "queue_limited", "detail": "queue q runs 2 tasks, its limit is 2", "queue": "q"},
         {"code": "queued", "detail": "queued for 3.1 s, 7 in front", "queue": "q", "count": 7},
@@ -117,7 +119,7 @@ def test_reasons_from_outside_the_job_are_told_with_what_to_do_m3():
     ]
 
 
-def test_on_a_small_screen_what_fails_and_runs_is_shown_and_the_rest_counted_m3():
+def test_on_a_small_screen_what_fails_and_runs_is_shown_and_the_rest_counted():
     nodes = [a_node(f"n{number}") for number in range(100)]
     nodes[77], nodes[88] = a_node("n77", "failed", error_message="broken"), a_node("n88", "running")
 
@@ -129,17 +131,17 @@ def test_on_a_small_screen_what_fails_and_runs_is_shown_and_the_rest_counted_m3(
     assert text.count("pending") < 15
 
 
-def test_what_holds_a_job_up_is_drawn_below_it_m3():
+def test_what_holds_a_job_up_is_drawn_below_it():
     assert "n0: no live worker" in drawn(a_job(a_node("n0", "dispatched")), held_up=("n0: no live worker",))
 
 
-def test_what_handlers_say_is_never_markup_m3():
+def test_what_handlers_say_is_never_markup():
     node = a_node("n0", "failed", error_message="[red]:smile: not markup[/red]")
 
     assert "[red]:smile: not markup[/red]" in drawn(a_job(node))
 
 
-def test_between_two_looks_the_clock_goes_on_m3():
+def test_between_two_looks_the_clock_goes_on():
     detail = a_job(a_node("n0", "running", dispatched_at=NOW), seconds=10)
 
     assert "13.0 s" in drawn(detail.later(3))
@@ -175,7 +177,7 @@ class _Paused:
 
 
 @pytest.mark.timeout(20)
-def test_whoever_watches_is_told_why_nothing_moves_m3(monkeypatch, capsys):
+def test_whoever_watches_is_told_why_nothing_moves(monkeypatch, capsys):
     monkeypatch.setattr("dagmaster.cli.follow.Feed", _Restless)
     monkeypatch.setattr("dagmaster.cli.follow._QUIET_SECONDS", 0.3)
     state = State()
@@ -186,7 +188,7 @@ def test_whoever_watches_is_told_why_nothing_moves_m3(monkeypatch, capsys):
     assert "n0: q is paused; open it with `dagmaster queues resume q`" in capsys.readouterr().out
 
 
-def test_lines_tell_changes_once_and_counts_once_a_second_m3():
+def test_lines_tell_changes_once_and_counts_once_a_second():
     said = []
     lines = Lines(said.append, heartbeat_seconds=60)
 
@@ -211,7 +213,7 @@ A_FAILED_JOB = JobLine(
 )  # fmt: skip
 
 
-def test_a_list_of_jobs_shows_everything_where_there_is_room_m3():
+def test_a_list_of_jobs_shows_everything_where_there_is_room():
     row = listed(A_FAILED_JOB, width=200)[1].split()
 
     assert row == [
@@ -220,7 +222,7 @@ def test_a_list_of_jobs_shows_everything_where_there_is_room_m3():
     ]  # fmt: skip
 
 
-def test_a_list_of_jobs_keeps_ids_whole_where_it_is_narrow_m3():
+def test_a_list_of_jobs_keeps_ids_whole_where_it_is_narrow():
     for width in (120, 100, 80, 60, 20):
         first = listed(A_FAILED_JOB, width=width)[1]
 
@@ -230,7 +232,7 @@ def test_a_list_of_jobs_keeps_ids_whole_where_it_is_narrow_m3():
     assert max(map(len, listed(A_FAILED_JOB, width=80))) <= 80
 
 
-def test_a_narrow_list_of_jobs_breaks_no_names_and_leaves_no_errors_out_m3():
+def test_a_narrow_list_of_jobs_breaks_no_names_and_leaves_no_errors_out():
     narrow = listed(
         A_FAILED_JOB, A_FAILED_JOB.model_copy(update={"workflow_id": "short", "error_message": None}), width=80
     )

@@ -1,4 +1,4 @@
-"""A platform looked at and steered over its API, from here or from afar [M3, E16, E19, Q4]."""
+"""A platform looked at and steered over its API, from here or from afar."""
 
 import json
 import os
@@ -39,7 +39,8 @@ def queued(tmp_path: Path, sleepy: Path) -> Path:
     return written(tmp_path / "queued.yaml", text)
 
 
-def test_a_platform_is_used_from_afar_m3(from_afar, platform, sleepy):
+@pytest.mark.requirement("M3")
+def test_a_platform_is_used_from_afar(from_afar, platform, sleepy):
     done = from_afar("submit", str(sleepy), "--wait", "--json")
     named = from_afar("jobs", "show", done.json["job_id"], "--json", "--server", platform.facts["api_url"] + "/")
     wrong = from_afar("jobs", "ls", "--server", "http://127.0.0.1:1")
@@ -50,7 +51,8 @@ def test_a_platform_is_used_from_afar_m3(from_afar, platform, sleepy):
     assert "no platform answers at http://127.0.0.1:1" in wrong.err
 
 
-def test_another_database_than_the_platforms_is_noticed_m3(on_platform, monkeypatch):
+@pytest.mark.requirement("M3")
+def test_another_database_than_the_platforms_is_noticed(on_platform, monkeypatch):
     monkeypatch.setenv("DATABASE_URL", "postgresql://me@127.0.0.1:1/another")
 
     told = on_platform("jobs", "ls")
@@ -59,7 +61,8 @@ def test_another_database_than_the_platforms_is_noticed_m3(on_platform, monkeypa
     assert "uses another database than DATABASE_URL names" in told.err
 
 
-def test_workflows_of_the_platform_are_listed_shown_and_drawn_m3(from_afar):
+@pytest.mark.requirement("M3")
+def test_workflows_of_the_platform_are_listed_shown_and_drawn(from_afar):
     listed = from_afar("workflows", "ls", "--json").json
     shown = from_afar("workflows", "show", "demo")
     drawn = from_afar("workflows", "graph", "demo")
@@ -73,7 +76,8 @@ def test_workflows_of_the_platform_are_listed_shown_and_drawn_m3(from_afar):
     assert "hello_world" in unknown.err
 
 
-def test_a_broken_file_is_not_submitted_w3(from_afar, tmp_path):
+@pytest.mark.requirement("W3")
+def test_a_broken_file_is_not_submitted(from_afar, tmp_path):
     bad = written(tmp_path / "bad.yaml", BROKEN)
 
     told = from_afar("submit", str(bad))
@@ -84,7 +88,8 @@ def test_a_broken_file_is_not_submitted_w3(from_afar, tmp_path):
     assert len(json.loads(as_json.err)["error"]["problems"]) == 2
 
 
-def test_the_same_key_answers_with_the_same_job_e16(from_afar):
+@pytest.mark.requirement("E16")
+def test_the_same_key_answers_with_the_same_job(from_afar):
     submit = ("submit", "echo_test", "--idempotency-key", "once", "--submitted-by", "me")
 
     first = from_afar(*submit, "--wait", "--json").json
@@ -100,7 +105,8 @@ def test_the_same_key_answers_with_the_same_job_e16(from_afar):
     assert forced["job_id"] != first["job_id"]
 
 
-def test_a_job_that_failed_before_is_told_as_failed_e16(from_afar, failing):
+@pytest.mark.requirement("E16")
+def test_a_job_that_failed_before_is_told_as_failed(from_afar, failing):
     submit = ("submit", str(failing), "--idempotency-key", "fails")
     from_afar(*submit, "--wait")
 
@@ -111,7 +117,8 @@ def test_a_job_that_failed_before_is_told_as_failed_e16(from_afar, failing):
     assert "--force" in again.err
 
 
-def test_a_paused_queue_says_so_to_whoever_waits_and_keeps_its_limit_e19(from_afar, platform, queued):
+@pytest.mark.requirement("E19")
+def test_a_paused_queue_says_so_to_whoever_waits_and_keeps_its_limit(from_afar, platform, queued):
     limited = from_afar("queues", "limit", "container-tasks", "2", "--json").json
     paused = from_afar("queues", "pause", "container-tasks", "--json").json
     job_id = from_afar("submit", str(queued), "--submitted-by", "\x1b[31mred", "--json").json["job_id"]
@@ -137,7 +144,8 @@ def test_a_paused_queue_says_so_to_whoever_waits_and_keeps_its_limit_e19(from_af
     assert "at least 1; to stop it: dagmaster queues pause container-tasks" in closed.err
 
 
-def test_who_runs_is_listed_with_what_they_offer_and_run_m3(from_afar, platform, sleepy):
+@pytest.mark.requirement("M3")
+def test_who_runs_is_listed_with_what_they_offer_and_run(from_afar, platform, sleepy):
     pids = {child["role"]: child["pid"] for child in platform.facts["children"]}
     job_id = from_afar("submit", str(sleepy), "-p", "seconds=20", "--json").json["job_id"]
 
@@ -160,7 +168,8 @@ def test_who_runs_is_listed_with_what_they_offer_and_run_m3(from_afar, platform,
     ]  # fmt: skip
 
 
-def test_dead_letters_are_listed_looked_into_and_replayed_q4(from_afar, server):
+@pytest.mark.requirement("Q4")
+def test_dead_letters_are_listed_looked_into_and_replayed(from_afar, server):
     with psycopg.connect(server, autocommit=True) as connection:
         connection.execute(
             "INSERT INTO dagapp.dag_job_messages (queue, message_id, body) VALUES ('dag-jobs', 'm1', '{\"workflow_id\": 7}')"
@@ -180,7 +189,8 @@ def test_dead_letters_are_listed_looked_into_and_replayed_q4(from_afar, server):
     assert from_afar("dead-letters", "show", "00000000").code == 4
 
 
-def test_the_schema_is_looked_at_through_the_platform_d4(from_afar):
+@pytest.mark.requirement("D4")
+def test_the_schema_is_looked_at_through_the_platform(from_afar):
     status = from_afar("db", "status", "--json").json
     tables = from_afar("db", "tables").out
     migrated = from_afar("db", "migrate")
@@ -194,15 +204,17 @@ def test_the_schema_is_looked_at_through_the_platform_d4(from_afar):
     assert from_afar("verify-history", "--all", "--server", "http://127.0.0.1:1").code == 2
 
 
-def test_a_shell_that_is_not_named_is_asked_for_in_one_line_m3(dagmaster):
+@pytest.mark.requirement("M3")
+def test_a_shell_that_is_not_named_is_asked_for_in_one_line(dagmaster):
     told = dagmaster("completion")
 
     assert told.code == 2
     assert told.err.splitlines()[0].endswith("Choose from: bash, zsh, fish")
 
 
+@pytest.mark.requirement("M3")
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_a_shell_gets_its_script_m3(dagmaster, shell):
+def test_a_shell_gets_its_script(dagmaster, shell):
     script = dagmaster("completion", shell)
 
     assert script.code == 0
@@ -218,7 +230,8 @@ def completed(words: str, place: int, **extra: str) -> list[str]:
     return out.split()
 
 
-def test_names_and_ids_of_the_platform_are_completed_m3(from_afar, platform):
+@pytest.mark.requirement("M3")
+def test_names_and_ids_of_the_platform_are_completed(from_afar, platform):
     url = platform.facts["api_url"]
     job_id = from_afar("submit", "echo_test", "--json").json["job_id"]
 
@@ -228,7 +241,8 @@ def test_names_and_ids_of_the_platform_are_completed_m3(from_afar, platform):
     assert completed("dagmaster jobs show 0", 3, DAGMASTER_URL="http://127.0.0.1:1") == []
 
 
-def test_a_follower_outlives_the_api_and_misses_nothing_m3(from_afar, platform, sleepy):
+@pytest.mark.requirement("M3")
+def test_a_follower_outlives_the_api_and_misses_nothing(from_afar, platform, sleepy):
     """The orchestrator is killed while someone follows; `up` starts it again."""
     job_id = from_afar("submit", str(sleepy), "-p", "seconds=4", "--json").json["job_id"]
     follower = start("jobs", "events", job_id, "--follow", "--json", DAGMASTER_URL=platform.facts["api_url"])
@@ -246,7 +260,8 @@ def test_a_follower_outlives_the_api_and_misses_nothing_m3(from_afar, platform, 
     assert follower.returncode == 0
 
 
-def test_the_janitor_tells_what_it_would_do_acts_and_its_actions_are_listed_e21(on_platform, server):
+@pytest.mark.requirement("E21")
+def test_the_janitor_tells_what_it_would_do_acts_and_its_actions_are_listed(on_platform, server):
     nothing = on_platform("janitor", "actions", "--type", "messages_unread")
     with psycopg.connect(server) as connection:
         connection.execute(

@@ -1,4 +1,4 @@
-"""What is printed for people: harmless on any terminal, and no reason to crash [M3]."""
+"""What is printed for people: harmless on any terminal, and no reason to crash."""
 
 import json
 import os
@@ -11,6 +11,8 @@ from dagmaster.cli.answers import JobLine, read
 from dagmaster.cli.command import as_json
 from dagmaster.cli.printable import ascii_json, counted, neutral
 from tests.cli.processes import COMMAND, environment
+
+pytestmark = pytest.mark.requirement("M3")
 
 
 @pytest.mark.parametrize(
@@ -25,17 +27,17 @@ from tests.cli.processes import COMMAND, environment
         ("half \udcff", "half \\udcff"),
     ],
 )
-def test_control_characters_are_shown_not_sent_m3(text, shown):
+def test_control_characters_are_shown_not_sent(text, shown):
     assert neutral(text) == shown
 
 
-def test_every_text_of_an_answer_is_neutral_m3():
+def test_every_text_of_an_answer_is_neutral():
     job = {"job_id": "1", "workflow_id": "\x1b]0;title\x07", "status": "failed", "created_at": "2026-01-01T00:00:00Z"}
 
     assert read(JobLine, job).workflow_id == "\\x1b]0;title\\x07"
 
 
-def test_json_means_the_same_without_control_characters_m3():
+def test_json_means_the_same_without_control_characters():
     value = {"text": "\x1b[0m \x9b \u202e \x7f é 😀"}
 
     text = as_json(value)
@@ -45,7 +47,7 @@ def test_json_means_the_same_without_control_characters_m3():
     assert ascii_json(text).isascii()
 
 
-def test_one_is_not_plural_m3():
+def test_one_is_not_plural():
     assert (counted(1, "job"), counted(0, "job"), counted(2, "retry", "retries")) == ("1 job", "0 jobs", "2 retries")
 
 
@@ -56,7 +58,7 @@ def run(*arguments: str | bytes, stdout: object = subprocess.PIPE, **extra: str)
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-def test_what_an_encoding_lacks_is_shown_as_something_like_it_m3(tmp_path, encoding):
+def test_what_an_encoding_lacks_is_shown_as_something_like_it(tmp_path, encoding):
     file = tmp_path / "w.yaml"
     file.write_text("workflow_id: '…✔é'\n")
 
@@ -69,7 +71,7 @@ def test_what_an_encoding_lacks_is_shown_as_something_like_it_m3(tmp_path, encod
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["workflows", "validate", "/nowhere"], ["completion", "bash"]])
-def test_a_full_disk_or_a_closed_output_is_told_m3(arguments):
+def test_a_full_disk_or_a_closed_output_is_told(arguments):
     with Path("/dev/full").open("wb") as full:
         no_space = run(*arguments, stdout=full)
     shell = subprocess.run(
@@ -81,7 +83,7 @@ def test_a_full_disk_or_a_closed_output_is_told_m3(arguments):
     assert shell.stderr == b"error: the answer can't be written: Bad file descriptor\n"
 
 
-def test_errors_that_nobody_can_read_leave_the_exit_code_m3():
+def test_errors_that_nobody_can_read_leave_the_exit_code():
     done = subprocess.run(
         ["/bin/sh", "-c", '"$@" 2>/dev/full', "sh", *COMMAND, "jobs", "nothing"], env=environment(), check=False
     )
@@ -89,7 +91,7 @@ def test_errors_that_nobody_can_read_leave_the_exit_code_m3():
     assert done.returncode == 2
 
 
-def test_arguments_that_are_not_utf_8_are_refused_m3():
+def test_arguments_that_are_not_utf_8_are_refused():
     told = run("submit", os.fsencode("h") + b"\xff")
 
     assert told.returncode == 2

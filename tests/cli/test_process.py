@@ -64,7 +64,8 @@ def first(maps, scene):
     return json.loads(done.stdout)
 
 
-def test_a_file_becomes_cogs_a_catalogued_dataset_and_tiles_s1(first, maps):
+@pytest.mark.requirement("M3")
+def test_a_file_becomes_cogs_a_catalogued_dataset_and_tiles(first, maps):
     cogs = sorted(Path(first["cogs"]["folder"]).iterdir())
     collection = httpx2.get(first["stac_collection_url"]).json()
     item = httpx2.get(first["stac_item_url"]).json()
@@ -82,7 +83,8 @@ def test_a_file_becomes_cogs_a_catalogued_dataset_and_tiles_s1(first, maps):
         assert picture.read(4).mean() > 0.7 * 255
 
 
-def test_the_same_again_answers_with_the_same_job_and_force_with_another_s1(first, on_maps, scene):
+@pytest.mark.requirement("M3")
+def test_the_same_again_answers_with_the_same_job_and_force_with_another(first, on_maps, scene):
     again = on_maps("process", str(scene), *TOLD, "--json")
     forced = on_maps("process", str(scene), *TOLD, "--json", "--force")
 
@@ -92,7 +94,8 @@ def test_the_same_again_answers_with_the_same_job_and_force_with_another_s1(firs
     assert forced.json["cogs"] == first["cogs"]
 
 
-def test_what_was_made_and_is_gone_is_made_again_s1(on_maps, scene):
+@pytest.mark.requirement("M3")
+def test_what_was_made_and_is_gone_is_made_again(on_maps, scene):
     arguments = ("process", str(scene), "--dataset", "gone")
     before = on_maps(*arguments, "--json").json
     shutil.rmtree(before["cogs"]["folder"])
@@ -140,7 +143,8 @@ class TestPortOfMaps:
         assert "SERVING_PORT=" in refused.value.hint
 
 
-def test_people_see_progress_and_where_everything_is_s1(on_maps, scene):
+@pytest.mark.requirement("M3")
+def test_people_see_progress_and_where_everything_is(on_maps, scene):
     arguments = ("--workflow", "process_large_raster", "--tile-size", "512", "--dataset", "tiled")
 
     done = on_maps("process", str(scene), *arguments)
@@ -155,8 +159,9 @@ def test_people_see_progress_and_where_everything_is_s1(on_maps, scene):
     assert httpx2.get(told["viewer"]).status_code == 200
 
 
+@pytest.mark.requirement("M3")
 @pytest.mark.usefixtures("first")
-def test_another_file_of_the_same_name_gets_a_name_of_its_own_s1(on_maps, maps, scene, tmp_path):
+def test_another_file_of_the_same_name_gets_a_name_of_its_own(on_maps, maps, scene, tmp_path):
     other = tmp_path / scene.name
     make_landscape(other, 1024, seed=5)
 
@@ -171,8 +176,9 @@ def test_another_file_of_the_same_name_gets_a_name_of_its_own_s1(on_maps, maps, 
     assert "dataset my-scene-" in done.out
 
 
+@pytest.mark.requirement("M3")
 @pytest.mark.usefixtures("first")
-def test_what_was_published_otherwise_needs_another_revision_s1(on_maps, scene):
+def test_what_was_published_otherwise_needs_another_revision(on_maps, scene):
     refused = on_maps("process", str(scene), "--tier", "archive")
     revised = on_maps("process", str(scene), "--tier", "archive", "--revision", "2", "--json")
 
@@ -185,7 +191,8 @@ def test_what_was_published_otherwise_needs_another_revision_s1(on_maps, scene):
     assert revised.json["cogs"]["folder"].endswith("/my-scene/v0/r2")
 
 
-def test_polar_data_is_told_what_degrees_cost_s1(on_maps, tmp_path):
+@pytest.mark.requirement("M3")
+def test_polar_data_is_told_what_degrees_cost(on_maps, tmp_path):
     ice = tmp_path / "ice.tif"
     profile = {"driver": "GTiff", "width": 256, "height": 256, "count": 1, "dtype": "uint8", "crs": "EPSG:3413"}
     with rasterio.open(ice, "w", transform=Affine(1000, 0, -128_000, 0, -1000, 128_000), **profile) as file:
@@ -197,7 +204,8 @@ def test_polar_data_is_told_what_degrees_cost_s1(on_maps, tmp_path):
     assert "to keep its detail, pass --target-crs EPSG:3413\n" in done.out
 
 
-def test_a_platform_that_is_starting_is_waited_for_s1(tmp_path):
+@pytest.mark.requirement("M3")
+def test_a_platform_that_is_starting_is_waited_for(tmp_path):
     said: list[str] = []
 
     def publish_soon() -> None:
@@ -214,14 +222,16 @@ def test_a_platform_that_is_starting_is_waited_for_s1(tmp_path):
     assert awaited_platform(tmp_path) is None
 
 
-def test_who_detaches_is_told_the_job_s1(on_maps, scene):
+@pytest.mark.requirement("M3")
+def test_who_detaches_is_told_the_job(on_maps, scene):
     done = on_maps("process", str(scene), "--dataset", "left", "--detach")
 
     assert done.code == 0
     assert done.err == f"watch it with: dagmaster jobs watch {done.out.splitlines()[-1]}\n"
 
 
-def test_ctrl_c_leaves_the_job_to_the_platform_s1(maps, scene):
+@pytest.mark.requirement("M3")
+def test_ctrl_c_leaves_the_job_to_the_platform(maps, scene):
     process = start("process", str(scene), "--dataset", "interrupted", "--data", maps.facts["data_folder"])
     eventually(lambda: "job " in process.stdout.readline(), 40)
 
@@ -241,7 +251,8 @@ def folder(tmp_path):
     Cluster.at(folder).remove()
 
 
-def test_without_a_platform_one_is_started_and_an_interrupted_job_goes_on_with_the_next_s1(folder, scene):
+@pytest.mark.requirement("M3")
+def test_without_a_platform_one_is_started_and_an_interrupted_job_goes_on_with_the_next(folder, scene):
     arguments = ("process", str(scene), "--data", str(folder))
     process = start(*arguments, "--workflow", "process_large_raster", "--tile-size", "512")
     eventually(lambda: "job running" in process.stdout.readline(), 60)
@@ -264,7 +275,8 @@ def test_without_a_platform_one_is_started_and_an_interrupted_job_goes_on_with_t
     assert done.stdout.endswith(f"the data stays. Serve it with:\n  dagmaster up --data {folder}\n")
 
 
-def test_a_file_that_is_unfit_is_told_of_before_anything_is_made_s1(dagmaster, scene, tmp_path):
+@pytest.mark.requirement("M3")
+def test_a_file_that_is_unfit_is_told_of_before_anything_is_made(dagmaster, scene, tmp_path):
     broken = tmp_path / "broken.tif"
     broken.write_bytes(scene.read_bytes()[:5000])
 
@@ -281,7 +293,8 @@ def test_a_file_that_is_unfit_is_told_of_before_anything_is_made_s1(dagmaster, s
     assert not (tmp_path / "data").exists()
 
 
-def test_a_text_is_told_to_be_one_s1(dagmaster, tmp_path):
+@pytest.mark.requirement("M3")
+def test_a_text_is_told_to_be_one(dagmaster, tmp_path):
     (tmp_path / "notes.tif").write_text("which scenes to take\nthose of July\n")
 
     told = dagmaster("process", str(tmp_path / "notes.tif"))
@@ -291,7 +304,8 @@ def test_a_text_is_told_to_be_one_s1(dagmaster, tmp_path):
     assert "submit the raster that it belongs to or tells of" in told.out
 
 
-def test_what_is_doubtful_is_told_and_done_s1(on_maps, scene, tmp_path):
+@pytest.mark.requirement("M3")
+def test_what_is_doubtful_is_told_and_done(on_maps, scene, tmp_path):
     shifted = tmp_path / "doubtful.tif"
     with rasterio.open(scene) as source:
         profile = {**source.profile, "tiled": False, "nodata": None}
@@ -306,7 +320,8 @@ def test_what_is_doubtful_is_told_and_done_s1(on_maps, scene, tmp_path):
     assert "\n  warn  " in done.out
 
 
-def test_advice_names_options_s1(dagmaster, scene, tmp_path):
+@pytest.mark.requirement("M3")
+def test_advice_names_options(dagmaster, scene, tmp_path):
     unplaced = tmp_path / "unplaced.tif"
     with rasterio.open(scene) as source, rasterio.open(unplaced, "w", **{**source.profile, "crs": None}) as file:
         file.write(source.read())
@@ -331,6 +346,7 @@ def at_files(scene, tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.requirement("M3")
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
@@ -352,7 +368,7 @@ def at_files(scene, tmp_path, monkeypatch):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_what_makes_no_sense_is_refused_before_anything_is_made_s1(dagmaster, at_files, arguments, code, message):
+def test_what_makes_no_sense_is_refused_before_anything_is_made(dagmaster, at_files, arguments, code, message):
     told = dagmaster("process", *arguments)
 
     assert told.code == code

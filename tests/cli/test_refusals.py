@@ -1,4 +1,4 @@
-"""What a database refuses ends a command with the right exit code and a remedy, never as a bug of ours [M2, M3]."""
+"""What a database refuses ends a command with the right exit code and a remedy, never as a bug of ours."""
 
 import psycopg
 import pytest
@@ -14,9 +14,10 @@ def no_ports(monkeypatch):
     monkeypatch.setenv("HEALTH_ENABLED", "false")
 
 
+@pytest.mark.requirement("M2")
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 @pytest.mark.parametrize("address", ["garbage", "mysql://me:hunter2@h/db", "postgresql://me:hunter2@[::1/db"])
-def test_m2_a_malformed_address_is_a_mistake_in_the_settings(dagmaster, monkeypatch, command, address):
+def test_a_malformed_address_is_a_mistake_in_the_settings(dagmaster, monkeypatch, command, address):
     monkeypatch.setenv("DATABASE_URL", address)
 
     told = dagmaster(*command)
@@ -26,8 +27,9 @@ def test_m2_a_malformed_address_is_a_mistake_in_the_settings(dagmaster, monkeypa
     assert "hunter2" not in told.out + told.err
 
 
+@pytest.mark.requirement("M3")
 @pytest.mark.parametrize("command", NEEDS_SCHEMA, ids=" ".join)
-def test_m3_a_database_without_the_schema_is_unavailable(dagmaster, monkeypatch, empty_database, command):
+def test_a_database_without_the_schema_is_unavailable(dagmaster, monkeypatch, empty_database, command):
     monkeypatch.setenv("DATABASE_URL", empty_database)
 
     told = dagmaster(*command)
@@ -36,8 +38,9 @@ def test_m3_a_database_without_the_schema_is_unavailable(dagmaster, monkeypatch,
     assert "hint: run `dagmaster db deploy`" in told.err
 
 
+@pytest.mark.requirement("M3")
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_m3_an_unknown_database_is_not_found(dagmaster, monkeypatch, cluster, command):
+def test_an_unknown_database_is_not_found(dagmaster, monkeypatch, cluster, command):
     monkeypatch.setenv("DATABASE_URL", cluster.dsn_of("nothing_here"))
 
     told = dagmaster(*command)
@@ -46,8 +49,9 @@ def test_m3_an_unknown_database_is_not_found(dagmaster, monkeypatch, cluster, co
     assert "createdb" in told.err
 
 
+@pytest.mark.requirement("M3")
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_m3_whoever_lacks_rights_is_not_allowed(dagmaster, monkeypatch, cluster, database, command):
+def test_whoever_lacks_rights_is_not_allowed(dagmaster, monkeypatch, cluster, database, command):
     with administrator(cluster) as connection:
         connection.execute("DROP ROLE IF EXISTS bystander")
         connection.execute("CREATE ROLE bystander LOGIN")
@@ -59,8 +63,9 @@ def test_m3_whoever_lacks_rights_is_not_allowed(dagmaster, monkeypatch, cluster,
     assert "permission denied for schema dagapp" in told.err
 
 
+@pytest.mark.requirement("M3")
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_m3_an_unknown_user_is_not_allowed(dagmaster, monkeypatch, cluster, command):
+def test_an_unknown_user_is_not_allowed(dagmaster, monkeypatch, cluster, command):
     monkeypatch.setenv("DATABASE_URL", cluster.dsn_of("postgres").replace("postgres@", "nobody_known@"))
 
     told = dagmaster(*command)
@@ -69,7 +74,8 @@ def test_m3_an_unknown_user_is_not_allowed(dagmaster, monkeypatch, cluster, comm
     assert 'role "nobody_known" does not exist' in told.err
 
 
-def test_m3_a_read_only_server_is_not_deployed_to(dagmaster, monkeypatch, empty_database):
+@pytest.mark.requirement("M3")
+def test_a_read_only_server_is_not_deployed_to(dagmaster, monkeypatch, empty_database):
     with psycopg.connect(empty_database, autocommit=True) as connection:
         connection.execute(f"ALTER DATABASE {connection.info.dbname} SET default_transaction_read_only = on")
     monkeypatch.setenv("DATABASE_URL", empty_database)

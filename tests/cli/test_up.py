@@ -1,4 +1,4 @@
-"""`dagmaster up` as people run it: real processes, real signals [P1, M3]."""
+"""`dagmaster up` as people run it: real processes, real signals."""
 
 import errno
 import json
@@ -26,6 +26,8 @@ from dagmaster.listen import bind
 from dagmaster.settings import Settings
 from tests.cli.processes import Up, alive, call, eventually, start, up
 
+pytestmark = pytest.mark.requirement("P1")
+
 # A crash is noticed sooner than by default.
 QUICK = {
     "HEARTBEAT_INTERVAL_SEC": "0.3", "ORPHAN_THRESHOLD_SEC": "2", "ORPHAN_SCAN_INTERVAL_SEC": "0.3",
@@ -42,7 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-def test_up_runs_jobs_and_leaves_nothing_running_p1(folder):
+def test_up_runs_jobs_and_leaves_nothing_running(folder):
     with up(folder, "--workers", "2") as platform:
         everything = platform.pids()
         told = {platform.facts["postgres_pid"], *(child["pid"] for child in platform.facts["children"])}
@@ -61,7 +63,7 @@ def test_up_runs_jobs_and_leaves_nothing_running_p1(folder):
     assert not published.exists()
 
 
-def test_a_second_up_on_the_same_data_conflicts_and_old_jobs_are_found_p1(folder):
+def test_a_second_up_on_the_same_data_conflicts_and_old_jobs_are_found(folder):
     with up(folder) as platform:
         second = call("up", "--json", "--data", str(folder))
         jobs = call("jobs", "ls", "--json", "--data", str(folder))
@@ -72,7 +74,7 @@ def test_a_second_up_on_the_same_data_conflicts_and_old_jobs_are_found_p1(folder
     assert [job["status"] for job in json.loads(jobs.stdout)["jobs"]] == ["completed"]
 
 
-def test_kill_9_leaves_nothing_running_and_the_next_start_finishes_the_job_p1(folder, deaf):
+def test_kill_9_leaves_nothing_running_and_the_next_start_finishes_the_job(folder, deaf):
     with up(folder) as platform:
         job_id = call("submit", str(deaf), "-p", "seconds=1.5", "--data", str(folder)).stdout.strip()
         # The handler's own process must be there, to see that it goes too.
@@ -98,7 +100,7 @@ def test_kill_9_leaves_nothing_running_and_the_next_start_finishes_the_job_p1(fo
     assert json.loads(history.stdout)["findings"] == []
 
 
-def test_ctrl_c_while_starting_stops_what_was_started_p1(folder):
+def test_ctrl_c_while_starting_stops_what_was_started(folder):
     process = start("up", "--data", str(folder))
     server = eventually(lambda: Cluster.at(folder).server_pid())
 
@@ -121,7 +123,7 @@ def untouched(tmp_path: Path) -> Iterator[Path]:
     assert not is_left
 
 
-def test_a_port_that_is_taken_is_told_before_anything_is_made_p1(untouched):
+def test_a_port_that_is_taken_is_told_before_anything_is_made(untouched):
     with bind("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         told = call("up", "--data", str(untouched), API_PORT=str(port))
@@ -133,7 +135,7 @@ def test_a_port_that_is_taken_is_told_before_anything_is_made_p1(untouched):
 
 
 @pytest.mark.parametrize("entrance", ["API", "HEALTH"])
-def test_an_address_that_is_open_to_all_is_told_before_anything_is_made_p1(untouched, entrance):
+def test_an_address_that_is_open_to_all_is_told_before_anything_is_made(untouched, entrance):
     told = call("up", "--data", str(untouched), **{f"{entrance}_HOST": "0.0.0.0"})
 
     assert told.returncode == 2
@@ -141,7 +143,7 @@ def test_an_address_that_is_open_to_all_is_told_before_anything_is_made_p1(untou
     assert "restart" not in told.stderr
 
 
-def test_a_port_that_nobody_chose_gives_way_p1(tmp_path):
+def test_a_port_that_nobody_chose_gives_way(tmp_path):
     local = LocalPlatform(Settings(), tmp_path, "", print)
 
     with ExitStack() as held:
@@ -169,7 +171,7 @@ class Late:
         pass
 
 
-def test_roles_load_while_the_database_starts_and_touch_nothing_before_p1(tmp_path, capfd):
+def test_roles_load_while_the_database_starts_and_touch_nothing_before(tmp_path, capfd):
     settings = Settings(DAGMASTER_DATA=str(tmp_path), API_PORT="0", SERVING_ENABLED="false", HEALTH_ENABLED="false")
     local = LocalPlatform(settings, tmp_path, "postgresql://postgres@127.0.0.1:1/none", str, log_level="info")
     local.cluster = Late(lambda: eventually(lambda: all(_is_waiting(child.pid) for child in local.children)))
@@ -188,7 +190,7 @@ def _is_waiting(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("role", ["orchestrator", "worker"])
-def test_a_role_that_is_held_ends_with_whoever_holds_it_p1(role):
+def test_a_role_that_is_held_ends_with_whoever_holds_it(role):
     inside, outside = os.pipe()
     process = subprocess.Popen(
         [sys.executable, "-m", "dagmaster", role, f"--hold={inside}"], pass_fds=[inside], stderr=subprocess.PIPE, text=True,
@@ -207,7 +209,7 @@ def test_a_role_that_is_held_ends_with_whoever_holds_it_p1(role):
 
 
 @pytest.mark.parametrize("code", [2, 3])
-def test_a_child_that_refuses_to_run_is_not_started_again_p1(code):
+def test_a_child_that_refuses_to_run_is_not_started_again(code):
     said: list[str] = []
     child = Child("worker", 1, {})
     child._process = subprocess.Popen([sys.executable, "-c", f"raise SystemExit({code})"])
@@ -221,7 +223,7 @@ def test_a_child_that_refuses_to_run_is_not_started_again_p1(code):
     assert f"ended with exit code {code}; it is not started again" in said[0]
 
 
-def test_a_platform_whose_child_refuses_to_run_ends_at_once_p1(folder):
+def test_a_platform_whose_child_refuses_to_run_ends_at_once(folder):
     told = call("up", "--data", str(folder), CRASH_POINT="nowhere")
 
     assert told.returncode == 5
@@ -230,7 +232,7 @@ def test_a_platform_whose_child_refuses_to_run_ends_at_once_p1(folder):
     assert "starts again" not in told.stderr
 
 
-def test_a_folder_that_cannot_be_used_is_refused_p1(tmp_path):
+def test_a_folder_that_cannot_be_used_is_refused(tmp_path):
     (tmp_path / "linked").mkdir()
     (tmp_path / "linked/platform.lock").symlink_to(tmp_path / "elsewhere")
     folders = {
@@ -250,7 +252,7 @@ def test_a_folder_that_cannot_be_used_is_refused_p1(tmp_path):
 @pytest.mark.parametrize(
     ("number", "code"), [(errno.EACCES, 3), (errno.EROFS, 3), (errno.ENOSPC, 5), (errno.ENAMETOOLONG, 2)]
 )
-def test_what_the_system_says_of_a_folder_decides_the_exit_code_p1(tmp_path, monkeypatch, number, code):
+def test_what_the_system_says_of_a_folder_decides_the_exit_code(tmp_path, monkeypatch, number, code):
     def refuse(*_: object) -> int:
         raise OSError(number, os.strerror(number))
 
@@ -262,7 +264,7 @@ def test_what_the_system_says_of_a_folder_decides_the_exit_code_p1(tmp_path, mon
     assert described(raised.value)[0] == code
 
 
-def test_a_second_signal_hurries_the_stop_p1(folder, deaf):
+def test_a_second_signal_hurries_the_stop(folder, deaf):
     """Sent to a platform whose worker would give its handler some seconds more."""
     with up(folder, SHUTDOWN_GRACE_SEC="60") as platform:
         call("submit", str(deaf), "-p", "seconds=60", "--data", str(folder))

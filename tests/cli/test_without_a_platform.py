@@ -1,4 +1,4 @@
-"""What works without a platform, and what is said where one is needed [M2, M3]."""
+"""What works without a platform, and what is said where one is needed."""
 
 import json
 import os
@@ -27,10 +27,11 @@ nodes:
 """
 
 
+@pytest.mark.requirement("M3")
 @pytest.mark.parametrize(
     "command", [("submit", "hello_world"), ("jobs", "ls"), ("queues", "ls"), ("db", "status"), ("workflows", "ls")]
 )
-def test_without_a_platform_commands_say_how_to_start_or_name_one_m3(dagmaster, tmp_path, command):
+def test_without_a_platform_commands_say_how_to_start_or_name_one(dagmaster, tmp_path, command):
     told = dagmaster(*command)
     as_json = dagmaster(*command, "--json")
 
@@ -44,8 +45,9 @@ def test_without_a_platform_commands_say_how_to_start_or_name_one_m3(dagmaster, 
     assert as_json.out == ""
 
 
+@pytest.mark.requirement("M3")
 @pytest.mark.parametrize("command", [("worker",), ("verify-history", "--all")])
-def test_without_a_database_commands_on_it_say_how_to_name_one_m3(dagmaster, tmp_path, command):
+def test_without_a_database_commands_on_it_say_how_to_name_one(dagmaster, tmp_path, command):
     told = dagmaster(*command)
 
     assert told.code == 5
@@ -55,7 +57,8 @@ def test_without_a_database_commands_on_it_say_how_to_name_one_m3(dagmaster, tmp
     )
 
 
-def test_a_database_alone_is_not_enough_to_ask_about_jobs_m3(dagmaster, monkeypatch):
+@pytest.mark.requirement("M3")
+def test_a_database_alone_is_not_enough_to_ask_about_jobs(dagmaster, monkeypatch):
     monkeypatch.setenv("DATABASE_URL", "postgresql://me@127.0.0.1:1/none")
 
     told = dagmaster("jobs", "ls")
@@ -64,7 +67,8 @@ def test_a_database_alone_is_not_enough_to_ask_about_jobs_m3(dagmaster, monkeypa
     assert "DATABASE_URL is not enough: name the API of an orchestrator on it with --server URL" in told.err
 
 
-def test_usage_errors_exit_2_in_words_and_in_json_m3(dagmaster):
+@pytest.mark.requirement("M3")
+def test_usage_errors_exit_2_in_words_and_in_json(dagmaster):
     told = dagmaster("jobs", "ls", "--limit", "none")
     as_json = dagmaster("jobs", "nothing", "--json")
 
@@ -73,7 +77,8 @@ def test_usage_errors_exit_2_in_words_and_in_json_m3(dagmaster):
     assert json.loads(as_json.err)["error"]["code"] == "usage"
 
 
-def test_a_bad_setting_is_told_by_its_name_m2(dagmaster, monkeypatch):
+@pytest.mark.requirement("M2")
+def test_a_bad_setting_is_told_by_its_name(dagmaster, monkeypatch):
     monkeypatch.setenv("HEARTBEAT_INTERVAL_SEC", "often")
 
     told = dagmaster("jobs", "ls")
@@ -82,7 +87,8 @@ def test_a_bad_setting_is_told_by_its_name_m2(dagmaster, monkeypatch):
     assert "HEARTBEAT_INTERVAL_SEC" in told.err
 
 
-def test_secrets_are_never_printed_m2(dagmaster, monkeypatch):
+@pytest.mark.requirement("M2")
+def test_secrets_are_never_printed(dagmaster, monkeypatch):
     monkeypatch.setenv("DATABASE_URL", "postgresql://me:hush@127.0.0.1:1/none?connect_timeout=1")
 
     direct = dagmaster("db", "status", "-v")
@@ -92,7 +98,8 @@ def test_secrets_are_never_printed_m2(dagmaster, monkeypatch):
     assert "hush" not in direct.out + direct.err + over_http.out + over_http.err
 
 
-def test_an_undeployed_database_is_refused_with_the_remedy_m3(dagmaster, monkeypatch, empty_database):
+@pytest.mark.requirement("M3")
+def test_an_undeployed_database_is_refused_with_the_remedy(dagmaster, monkeypatch, empty_database):
     monkeypatch.setenv("DATABASE_URL", empty_database)
 
     check, role = dagmaster("verify-history", "--all"), dagmaster("orchestrator")
@@ -102,7 +109,8 @@ def test_an_undeployed_database_is_refused_with_the_remedy_m3(dagmaster, monkeyp
     assert "dagmaster db deploy" in role.err
 
 
-def test_the_schema_is_deployed_and_looked_at_d4(dagmaster, monkeypatch, empty_database):
+@pytest.mark.requirement("D4")
+def test_the_schema_is_deployed_and_looked_at(dagmaster, monkeypatch, empty_database):
     monkeypatch.setenv("DATABASE_URL", empty_database)
 
     before = dagmaster("db", "status", "--json").json
@@ -124,7 +132,8 @@ def test_the_schema_is_deployed_and_looked_at_d4(dagmaster, monkeypatch, empty_d
     assert "CREATE TABLE dagapp.dag_jobs" in ddl
 
 
-def test_rebuilding_must_be_allowed_and_confirmed_d4(dagmaster, monkeypatch, empty_database):
+@pytest.mark.requirement("D4")
+def test_rebuilding_must_be_allowed_and_confirmed(dagmaster, monkeypatch, empty_database):
     name = conninfo_to_dict(empty_database)["dbname"]
     monkeypatch.setenv("DATABASE_URL", empty_database)
 
@@ -139,7 +148,8 @@ def test_rebuilding_must_be_allowed_and_confirmed_d4(dagmaster, monkeypatch, emp
     assert rebuilt.json["is_current"] is True
 
 
-def test_unexpected_errors_are_short_and_show_their_traceback_when_asked_m3(dagmaster, monkeypatch):
+@pytest.mark.requirement("M3")
+def test_unexpected_errors_are_short_and_show_their_traceback_when_asked(dagmaster, monkeypatch):
     monkeypatch.setattr("dagmaster.database.deploy.ddl", lambda: 1 / 0)
 
     short, long = dagmaster("db", "ddl"), dagmaster("db", "ddl", "-v")
@@ -150,7 +160,8 @@ def test_unexpected_errors_are_short_and_show_their_traceback_when_asked_m3(dagm
     assert "Traceback" in long.err
 
 
-def test_validate_tells_every_mistake_at_once_w3(dagmaster, tmp_path):
+@pytest.mark.requirement("W3")
+def test_validate_tells_every_mistake_at_once(dagmaster, tmp_path):
     bad, good = tmp_path / "bad.yaml", tmp_path / "good.yaml"
     bad.write_text(BROKEN)
     good.write_text("workflow_id: good\nnodes:\n  start: {type: start, next: end}\n  end: {type: end}\n")
@@ -167,7 +178,8 @@ def test_validate_tells_every_mistake_at_once_w3(dagmaster, tmp_path):
     assert dagmaster("workflows", "validate", str(good)).code == 0
 
 
-def test_files_are_shown_and_drawn_without_a_platform_m3(dagmaster, sleepy):
+@pytest.mark.requirement("M3")
+def test_files_are_shown_and_drawn_without_a_platform(dagmaster, sleepy):
     shown = dagmaster("workflows", "show", str(sleepy))
     drawn = dagmaster("workflows", "graph", str(sleepy))
 
@@ -175,7 +187,8 @@ def test_files_are_shown_and_drawn_without_a_platform_m3(dagmaster, sleepy):
     assert drawn.out.startswith("flowchart TD\n")
 
 
-def test_a_pipe_or_device_is_refused_instead_of_read_for_ever_w3(dagmaster, tmp_path):
+@pytest.mark.requirement("W3")
+def test_a_pipe_or_device_is_refused_instead_of_read_for_ever(dagmaster, tmp_path):
     os.mkfifo(tmp_path / "pipe.yaml")
 
     told = dagmaster("workflows", "validate", str(tmp_path / "pipe.yaml"), "/dev/zero")
@@ -184,7 +197,8 @@ def test_a_pipe_or_device_is_refused_instead_of_read_for_ever_w3(dagmaster, tmp_
     assert told.out.count("cannot be read: it is not a regular file") == 2
 
 
-def test_run_mode_selects_the_role_and_people_get_help_p1(dagmaster, monkeypatch):
+@pytest.mark.requirement("P1")
+def test_run_mode_selects_the_role_and_people_get_help(dagmaster, monkeypatch):
     help_ = dagmaster()
     monkeypatch.setenv("RUN_MODE", "worker")
     role = dagmaster()
@@ -214,7 +228,8 @@ def imported(*arguments: str, heavy: set[str], **variables: str) -> set[str]:
     return set(done.stderr.splitlines()[-1].split())
 
 
-def test_help_is_fast_and_imports_nothing_heavy_m3():
+@pytest.mark.requirement("M3")
+def test_help_is_fast_and_imports_nothing_heavy():
     begun = time.monotonic()
     found = imported("--help", heavy={"psycopg", "sqlalchemy", "rich", "pydantic", "jinja2", "httpx2", "fastapi"})
 
@@ -222,15 +237,17 @@ def test_help_is_fast_and_imports_nothing_heavy_m3():
     assert time.monotonic() - begun < 2.0
 
 
-def test_a_client_imports_nothing_of_the_engine_m3():
+@pytest.mark.requirement("M3")
+def test_a_client_imports_nothing_of_the_engine():
     """It needs an HTTP client and settings, and that it has them shows that this test looks."""
     heavy = {"psycopg", "sqlalchemy", "alembic", "fastapi", "starlette", "jinja2", "uvicorn", "httpx2"}
 
     assert imported("jobs", "ls", "--server", "http://127.0.0.1:1", heavy=heavy) == {"httpx2"}
 
 
+@pytest.mark.requirement("P1")
 @pytest.mark.parametrize(("role", "own"), [("orchestrator", {"fastapi", "psycopg"}), ("worker", {"psycopg"})])
-def test_a_role_starts_without_what_it_does_not_need_p1(role, own):
+def test_a_role_starts_without_what_it_does_not_need(role, own):
     """Held by a pipe that is at its end, it loads everything and goes no further. Handlers load what they need when they run."""
     heavy = {"rasterio", "numpy", "shapely", "pyproj", "titiler", "rio_tiler", "obstore", "pystac", "sqlalchemy", "alembic",
              "httpx2", "fastapi", "psycopg"}  # fmt: skip
@@ -242,7 +259,8 @@ def test_a_role_starts_without_what_it_does_not_need_p1(role, own):
     assert found == own
 
 
-def test_an_interrupt_is_quiet_m3():
+@pytest.mark.requirement("M3")
+def test_an_interrupt_is_quiet():
     process = start("worker", DATABASE_URL="postgresql://u@127.0.0.1:1/none")
     assert "waiting for the database" in process.stderr.readline() + process.stderr.readline()
 

@@ -1,4 +1,4 @@
-"""The budget of a limited queue is held by whoever claims from it, also by one that has just learned of the limit [E19]."""
+"""The budget of a limited queue is held by whoever claims from it, also by one that has just learned of the limit."""
 
 import asyncio
 
@@ -8,6 +8,8 @@ from tests.database.test_ledger_conformance import QUEUE, TWO_QUEUES, PostgresBe
 from tests.workflows.builders import a_workflow
 
 from dagmaster.database.ledger import Demand
+
+pytestmark = pytest.mark.requirement("E19")
 
 NARROW = "container-tasks"
 
@@ -20,7 +22,7 @@ async def bench(database):
     await made.ledger.close()
 
 
-async def test_e19_who_knows_one_limit_holds_the_budget_of_another_queue_too(bench):
+async def test_who_knows_one_limit_holds_the_budget_of_another_queue_too(bench):
     await bench.ledger.set_queue(NARROW, max_running=1)
     await owned(bench, a_job(1, a_workflow(TWO_QUEUES)))
     assert len(await take(bench, Demand((NARROW,), ("echo",), 5))) == 1  # from now on it knows of that limit
@@ -37,7 +39,7 @@ async def test_e19_who_knows_one_limit_holds_the_budget_of_another_queue_too(ben
     assert [task.queue for task in taken] == [QUEUE]
 
 
-async def test_e19_a_limited_queue_that_is_named_twice_has_one_budget(bench):
+async def test_a_limited_queue_that_is_named_twice_has_one_budget(bench):
     await bench.ledger.set_queue(QUEUE, max_running=1)
     await owned(bench, a_job(1, a_workflow(TWO_QUEUES)))
 

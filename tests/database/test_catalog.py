@@ -1,4 +1,4 @@
-"""The STAC catalogue [C1]: deployed safely, written to by many at once without losing anything, true extents."""
+"""The STAC catalogue: deployed safely, written to by many at once without losing anything, true extents."""
 
 import asyncio
 import subprocess
@@ -59,8 +59,9 @@ async def opened(dsn: str, size: int = 4, **options):
         yield Catalog(connections, **options)
 
 
+@pytest.mark.requirement("D1")
 @pytest.mark.parametrize("name", sorted(name for name in all_queries() if name.startswith("catalog_")))
-def test_d1_every_statement_fits_the_deployed_catalogue(cluster, catalog_template, name):
+def test_every_statement_fits_the_deployed_catalogue(cluster, catalog_template, name):
     with psycopg.connect(cluster.dsn_of(catalog_template), autocommit=True) as connection:
         connection.execute(f"PREPARE it AS {numbered(name)[0]}")
 
@@ -68,7 +69,8 @@ def test_d1_every_statement_fits_the_deployed_catalogue(cluster, catalog_templat
 # Deploying
 
 
-def test_c1_deploying_twice_and_twice_at_once_is_deploying(cluster, database):
+@pytest.mark.requirement("C1")
+def test_deploying_twice_and_twice_at_once_is_deploying(cluster, database):
     assert catalog_status(database).deployed is None
     start = threading.Barrier(3)
 
@@ -86,7 +88,8 @@ def test_c1_deploying_twice_and_twice_at_once_is_deploying(cluster, database):
         assert connection.execute("SELECT count(*) FROM pgstac.migrations").fetchone() == (1,)
 
 
-def test_c1_a_server_without_postgis_is_told_plainly(empty_database, monkeypatch):
+@pytest.mark.requirement("C1")
+def test_a_server_without_postgis_is_told_plainly(empty_database, monkeypatch):
     monkeypatch.setitem(all_queries(), "catalog_extensions", "SELECT 'postgis' AS name")
 
     with pytest.raises(Unavailable) as told:
@@ -97,7 +100,8 @@ def test_c1_a_server_without_postgis_is_told_plainly(empty_database, monkeypatch
     assert catalog_status(empty_database).deployed is None
 
 
-def test_c1_the_catalogue_can_be_done_without(database, monkeypatch):
+@pytest.mark.requirement("C1")
+def test_the_catalogue_can_be_done_without(database, monkeypatch):
     told = []
 
     assert ensure_catalog(database, is_enabled=False) is None
@@ -109,7 +113,8 @@ def test_c1_the_catalogue_can_be_done_without(database, monkeypatch):
     assert told[0].startswith("no STAC catalogue: this server lacks what the STAC catalogue needs: postgis")
 
 
-def test_c1_a_newer_catalogue_is_left_alone(catalog_database):
+@pytest.mark.requirement("C1")
+def test_a_newer_catalogue_is_left_alone(catalog_database):
     with psycopg.connect(catalog_database, autocommit=True) as connection:
         connection.execute(
             "INSERT INTO pgstac.migrations (version, datetime) VALUES ('99.1.0', now() + interval '1 s')"
@@ -121,7 +126,8 @@ def test_c1_a_newer_catalogue_is_left_alone(catalog_database):
     assert told.value.code == "catalog.newer"
 
 
-def test_c1_without_the_extra_it_says_what_to_install(empty_database, monkeypatch):
+@pytest.mark.requirement("C1")
+def test_without_the_extra_it_says_what_to_install(empty_database, monkeypatch):
     monkeypatch.setattr(module, "software_version", lambda: None)
 
     with pytest.raises(Unavailable) as told:
@@ -130,7 +136,8 @@ def test_c1_without_the_extra_it_says_what_to_install(empty_database, monkeypatc
     assert told.value.code == "catalog.not-installed"
 
 
-async def test_c1_a_database_without_a_catalogue_is_told_as_that(database):
+@pytest.mark.requirement("C1")
+async def test_a_database_without_a_catalogue_is_told_as_that(database):
     async with opened(database) as catalog:
         for call in (
             catalog.count_items("dem"),
@@ -146,7 +153,8 @@ async def test_c1_a_database_without_a_catalogue_is_told_as_that(database):
 # One writer
 
 
-async def test_c1_an_item_comes_back_as_it_went_in(catalog_database):
+@pytest.mark.requirement("C1")
+async def test_an_item_comes_back_as_it_went_in(catalog_database):
     """pgSTAC keeps only what differs from the collection, where floats, nulls and empty values are easily lost."""
     item = an_item(
         "a", start_datetime="2024-01-01T00:00:00Z", end_datetime="2024-12-31T23:59:59Z", gsd=0.30000000000000004,
@@ -168,7 +176,8 @@ async def test_c1_an_item_comes_back_as_it_went_in(catalog_database):
     assert nothing is None
 
 
-async def test_c1_registering_again_replaces_and_never_doubles(catalog_database):
+@pytest.mark.requirement("C1")
+async def test_registering_again_replaces_and_never_doubles(catalog_database):
     async with opened(catalog_database) as catalog:
         assert await catalog.ensure_collection(a_collection())
         assert await catalog.upsert_items([an_item("a"), an_item("b")]) == 2
@@ -180,7 +189,8 @@ async def test_c1_registering_again_replaces_and_never_doubles(catalog_database)
         assert await catalog.upsert_items([]) == 0
 
 
-async def test_c1_a_collection_that_has_items_keeps_their_extent(catalog_database):
+@pytest.mark.requirement("C1")
+async def test_a_collection_that_has_items_keeps_their_extent(catalog_database):
     async with opened(catalog_database) as catalog:
         await catalog.ensure_collection(a_collection())
         await catalog.upsert_items([an_item("a")])
@@ -203,7 +213,8 @@ def a_titled_item(item_id: str) -> dict:
     return item
 
 
-async def test_c1_items_survive_that_their_collection_changes_what_they_share(catalog_database):
+@pytest.mark.requirement("C1")
+async def test_items_survive_that_their_collection_changes_what_they_share(catalog_database):
     async with opened(catalog_database) as catalog:
         await catalog.ensure_collection(a_collection())
         await catalog.upsert_items([a_titled_item("a")])
@@ -214,7 +225,8 @@ async def test_c1_items_survive_that_their_collection_changes_what_they_share(ca
         assert await catalog.get_item("dem", "b") == a_titled_item("b")
 
 
-async def test_c1_a_collection_that_changes_while_items_wait_for_their_turn_spoils_none(catalog_database):
+@pytest.mark.requirement("C1")
+async def test_a_collection_that_changes_while_items_wait_for_their_turn_spoils_none(catalog_database):
     async with opened(catalog_database) as catalog, await psycopg.AsyncConnection.connect(catalog_database) as holder:
         await catalog.ensure_collection(a_collection(item_assets=SHARED))
         await holder.execute("SELECT pg_advisory_xact_lock(hashtextextended('dagmaster.catalog:dem', 0))")
@@ -233,7 +245,8 @@ async def until_someone_waits(connection: psycopg.AsyncConnection) -> None:
         await asyncio.sleep(0.01)
 
 
-async def test_b8_the_extent_is_that_of_the_items_also_when_some_go(catalog_database):
+@pytest.mark.requirement("C1")
+async def test_the_extent_is_that_of_the_items_also_when_some_go(catalog_database):
     async with opened(catalog_database) as catalog:
         await catalog.ensure_collection(a_collection())
         assert await catalog.refresh_extent("dem") is None
@@ -268,6 +281,7 @@ def revision(number: int) -> dict:
     return {"dagmaster:version_ordinal": 0, "dagmaster:revision": number}
 
 
+@pytest.mark.requirement("C1")
 @pytest.mark.parametrize(
     ("items", "code"),
     [
@@ -282,7 +296,7 @@ def revision(number: int) -> dict:
         ([an_item("a", title="a\0b")], "catalog.bad-item"),
     ],
 )  # fmt: skip
-async def test_c1_what_cannot_be_stored_is_the_datas_fault_and_nothing_of_it_is(catalog_database, items, code):
+async def test_what_cannot_be_stored_is_the_datas_fault_and_nothing_of_it_is(catalog_database, items, code):
     async with opened(catalog_database, patience_seconds=0) as catalog:
         await catalog.ensure_collection(a_collection())
 
@@ -293,7 +307,8 @@ async def test_c1_what_cannot_be_stored_is_the_datas_fault_and_nothing_of_it_is(
         assert await catalog.count_items("dem") == 0
 
 
-async def test_c1_items_need_their_collection(catalog_database):
+@pytest.mark.requirement("C1")
+async def test_items_need_their_collection(catalog_database):
     async with opened(catalog_database) as catalog:
         with pytest.raises(NotFound) as told:
             await catalog.upsert_items([an_item("a")])
@@ -304,7 +319,8 @@ async def test_c1_items_need_their_collection(catalog_database):
 # Many writers
 
 
-async def test_b7_eight_writers_into_one_collection_lose_nothing(catalog_database):
+@pytest.mark.requirement("C1")
+async def test_eight_writers_into_one_collection_lose_nothing(catalog_database):
     """Each adds its own items of several years, so that constraints are rebuilt under the others, and renews shared ones."""
     shared = [an_item(f"shared-{n}", west=n) for n in range(5)]
     async with opened(catalog_database, size=8) as catalog:
@@ -324,7 +340,8 @@ async def test_b7_eight_writers_into_one_collection_lose_nothing(catalog_databas
     assert extent["temporal"]["interval"] == [["2020-01-02T00:00:00Z", "2027-12-31T00:00:00Z"]]
 
 
-async def test_b7_writers_of_collections_that_are_just_made_do_not_stumble_over_each_other(catalog_database):
+@pytest.mark.requirement("C1")
+async def test_writers_of_collections_that_are_just_made_do_not_stumble_over_each_other(catalog_database):
     """Every new partition locks the table of all items, while searches hold it."""
     async with opened(catalog_database, size=10) as catalog:
         searching = asyncio.create_task(_search_on(catalog_database))
@@ -357,8 +374,9 @@ asyncio.run(main(sys.argv[1], sys.argv[2]))
 """
 
 
+@pytest.mark.requirement("C1")
 @pytest.mark.parametrize("processes", [4, pytest.param(20, marks=pytest.mark.slow)])
-async def test_b7_processes_at_once_lose_nothing(catalog_database, processes):
+async def test_processes_at_once_lose_nothing(catalog_database, processes):
     async with opened(catalog_database) as catalog:
         await catalog.ensure_collection(a_collection())
         writers = [
@@ -374,7 +392,8 @@ async def test_b7_processes_at_once_lose_nothing(catalog_database, processes):
         assert await catalog.count_items("dem") == len(expected)
 
 
-async def test_b7_who_waits_for_another_writer_goes_on_when_it_is_done_and_says_so_when_it_is_not(
+@pytest.mark.requirement("C1")
+async def test_who_waits_for_another_writer_goes_on_when_it_is_done_and_says_so_when_it_is_not(
     catalog_database, monkeypatch
 ):
     monkeypatch.setattr(module, "LOCK_SECONDS", 0.05)
@@ -397,7 +416,8 @@ async def test_b7_who_waits_for_another_writer_goes_on_when_it_is_done_and_says_
         assert await patient.missing_items("dem", ["a", "b"]) == ["b"]
 
 
-async def test_b7_what_others_made_fail_is_tried_again(catalog_database, monkeypatch):
+@pytest.mark.requirement("C1")
+async def test_what_others_made_fail_is_tried_again(catalog_database, monkeypatch):
     """A deadlock and a lost item, as pgSTAC's users have seen them."""
     faults = ["DO $$ BEGIN RAISE SQLSTATE '40P01'; END $$", "SELECT %(collection)s::text, %(items)s::jsonb"]
     query = module.query
@@ -420,8 +440,9 @@ LONGITUDES = st.integers(-180, 180)
 BOXES = st.lists(st.tuples(LONGITUDES, st.integers(-90, 0), LONGITUDES, st.integers(0, 90)), min_size=1, max_size=6)
 
 
+@pytest.mark.requirement("C1")
 @given(BOXES)
-def test_b8_a_union_holds_every_box_and_crosses_only_where_it_must(boxes):
+def test_a_union_holds_every_box_and_crosses_only_where_it_must(boxes):
     west, south, east, north = union_box(boxes)
 
     assert -180 <= west <= 180
@@ -441,6 +462,7 @@ def is_inside(longitude: float, west: float, east: float) -> bool:
     return (longitude - west) % 360 <= width + 1e-9
 
 
+@pytest.mark.requirement("C1")
 @pytest.mark.parametrize(
     ("boxes", "expected"),
     [
@@ -453,5 +475,5 @@ def is_inside(longitude: float, west: float, east: float) -> bool:
         ([(-180, 0, 0, 1), (0, 0, 180, 1)], (-180, 0, 180, 1)),
     ],
 )
-def test_b8_unions_at_the_antimeridian(boxes, expected):
+def test_unions_at_the_antimeridian(boxes, expected):
     assert union_box(boxes) == expected

@@ -1,4 +1,4 @@
-"""What a database refuses is told as what it means, with what to do about it [M2, M3]."""
+"""What a database refuses is told as what it means, with what to do about it."""
 
 import asyncio
 
@@ -23,6 +23,7 @@ def refusal(dsn: str) -> DagmasterError:
     return refused.value
 
 
+@pytest.mark.requirement("M2")
 @pytest.mark.parametrize(
     ("dsn", "told"),
     [
@@ -45,7 +46,7 @@ def refusal(dsn: str) -> DagmasterError:
         ("host=h password=hunter2 port=abc", "its port is not a number"),
     ],
 )
-def test_m2_a_malformed_address_is_refused_in_words_that_repeat_no_secret(dsn, told):
+def test_a_malformed_address_is_refused_in_words_that_repeat_no_secret(dsn, told):
     error = refusal(dsn)
 
     assert isinstance(error, InvalidRequest)
@@ -54,18 +55,21 @@ def test_m2_a_malformed_address_is_refused_in_words_that_repeat_no_secret(dsn, t
     assert "hunter2" not in str(error)
 
 
-def test_m2_pools_and_deployments_refuse_a_malformed_address_too():
+@pytest.mark.requirement("M2")
+def test_pools_and_deployments_refuse_a_malformed_address_too():
     for act in (lambda: pool("mysql://h/db", "x", 0, 1), lambda: deploy.status("mysql://h/db")):
         with pytest.raises(InvalidRequest, match="begins with mysql"):
             act()
 
 
-def test_m2_several_hosts_and_sockets_are_addresses():
+@pytest.mark.requirement("M2")
+def test_several_hosts_and_sockets_are_addresses():
     assert "port=5432,5433" in conninfo("postgresql://me@a:5432,b:5433/db", "x", 1, 1, 1)
     assert "/run/x" in conninfo("postgresql://me@/db?host=/run/x", "x", 1, 1, 1)
 
 
-def test_m3_a_server_that_is_not_there_is_unavailable():
+@pytest.mark.requirement("M3")
+def test_a_server_that_is_not_there_is_unavailable():
     error = refusal("postgresql://me:hunter2@127.0.0.1:1/db")
 
     assert isinstance(error, Unavailable)
@@ -73,13 +77,15 @@ def test_m3_a_server_that_is_not_there_is_unavailable():
     assert "Connection refused" in error.message
 
 
-def test_m3_an_unknown_host_is_told_as_such():
+@pytest.mark.requirement("M3")
+def test_an_unknown_host_is_told_as_such():
     error = refusal("postgresql://me@nowhere.invalid/db")
 
     assert (error.code, error.hint) == ("database.unavailable", "check the name of the host in DATABASE_URL")
 
 
-def test_m3_an_unknown_database_is_not_found(cluster):
+@pytest.mark.requirement("M3")
+def test_an_unknown_database_is_not_found(cluster):
     error = refusal(cluster.dsn_of("nothing_here"))
 
     assert isinstance(error, NotFound)
@@ -99,6 +105,7 @@ def guarded(cluster):
     return cluster
 
 
+@pytest.mark.requirement("M3")
 @pytest.mark.parametrize(
     ("user", "told"),
     [
@@ -108,7 +115,7 @@ def guarded(cluster):
         ("shut_out", "is not permitted to log in"),
     ],
 )
-def test_m3_whoever_may_not_come_in_is_told_so(guarded, user, told):
+def test_whoever_may_not_come_in_is_told_so(guarded, user, told):
     error = refusal(guarded.dsn_of("postgres").replace("postgres@", f"{user}@"))
 
     assert isinstance(error, NotAllowed)
@@ -126,8 +133,9 @@ ACTS = {
 }
 
 
+@pytest.mark.requirement("M3")
 @pytest.mark.parametrize("act", ACTS.values(), ids=ACTS)
-async def test_m3_a_database_without_the_schema_is_to_be_deployed(empty_database, act):
+async def test_a_database_without_the_schema_is_to_be_deployed(empty_database, act):
     with pytest.raises(Unavailable, match="no dagmaster schema") as refused:
         await act(empty_database)
 
@@ -135,8 +143,9 @@ async def test_m3_a_database_without_the_schema_is_to_be_deployed(empty_database
     assert refused.value.hint == "run `dagmaster db deploy`"
 
 
+@pytest.mark.requirement("M3")
 @pytest.mark.parametrize("act", ACTS.values(), ids=ACTS)
-async def test_m3_whoever_lacks_rights_is_told_so(cluster, database, act):
+async def test_whoever_lacks_rights_is_told_so(cluster, database, act):
     with administrator(cluster) as connection:
         connection.execute("DROP ROLE IF EXISTS plain")
         connection.execute("CREATE ROLE plain LOGIN")
@@ -147,7 +156,8 @@ async def test_m3_whoever_lacks_rights_is_told_so(cluster, database, act):
     assert refused.value.code == "database.not-allowed"
 
 
-async def test_m3_whoever_may_not_deploy_is_told_so(cluster, empty_database):
+@pytest.mark.requirement("M3")
+async def test_whoever_may_not_deploy_is_told_so(cluster, empty_database):
     with administrator(cluster) as connection:
         connection.execute("DROP ROLE IF EXISTS plain")
         connection.execute("CREATE ROLE plain LOGIN")
@@ -156,7 +166,8 @@ async def test_m3_whoever_may_not_deploy_is_told_so(cluster, empty_database):
         deploy.deploy(empty_database.replace("postgres@", "plain@"))
 
 
-async def test_m3_an_older_schema_is_to_be_migrated(database):
+@pytest.mark.requirement("M3")
+async def test_an_older_schema_is_to_be_migrated(database):
     with psycopg.connect(database, autocommit=True) as connection:
         connection.execute("ALTER TABLE dagapp.workers DROP COLUMN worker_type")
 
@@ -166,7 +177,8 @@ async def test_m3_an_older_schema_is_to_be_migrated(database):
     assert (refused.value.code, refused.value.hint) == ("database.outdated", "run `dagmaster db migrate`")
 
 
-async def test_m3_a_server_that_only_reads_is_told_as_such(database):
+@pytest.mark.requirement("M3")
+async def test_a_server_that_only_reads_is_told_as_such(database):
     with psycopg.connect(database, autocommit=True) as connection:
         connection.execute(f"ALTER DATABASE {connection.info.dbname} SET default_transaction_read_only = on")
 
@@ -179,7 +191,8 @@ async def test_m3_a_server_that_only_reads_is_told_as_such(database):
     assert "standby" in refused.value.hint
 
 
-async def test_m3_an_old_server_is_refused(database, monkeypatch):
+@pytest.mark.requirement("M3")
+async def test_an_old_server_is_refused(database, monkeypatch):
     monkeypatch.setattr(connecting, "OLDEST_MAJOR", 99)
 
     with pytest.raises(Unavailable, match=r"the server is PostgreSQL \d+, and 99 or newer is needed"):
@@ -188,6 +201,7 @@ async def test_m3_an_old_server_is_refused(database, monkeypatch):
         deploy.status(database)
 
 
+@pytest.mark.requirement("M3")
 @pytest.mark.parametrize(
     ("said", "code"),
     [
@@ -197,7 +211,7 @@ async def test_m3_an_old_server_is_refused(database, monkeypatch):
         ("connection failed: FATAL:  the database system is starting up", "database.unavailable"),
     ],
 )  # fmt: skip
-def test_m3_refusals_that_are_hard_to_provoke_are_known_by_their_words(said, code):
+def test_refusals_that_are_hard_to_provoke_are_known_by_their_words(said, code):
     with pytest.raises(DagmasterError) as refused, connecting.translate_errors():
         raise psycopg.OperationalError(said)
 

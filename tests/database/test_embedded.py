@@ -23,6 +23,8 @@ from dagmaster.database import embedded
 from dagmaster.database.embedded import LONGEST_SOCKET_FOLDER, Cluster
 from dagmaster.errors import Conflict, NotFound, Unavailable
 
+pytestmark = pytest.mark.requirement("P1")
+
 IS_ROOT = os.geteuid() == 0
 as_root = pytest.mark.skipif(not IS_ROOT, reason="about what root must do differently")
 NOBODY = 65534
@@ -54,7 +56,7 @@ def new_cluster(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
         cluster.remove()
 
 
-def test_d4_a_private_cluster_starts_answers_and_stops(new_cluster):
+def test_a_private_cluster_starts_answers_and_stops(new_cluster):
     cluster = new_cluster()
 
     cluster.start()
@@ -71,7 +73,7 @@ def test_d4_a_private_cluster_starts_answers_and_stops(new_cluster):
     assert not list(cluster.socket_folder.iterdir())
 
 
-def test_d4_durability_is_given_up_only_when_asked(new_cluster):
+def test_durability_is_given_up_only_when_asked(new_cluster):
     with new_cluster(fast=False) as cluster, psycopg.connect(cluster.dsn) as connection:
         careful = [connection.execute(f"SHOW {name}").fetchone() for name in ("fsync", "synchronous_commit")]
     with new_cluster(fast=True) as cluster, psycopg.connect(cluster.dsn) as connection:
@@ -81,7 +83,7 @@ def test_d4_durability_is_given_up_only_when_asked(new_cluster):
     assert fast == [("off",), ("off",)]
 
 
-def test_d4_a_second_start_finds_the_data(new_cluster):
+def test_a_second_start_finds_the_data(new_cluster):
     cluster = new_cluster()
     with cluster:
         leave_a_mark(cluster)
@@ -90,7 +92,7 @@ def test_d4_a_second_start_finds_the_data(new_cluster):
         assert finds_the_mark(cluster)
 
 
-def test_d4_a_killed_server_recovers_at_the_next_start(new_cluster):
+def test_a_killed_server_recovers_at_the_next_start(new_cluster):
     cluster = new_cluster(fast=False)
     cluster.start()
     leave_a_mark(cluster)
@@ -101,7 +103,7 @@ def test_d4_a_killed_server_recovers_at_the_next_start(new_cluster):
     assert finds_the_mark(cluster)
 
 
-def test_d4_a_killed_parent_leaves_no_server(new_cluster):
+def test_a_killed_parent_leaves_no_server(new_cluster):
     cluster = new_cluster()
     with holder_of(cluster) as (parent, pid):
         parent.kill()
@@ -112,13 +114,13 @@ def test_d4_a_killed_parent_leaves_no_server(new_cluster):
         assert cluster.is_running()
 
 
-def test_d4_the_data_of_a_running_server_is_not_taken(new_cluster):
+def test_the_data_of_a_running_server_is_not_taken(new_cluster):
     cluster = new_cluster()
     with holder_of(cluster) as (_, pid), pytest.raises(Conflict, match=f"process {pid}"):
         cluster.start()
 
 
-def test_d4_another_process_may_stop_it(new_cluster):
+def test_another_process_may_stop_it(new_cluster):
     cluster = new_cluster()
     with holder_of(cluster) as (_, pid):
         cluster.stop()
@@ -126,7 +128,7 @@ def test_d4_another_process_may_stop_it(new_cluster):
         assert is_gone(pid, within_seconds=5)
 
 
-def test_d4_a_pid_file_whose_number_is_anothers_is_no_obstacle(new_cluster):
+def test_a_pid_file_whose_number_is_anothers_is_no_obstacle(new_cluster):
     """After a power cut the file is still there, and the number may belong to anybody: here to this test."""
     cluster = new_cluster()
     with cluster:
@@ -140,7 +142,7 @@ def test_d4_a_pid_file_whose_number_is_anothers_is_no_obstacle(new_cluster):
         assert cluster.is_running()
 
 
-def test_d4_an_interrupted_initialisation_is_started_over(new_cluster):
+def test_an_interrupted_initialisation_is_started_over(new_cluster):
     cluster = new_cluster()
     cluster.ensure_initialised()
     cluster.data.rename(cluster.folder / "data.new")
@@ -150,7 +152,7 @@ def test_d4_an_interrupted_initialisation_is_started_over(new_cluster):
         assert cluster.is_running()
 
 
-def test_d4_a_start_that_fails_shows_the_end_of_the_log(new_cluster):
+def test_a_start_that_fails_shows_the_end_of_the_log(new_cluster):
     cluster = new_cluster()
     cluster.ensure_initialised()
     (cluster.data / "postgresql.conf").write_text("no_such_setting = 1\n")
@@ -159,7 +161,7 @@ def test_d4_a_start_that_fails_shows_the_end_of_the_log(new_cluster):
         cluster.start()
 
 
-def test_d4_a_cluster_is_started_from_the_main_thread_only(new_cluster):
+def test_a_cluster_is_started_from_the_main_thread_only(new_cluster):
     """The server is told of the death of the thread that started it, not of the process."""
     raised: list[BaseException] = []
 
@@ -176,7 +178,7 @@ def test_d4_a_cluster_is_started_from_the_main_thread_only(new_cluster):
     assert "main thread" in str(raised)
 
 
-def test_d4_long_data_paths_have_short_sockets(new_cluster, tmp_path):
+def test_long_data_paths_have_short_sockets(new_cluster, tmp_path):
     deep = tmp_path / ("d" * 100) / ("e" * 100)
 
     with new_cluster(deep) as cluster:
@@ -184,7 +186,7 @@ def test_d4_long_data_paths_have_short_sockets(new_cluster, tmp_path):
         assert cluster.is_running()
 
 
-def test_d4_a_closed_checkout_works_and_stays_closed(new_cluster, tmp_path, monkeypatch):
+def test_a_closed_checkout_works_and_stays_closed(new_cluster, tmp_path, monkeypatch):
     checkout = tmp_path / "checkout"
     checkout.mkdir(mode=0o700)
     monkeypatch.chdir(checkout)
@@ -196,7 +198,7 @@ def test_d4_a_closed_checkout_works_and_stays_closed(new_cluster, tmp_path, monk
 
 
 @as_root
-def test_d4_root_runs_the_server_as_somebody_else(new_cluster):
+def test_root_runs_the_server_as_somebody_else(new_cluster):
     with new_cluster() as cluster:
         owner = Path(f"/proc/{cluster.server_pid()}").stat().st_uid
 
@@ -206,7 +208,7 @@ def test_d4_root_runs_the_server_as_somebody_else(new_cluster):
 
 
 @as_root
-def test_d4_a_normal_user_has_a_cluster_too():
+def test_a_normal_user_has_a_cluster_too():
     """In a folder of that user's own. A fork, because the interpreter's files may be root's alone."""
     data_folder = Path("/tmp") / f"dagmaster-test-{os.getpid()}"
     data_folder.mkdir(mode=0o700)
@@ -234,7 +236,7 @@ def start_as_nobody(data_folder: Path, name: str) -> None:
         cluster.remove()
 
 
-def test_d4_a_folder_that_others_can_enter_is_refused(new_cluster):
+def test_a_folder_that_others_can_enter_is_refused(new_cluster):
     """With `trust`, whoever reaches the socket is the superuser."""
     cluster = new_cluster()
     cluster.socket_folder.mkdir(mode=0o700)
@@ -245,14 +247,14 @@ def test_d4_a_folder_that_others_can_enter_is_refused(new_cluster):
         cluster.start()
 
 
-def test_d4_a_missing_postgresql_is_told_with_its_remedy(monkeypatch):
+def test_a_missing_postgresql_is_told_with_its_remedy(monkeypatch):
     monkeypatch.setattr(embedded, "_installed", lambda: iter([(13, Path("/old/bin"))]))
 
     with pytest.raises(NotFound, match="apt-get install postgresql-15-postgis-3"):
         embedded.find_binaries()
 
 
-def test_d4_data_is_served_by_the_version_that_made_it(monkeypatch):
+def test_data_is_served_by_the_version_that_made_it(monkeypatch):
     monkeypatch.setattr(embedded, "_installed", lambda: iter([(15, Path("/15")), (17, Path("/17")), (16, Path("/16"))]))
 
     assert embedded.find_binaries() == Path("/17")

@@ -85,7 +85,8 @@ def damage(dsn: str, job_id: UUID, *statements: str) -> None:
             assert connection.execute(statement, {"job": job_id}).rowcount > 0, statement
 
 
-async def test_e4_a_sound_run_is_clean(copy):
+@pytest.mark.requirement("E4")
+async def test_a_sound_run_is_clean(copy):
     dsn, _ = copy
     seen: list[int] = []
 

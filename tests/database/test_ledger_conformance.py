@@ -260,7 +260,8 @@ async def everything(bench: Bench) -> list[Any]:
 # --- creating --------------------------------------------------------------------------------------------------------
 
 
-async def test_e2_a_job_is_created_with_its_nodes_and_first_events(bench):
+@pytest.mark.requirement("E2")
+async def test_a_job_is_created_with_its_nodes_and_first_events(bench):
     job = a_job(1, priority=7, correlation_id="request-1", submitted_by="me")
 
     created = await bench.ledger.create_jobs([job])
@@ -278,7 +279,8 @@ async def test_e2_a_job_is_created_with_its_nodes_and_first_events(bench):
     assert row["last_sequence"] == 2
 
 
-async def test_e2_a_job_is_created_once_by_id_and_by_message(bench):
+@pytest.mark.requirement("E2")
+async def test_a_job_is_created_once_by_id_and_by_message(bench):
     first, again = a_job(1, message_id="m1"), a_job(2, message_id="m1")
 
     created = [await bench.ledger.create_jobs(jobs) for jobs in ([first], [first], [again], [a_job(3)])]
@@ -288,7 +290,8 @@ async def test_e2_a_job_is_created_once_by_id_and_by_message(bench):
     assert len(await bench.rows("dag_job_events")) == 4
 
 
-async def test_e2_of_two_jobs_of_one_message_in_one_call_the_first_stands(bench):
+@pytest.mark.requirement("E2")
+async def test_of_two_jobs_of_one_message_in_one_call_the_first_stands(bench):
     created = await bench.ledger.create_jobs([a_job(1, message_id="m1"), a_job(2, message_id="m1"), a_job(3)])
 
     assert created == [a_job(1).job_id, a_job(3).job_id]
@@ -301,7 +304,8 @@ async def test_creating_nothing_is_nothing(bench):
 # --- messages --------------------------------------------------------------------------------------------------------
 
 
-async def test_q1_messages_become_jobs_or_dead_letters_once(bench):
+@pytest.mark.requirement("Q1")
+async def test_messages_become_jobs_or_dead_letters_once(bench):
     for number in range(4):
         await bench.set_clock(number)
         await bench.ledger.enqueue_message(f"m{number}", "dag-jobs", {"number": number})
@@ -331,7 +335,8 @@ async def test_q1_messages_become_jobs_or_dead_letters_once(bench):
     assert [message["message_id"] for message in await bench.rows("dag_job_messages")] == ["elsewhere"]
 
 
-async def test_q1_a_message_stays_when_it_could_not_be_handled(bench):
+@pytest.mark.requirement("Q1")
+async def test_a_message_stays_when_it_could_not_be_handled(bench):
     await bench.ledger.enqueue_message("m1", "dag-jobs", {})
 
     def handle(message: JobMessage) -> NewJob:
@@ -343,7 +348,8 @@ async def test_q1_a_message_stays_when_it_could_not_be_handled(bench):
     assert len(await bench.rows("dag_job_messages")) == 1
 
 
-async def test_q1_a_message_that_came_twice_makes_one_job(bench):
+@pytest.mark.requirement("Q1")
+async def test_a_message_that_came_twice_makes_one_job(bench):
     for number in (1, 2):
         await bench.ledger.enqueue_message("m1", "dag-jobs", {})
         await bench.ledger.take_messages("dag-jobs", 9, lambda m, n=number: a_job(n, message_id=m.message_id))
@@ -354,7 +360,8 @@ async def test_q1_a_message_that_came_twice_makes_one_job(bench):
 # --- claiming --------------------------------------------------------------------------------------------------------
 
 
-async def test_e19_jobs_are_claimed_by_priority_then_age(bench):
+@pytest.mark.requirement("E19")
+async def test_jobs_are_claimed_by_priority_then_age(bench):
     await bench.ledger.create_jobs([a_job(n, priority=p) for n, p in enumerate([0, 10, 5, 10])])
     owner = await an_owner(bench)
 
@@ -363,7 +370,8 @@ async def test_e19_jobs_are_claimed_by_priority_then_age(bench):
     assert claimed == [[a_job(1).job_id], [a_job(3).job_id], [a_job(2).job_id], [a_job(0).job_id], []]
 
 
-async def test_e5_a_claim_raises_the_epoch_and_has_a_fresh_token(bench):
+@pytest.mark.requirement("E5")
+async def test_a_claim_raises_the_epoch_and_has_a_fresh_token(bench):
     await bench.ledger.create_jobs([a_job(1)])
     first = await claim_all(bench, await an_owner(bench, 1))
     await bench.set_clock(61)
@@ -375,7 +383,8 @@ async def test_e5_a_claim_raises_the_epoch_and_has_a_fresh_token(bench):
     assert (row["owner_id"], row["claim_token"], row["epoch"]) == (UUID(int=2), second[0].token, 2)
 
 
-async def test_e5_jobs_spread_evenly_over_instances(bench):
+@pytest.mark.requirement("E5")
+async def test_jobs_spread_evenly_over_instances(bench):
     await bench.ledger.create_jobs([a_job(n) for n in range(10)])
     owners = [await an_owner(bench, number) for number in (1, 2, 3)]
 
@@ -384,7 +393,8 @@ async def test_e5_jobs_spread_evenly_over_instances(bench):
     assert claimed == [4, 4, 2, 0, 0, 0]
 
 
-async def test_e5_beyond_its_share_an_instance_takes_only_what_waited_too_long(bench):
+@pytest.mark.requirement("E5")
+async def test_beyond_its_share_an_instance_takes_only_what_waited_too_long(bench):
     await bench.ledger.create_jobs([a_job(n) for n in range(4)])
     owner, _ = await an_owner(bench, 1), await an_owner(bench, 2)
     share = await claim_all(bench, owner, patience=10)
@@ -395,7 +405,8 @@ async def test_e5_beyond_its_share_an_instance_takes_only_what_waited_too_long(b
     assert [len(share), len(early), len(late)] == [2, 0, 1]
 
 
-async def test_e5_the_jobs_of_a_silent_owner_are_orphans_and_those_of_a_live_one_are_not(bench):
+@pytest.mark.requirement("E5")
+async def test_the_jobs_of_a_silent_owner_are_orphans_and_those_of_a_live_one_are_not(bench):
     await bench.ledger.create_jobs([a_job(1)])
     await claim_all(bench, await an_owner(bench, 1))
     await bench.set_clock(59)
@@ -407,7 +418,8 @@ async def test_e5_the_jobs_of_a_silent_owner_are_orphans_and_those_of_a_live_one
     assert (alive, [claim.job_id for claim in silent]) == ([], [a_job(1).job_id])
 
 
-async def test_e5_who_has_been_silent_too_takes_nothing_from_the_silent(bench):
+@pytest.mark.requirement("E5")
+async def test_who_has_been_silent_too_takes_nothing_from_the_silent(bench):
     """After an outage nobody has been heard of: they would take the same jobs from each other, again and again."""
     await bench.ledger.create_jobs([a_job(1)])
     second = await an_owner(bench, 2)
@@ -421,7 +433,8 @@ async def test_e5_who_has_been_silent_too_takes_nothing_from_the_silent(bench):
     assert (by_the_silent, [claim.job_id for claim in once_heard]) == ([], [a_job(1).job_id])
 
 
-async def test_e5_a_missing_owner_counts_as_dead(bench):
+@pytest.mark.requirement("E5")
+async def test_a_missing_owner_counts_as_dead(bench):
     await bench.ledger.create_jobs([a_job(1)])
     first = await an_owner(bench, 1)
     await claim_all(bench, first)
@@ -430,7 +443,8 @@ async def test_e5_a_missing_owner_counts_as_dead(bench):
     assert len(await claim_all(bench, await an_owner(bench, 2))) == 1
 
 
-async def test_e5_the_jobs_of_an_owner_that_retires_are_free_at_once(bench):
+@pytest.mark.requirement("E5")
+async def test_the_jobs_of_an_owner_that_retires_are_free_at_once(bench):
     await bench.ledger.create_jobs([a_job(1), a_job(2)])
     first, second = await an_owner(bench, 1), await an_owner(bench, 2)
     mine = await claim_all(bench, first, limit=1) + await claim_all(bench, first, limit=9, patience=-1)
@@ -443,7 +457,8 @@ async def test_e5_the_jobs_of_an_owner_that_retires_are_free_at_once(bench):
     assert await bench.ledger.retire(first) == 0
 
 
-async def test_e5_a_claim_whose_answer_was_lost_is_noticed_and_given_back(bench):
+@pytest.mark.requirement("E5")
+async def test_a_claim_whose_answer_was_lost_is_noticed_and_given_back(bench):
     await bench.ledger.create_jobs([a_job(1), a_job(2)])
     owner = await an_owner(bench, 1)
     known, lost = sorted(await claim_all(bench, owner), key=lambda claim: claim.job_id)
@@ -473,7 +488,8 @@ async def stale(bench: Bench) -> tuple[UUID, Claim]:
     return first, claim
 
 
-async def test_e6_an_owner_that_was_replaced_can_write_nothing(bench):
+@pytest.mark.requirement("E6")
+async def test_an_owner_that_was_replaced_can_write_nothing(bench):
     owner, claim = await stale(bench)
     before = await everything(bench)
     asked: list[Held] = []
@@ -485,8 +501,9 @@ async def test_e6_an_owner_that_was_replaced_can_write_nothing(bench):
     assert await everything(bench) == before
 
 
+@pytest.mark.requirement("E6")
 @pytest.mark.parametrize("wrong", ["owner", "token"])
-async def test_e6_neither_the_owner_nor_the_token_alone_opens_the_fence(bench, wrong):
+async def test_neither_the_owner_nor_the_token_alone_opens_the_fence(bench, wrong):
     driver = await owned(bench, a_job(1))
     owner = uuid4() if wrong == "owner" else driver.owner_id
     claim = replace(driver.claim, token=uuid4()) if wrong == "token" else driver.claim
@@ -498,7 +515,8 @@ async def test_e6_neither_the_owner_nor_the_token_alone_opens_the_fence(bench, w
     assert await everything(bench) == before
 
 
-async def test_e6_an_ended_job_is_fenced(bench):
+@pytest.mark.requirement("E6")
+async def test_an_ended_job_is_fenced(bench):
     driver = await owned(bench, a_job(1))
     (task,) = await take(bench)
     await hand_in(bench, report_of(task, output=1))
@@ -510,7 +528,8 @@ async def test_e6_an_ended_job_is_fenced(bench):
     assert advanced.fenced == {driver.claim.job_id}
 
 
-async def test_e6_one_stale_claim_does_not_hold_up_the_others(bench):
+@pytest.mark.requirement("E6")
+async def test_one_stale_claim_does_not_hold_up_the_others(bench):
     owner, lost = await stale(bench)
     await bench.ledger.create_jobs([a_job(2)])
     await bench.ledger.beat(OrchestratorInfo(owner, "host", 1, "test"))
@@ -523,7 +542,8 @@ async def test_e6_one_stale_claim_does_not_hold_up_the_others(bench):
     assert (dict(held[0].epochs), dict(held[0].sequences)) == ({mine.job_id: 1}, {mine.job_id: 2})
 
 
-async def test_e9_jobs_without_reports_are_left_alone_where_only_reports_count(bench):
+@pytest.mark.requirement("E9")
+async def test_jobs_without_reports_are_left_alone_where_only_reports_count(bench):
     driver = await owned(bench, a_job(1))
     (task,) = await take(bench)
     await bench.ledger.create_jobs([a_job(2)])
@@ -540,7 +560,8 @@ async def test_e9_jobs_without_reports_are_left_alone_where_only_reports_count(b
     assert not advanced.fenced  # who has nothing to say may be ours or not
 
 
-async def test_e6_a_report_does_not_open_a_stale_fence(bench):
+@pytest.mark.requirement("E6")
+async def test_a_report_does_not_open_a_stale_fence(bench):
     driver = await owned(bench, a_job(1))
     (task,) = await take(bench)
     await hand_in(bench, report_of(task, output=1))
@@ -556,7 +577,8 @@ async def test_e6_a_report_does_not_open_a_stale_fence(bench):
     assert not (await only(bench, "dag_task_results"))["processed"]
 
 
-async def test_e27_when_deciding_fails_nothing_has_happened(bench):
+@pytest.mark.requirement("E27")
+async def test_when_deciding_fails_nothing_has_happened(bench):
     driver = await owned(bench, a_job(1))
     (task,) = await take(bench)
     await hand_in(bench, report_of(task, output=1))
@@ -580,7 +602,8 @@ async def test_e27_when_deciding_fails_nothing_has_happened(bench):
 # --- results ---------------------------------------------------------------------------------------------------------
 
 
-async def test_e3_a_dispatched_node_has_its_task(bench):
+@pytest.mark.requirement("E3")
+async def test_a_dispatched_node_has_its_task(bench):
     await owned(bench, a_job(1, priority=4))
 
     task = await only(bench, "dag_tasks")
@@ -590,7 +613,8 @@ async def test_e3_a_dispatched_node_has_its_task(bench):
     assert (await only(bench, "dag_jobs"))["status"] == "running"
 
 
-async def test_e7_a_result_is_handled_exactly_once(bench):
+@pytest.mark.requirement("E7")
+async def test_a_result_is_handled_exactly_once(bench):
     driver = await owned(bench, a_job(1))
     (task,) = await take(bench)
     await bench.set_clock(5)
@@ -615,7 +639,8 @@ async def test_e7_a_result_is_handled_exactly_once(bench):
     assert (job["status"], job["result_data"], job["owner_id"]) == ("completed", {"work": {"x": 1}}, None)
 
 
-async def test_e7_a_worker_that_lost_the_answer_hands_in_again_and_nothing_changes(bench):
+@pytest.mark.requirement("E7")
+async def test_a_worker_that_lost_the_answer_hands_in_again_and_nothing_changes(bench):
     await owned(bench, a_job(1))
     (task,) = await take(bench)
     await hand_in(bench, report_of(task, output=1))
@@ -627,7 +652,8 @@ async def test_e7_a_worker_that_lost_the_answer_hands_in_again_and_nothing_chang
     assert await everything(bench) == before
 
 
-async def test_e7_a_report_of_another_worker_does_not_stand_in_the_way_of_the_holders(bench):
+@pytest.mark.requirement("E7")
+async def test_a_report_of_another_worker_does_not_stand_in_the_way_of_the_holders(bench):
     await owned(bench, a_job(1))
     (task,) = await take(bench)
 
@@ -641,14 +667,16 @@ async def test_e7_a_report_of_another_worker_does_not_stand_in_the_way_of_the_ho
     assert (row["accepted"], row["processed"], row["output"]) == (True, False, 1)
 
 
-async def test_e7_a_report_of_an_unknown_task_is_late_and_leaves_no_trace(bench):
+@pytest.mark.requirement("E7")
+async def test_a_report_of_an_unknown_task_is_late_and_leaves_no_trace(bench):
     exchange = await hand_in(bench, Report(UUID(int=9), "nowhere", 1, TaskStatus.SUCCEEDED))
 
     assert exchange.late == (f"{UUID(int=9)}_nowhere_1",)
     assert await bench.rows("dag_task_results") == []
 
 
-async def test_e7_late_and_good_reports_come_in_one_call(bench):
+@pytest.mark.requirement("E7")
+async def test_late_and_good_reports_come_in_one_call(bench):
     await owned(bench, tiles(3))
     tasks = sorted(await take(bench), key=lambda task: task.node_id)
     lost = Report(tasks[0].job_id, "tiles__0", 2, TaskStatus.SUCCEEDED)
@@ -660,6 +688,7 @@ async def test_e7_late_and_good_reports_come_in_one_call(bench):
     assert statuses == {"tiles__0": "succeeded", "tiles__1": "running", "tiles__2": "succeeded"}
 
 
+@pytest.mark.requirement("E7")
 @pytest.mark.parametrize(
     ("status", "error", "kind"),
     [
@@ -667,7 +696,7 @@ async def test_e7_late_and_good_reports_come_in_one_call(bench):
         (TaskStatus.RETURNED, None, Returned),
     ],
 )
-async def test_e7_failed_and_returned_tasks_come_with_their_nodes_counters(bench, status, error, kind):
+async def test_failed_and_returned_tasks_come_with_their_nodes_counters(bench, status, error, kind):
     driver = await owned(bench, a_job(1))
     (task,) = await take(bench)
     await hand_in(bench, report_of(task, status, error=error))
@@ -681,7 +710,8 @@ async def test_e7_failed_and_returned_tasks_come_with_their_nodes_counters(bench
         assert news.error == error
 
 
-async def test_e12_a_failed_attempt_stays_visible_and_its_node_waits(bench):
+@pytest.mark.requirement("E12")
+async def test_a_failed_attempt_stays_visible_and_its_node_waits(bench):
     driver = await owned(bench, a_job(1))
     (task,) = await take(bench)
     await bench.set_clock(10)
@@ -696,7 +726,8 @@ async def test_e12_a_failed_attempt_stays_visible_and_its_node_waits(bench):
     assert (row["status"], row["error"], row["error_message"]) == ("failed", error, "no")
 
 
-async def test_e18_a_large_output_of_a_node_is_not_carried_along(bench):
+@pytest.mark.requirement("E18")
+async def test_a_large_output_of_a_node_is_not_carried_along(bench):
     driver = await owned(bench, a_job(1))
     (task,) = await take(bench)
     # Random, or it would be compressed to something small.
@@ -713,7 +744,8 @@ async def test_e18_a_large_output_of_a_node_is_not_carried_along(bench):
 # --- claiming tasks --------------------------------------------------------------------------------------------------
 
 
-async def test_e19_tasks_are_taken_by_priority_then_order(bench):
+@pytest.mark.requirement("E19")
+async def test_tasks_are_taken_by_priority_then_order(bench):
     await bench.ledger.create_jobs([a_job(n, priority=p) for n, p in enumerate([0, 9, 9])])
     owner = await an_owner(bench)
     for claim in sorted(await claim_all(bench, owner), key=lambda claim: claim.job_id):
@@ -743,27 +775,31 @@ def numbers(tasks: Iterable[TaskMessage]) -> set[int]:
     return {known[task.job_id] for task in tasks}
 
 
-async def test_e19_priority_goes_before_the_handler(bench):
+@pytest.mark.requirement("E19")
+async def test_priority_goes_before_the_handler(bench):
     await queued(bench, ("echo", 1), ("echo", 9), ("sleep", 5), ("fail", 5), ("sleep", 0))
     demand = Demand((QUEUE,), ("echo", "sleep", "fail"), 2)
 
     assert [numbers(await take(bench, demand)) for _ in range(4)] == [{1, 2}, {0, 3}, {4}, set()]
 
 
-async def test_e19_of_equal_priority_the_oldest_is_next_whatever_its_handler(bench):
+@pytest.mark.requirement("E19")
+async def test_of_equal_priority_the_oldest_is_next_whatever_its_handler(bench):
     await queued(bench, ("sleep", 0), ("echo", 0), ("sleep", 0), ("fail", 0), ("echo", 0))
     demand = Demand((QUEUE,), ("echo", "sleep", "fail"), 1)
 
     assert [numbers(await take(bench, demand)) for _ in range(5)] == [{0}, {1}, {2}, {3}, {4}]
 
 
-async def test_e19_a_batch_takes_handlers_in_the_order_of_their_oldest(bench):
+@pytest.mark.requirement("E19")
+async def test_a_batch_takes_handlers_in_the_order_of_their_oldest(bench):
     await queued(bench, ("sleep", 0), ("echo", 0), ("sleep", 0), ("fail", 0), ("echo", 0))
     demand = Demand((QUEUE,), ("echo", "sleep", "fail"), 3)
 
     assert [numbers(await take(bench, demand)) for _ in range(2)] == [{0, 2, 1}, {3, 4}]
 
 
+@pytest.mark.requirement("E19")
 @pytest.mark.parametrize(
     ("demand", "taken"),
     [
@@ -775,7 +811,7 @@ async def test_e19_a_batch_takes_handlers_in_the_order_of_their_oldest(bench):
     ],
     ids=["light", "light before heavy", "one light", "no room for light", "one kind"],
 )
-async def test_e19_all_kinds_of_a_limited_queue_share_its_room(bench, demand, taken):
+async def test_all_kinds_of_a_limited_queue_share_its_room(bench, demand, taken):
     await queued(bench, ("sleep", 5), ("echo", 9), ("sleep", 5), ("fail", 0), ("echo", 5))
     await bench.ledger.set_queue(QUEUE, max_running=3)
 
@@ -819,7 +855,8 @@ async def test_a_hunch_without_a_report_is_followed(bench):
     assert len(await take(bench, replace(SERVED, is_hunch=True))) == 2
 
 
-async def test_e19_a_limit_is_known_from_the_first_claim_on_and_forgotten_when_it_is_lifted(bench):
+@pytest.mark.requirement("E19")
+async def test_a_limit_is_known_from_the_first_claim_on_and_forgotten_when_it_is_lifted(bench):
     await owned(bench, tiles(4))
     first = await take(bench, Demand((QUEUE,), ("echo",), 1))  # before there is a limit
     await bench.ledger.set_queue(QUEUE, max_running=2)
@@ -832,7 +869,8 @@ async def test_e19_a_limit_is_known_from_the_first_claim_on_and_forgotten_when_i
     assert [len(first), len(limited), len(none_left), len(lifted)] == [1, 1, 0, 2]
 
 
-async def test_e19_a_new_limit_is_heard_of_also_where_other_queues_always_have_work(bench):
+@pytest.mark.requirement("E19")
+async def test_a_new_limit_is_heard_of_also_where_other_queues_always_have_work(bench):
     await bench.ledger.set_queue("container-tasks", max_running=1)
     await owned(bench, a_job(1, a_workflow(TWO_QUEUES)))
 
@@ -842,7 +880,8 @@ async def test_e19_a_new_limit_is_heard_of_also_where_other_queues_always_have_w
     assert [task.queue for task in (*first, *second)] == [QUEUE, "container-tasks"]
 
 
-async def test_e19_a_report_makes_room_in_a_limited_queue_and_takes_it(bench):
+@pytest.mark.requirement("E19")
+async def test_a_report_makes_room_in_a_limited_queue_and_takes_it(bench):
     await owned(bench, tiles(3))
     await bench.ledger.set_queue(QUEUE, max_running=1)
     (task,) = await take(bench)
@@ -868,7 +907,8 @@ async def test_a_claimed_task_says_all_that_its_worker_needs(bench):
     assert row["lease_until"] == START + timedelta(seconds=LEASE)
 
 
-async def test_e11_a_claimed_task_says_how_many_workers_vanished_with_it(bench):
+@pytest.mark.requirement("E11")
+async def test_a_claimed_task_says_how_many_workers_vanished_with_it(bench):
     driver = await owned(bench, a_job(1))
     claimed = []
     for minute in (2, 4, 6):
@@ -885,7 +925,8 @@ async def test_e11_a_claimed_task_says_how_many_workers_vanished_with_it(bench):
 # --- leases, time, waits ---------------------------------------------------------------------------------------------
 
 
-async def test_e11_a_lease_is_renewed_by_its_holder_only(bench):
+@pytest.mark.requirement("E11")
+async def test_a_lease_is_renewed_by_its_holder_only(bench):
     await owned(bench, a_job(1))
     (task,) = await take(bench)
     mine = Running(task.job_id, task.node_id, task.attempt, {"fraction": 0.5})
@@ -902,7 +943,8 @@ async def test_e11_a_lease_is_renewed_by_its_holder_only(bench):
     assert (row["lease_until"], row["progress"]) == (START + timedelta(seconds=100), {"fraction": 0.5})
 
 
-async def test_h1_the_last_log_lines_are_kept_with_the_lease_until_a_report_has_them(bench):
+@pytest.mark.requirement("H1")
+async def test_the_last_log_lines_are_kept_with_the_lease_until_a_report_has_them(bench):
     driver = await owned(bench, tiles(3))
     reported, silent, lost = await take(bench)
     lines = [{"number": 1, "text": "a line"}]
@@ -921,7 +963,8 @@ async def test_h1_the_last_log_lines_are_kept_with_the_lease_until_a_report_has_
     assert kept[lost.task_id] == ("lost", lines)
 
 
-async def test_e19_of_a_queue_only_what_is_named_changes(bench):
+@pytest.mark.requirement("E19")
+async def test_of_a_queue_only_what_is_named_changes(bench):
     steps = []
     for changes in ({"is_paused": True}, {"max_running": 2}, {"is_paused": False}, {"max_running": None}):
         await bench.ledger.set_queue(QUEUE, **changes)
@@ -932,7 +975,8 @@ async def test_e19_of_a_queue_only_what_is_named_changes(bench):
     ]  # fmt: skip
 
 
-async def test_e11_a_lapsed_lease_loses_the_task_and_its_report_comes_too_late(bench):
+@pytest.mark.requirement("E11")
+async def test_a_lapsed_lease_loses_the_task_and_its_report_comes_too_late(bench):
     driver = await owned(bench, a_job(1))
     (task,) = await take(bench)
     await bench.set_clock(59)
@@ -955,7 +999,8 @@ async def test_e11_a_lapsed_lease_loses_the_task_and_its_report_comes_too_late(b
     assert (node["status"], node["attempt"], node["retry_count"], node["loss_count"]) == ("dispatched", 2, 0, 1)
 
 
-async def test_e11_a_task_is_not_lost_unless_one_looks_and_its_lease_lapsed(bench):
+@pytest.mark.requirement("E11")
+async def test_a_task_is_not_lost_unless_one_looks_and_its_lease_lapsed(bench):
     driver = await owned(bench, a_job(1))
     await take(bench)
     await bench.set_clock(59)
@@ -967,7 +1012,8 @@ async def test_e11_a_task_is_not_lost_unless_one_looks_and_its_lease_lapsed(benc
     assert [type(item) for item in elsewhere] == [Started]
 
 
-async def test_e10_a_task_past_its_time_fails_even_if_its_lease_is_kept(bench):
+@pytest.mark.requirement("E10")
+async def test_a_task_past_its_time_fails_even_if_its_lease_is_kept(bench):
     driver = await owned(bench, a_job(1, a_workflow(ONE.replace("echo,", "echo, timeout_seconds: 100,"))))
     (task,) = await take(bench)
     running = [Running(task.job_id, task.node_id, task.attempt)]
@@ -984,7 +1030,8 @@ async def test_e10_a_task_past_its_time_fails_even_if_its_lease_is_kept(bench):
     assert (await only(bench, "dag_tasks"))["status"] == "failed"
 
 
-async def test_e10_waiting_in_a_queue_is_limited_apart(bench):
+@pytest.mark.requirement("E10")
+async def test_waiting_in_a_queue_is_limited_apart(bench):
     driver = await owned(bench, a_job(1, a_workflow(ONE.replace("echo,", "echo, queue_timeout_seconds: 30,"))))
     await bench.set_clock(29)
     early = await driver.turn("overdue")
@@ -1004,7 +1051,8 @@ async def test_e10_waiting_in_a_queue_is_limited_apart(bench):
     assert (again["status"], again["expires_at"]) == ("queued", START + timedelta(seconds=70))
 
 
-async def test_e12_a_wait_is_told_when_it_is_over(bench):
+@pytest.mark.requirement("E12")
+async def test_a_wait_is_told_when_it_is_over(bench):
     driver = await owned(bench, a_job(1))
     (task,) = await take(bench)
     await hand_in(bench, report_of(task, TaskStatus.FAILED, error={"message": "no", "blame": "handler"}))
@@ -1044,7 +1092,8 @@ async def test_a_task_that_has_run_for_a_while_is_shown_as_running(bench):
     assert (node["status"], node["started_at"]) == ("running", START)
 
 
-async def test_e1_a_failing_job_takes_back_what_is_queued_and_what_waits(bench):
+@pytest.mark.requirement("E1")
+async def test_a_failing_job_takes_back_what_is_queued_and_what_waits(bench):
     driver = await owned(bench, tiles(4))
     retried, running = await take(bench, replace(SERVED, light=2))
     await hand_in(bench, report_of(retried, TaskStatus.FAILED, error={"message": "no", "blame": "environment"}))
@@ -1059,7 +1108,8 @@ async def test_e1_a_failing_job_takes_back_what_is_queued_and_what_waits(bench):
     assert statuses == {retried.node_id: "failed", running.node_id: "running"} | dict.fromkeys(queued, "cancelled")
 
 
-async def test_e14_workers_are_asked_once_to_stop_what_runs(bench):
+@pytest.mark.requirement("E14")
+async def test_workers_are_asked_once_to_stop_what_runs(bench):
     driver = await owned(bench, tiles(2))
     (task,) = await take(bench, replace(SERVED, light=1))
 
@@ -1074,7 +1124,8 @@ async def test_e14_workers_are_asked_once_to_stop_what_runs(bench):
     assert running["stop_seen_at"] is not None
 
 
-async def test_e14_a_task_that_was_stopped_comes_back_as_given_back(bench):
+@pytest.mark.requirement("E14")
+async def test_a_task_that_was_stopped_comes_back_as_given_back(bench):
     driver = await owned(bench, tiles(1))
     (task,) = await take(bench, replace(SERVED, light=1))
     await driver.turn("stop_running")
@@ -1086,7 +1137,8 @@ async def test_e14_a_task_that_was_stopped_comes_back_as_given_back(bench):
     assert [type(item) for item in news] == [Returned]
 
 
-async def test_e14_a_request_to_cancel_reaches_the_owner_until_it_has_begun(bench):
+@pytest.mark.requirement("E14")
+async def test_a_request_to_cancel_reaches_the_owner_until_it_has_begun(bench):
     driver = await owned(bench, a_job(1))
     job_id = driver.claim.job_id
 
@@ -1111,7 +1163,8 @@ async def test_e14_a_request_to_cancel_reaches_the_owner_until_it_has_begun(benc
         await bench.ledger.request_cancel(uuid4(), by=None, reason=None)
 
 
-async def test_e13_a_job_past_its_deadline_stirs_and_is_told(bench):
+@pytest.mark.requirement("E13")
+async def test_a_job_past_its_deadline_stirs_and_is_told(bench):
     driver = await owned(bench, a_job(1, a_workflow(ONE, head="timeout_seconds: 50\n")))
     before = await bench.ledger.stirrings(driver.owner_id, sweep=True)
     await bench.set_clock(51)
@@ -1147,7 +1200,8 @@ def everything_fallen(job: LoadedJob) -> Revival:
     return resume(view_of(job))
 
 
-async def test_e15_a_job_that_has_ended_goes_on_with_what_is_missing(bench):
+@pytest.mark.requirement("E15")
+async def test_a_job_that_has_ended_goes_on_with_what_is_missing(bench):
     driver = await failed_tiles(bench, 4, 2)
     job_id = driver.claim.job_id
     assert (await only(bench, "dag_jobs"))["status"] == "failed"
@@ -1186,7 +1240,8 @@ async def test_e15_a_job_that_has_ended_goes_on_with_what_is_missing(bench):
     assert all(row["idle_count"] in (None, 0) for row in await bench.rows("dag_node_states"))
 
 
-async def test_e15_a_fan_out_that_begins_anew_takes_its_old_children_up_in_their_order(bench):
+@pytest.mark.requirement("E15")
+async def test_a_fan_out_that_begins_anew_takes_its_old_children_up_in_their_order(bench):
     driver = await owned(bench, tiles(3))
     for task in await take(bench, replace(SERVED, light=9)):
         await hand_in(bench, report_of(task, output=task.node_id))
@@ -1225,7 +1280,8 @@ async def test_e15_a_fan_out_that_begins_anew_takes_its_old_children_up_in_their
     assert (await only(bench, "dag_jobs"))["status"] == "completed"
 
 
-async def test_e15_one_child_and_what_follows_run_again(bench):
+@pytest.mark.requirement("E15")
+async def test_one_child_and_what_follows_run_again(bench):
     driver = await owned(bench, tiles(3))
     for task in await take(bench, replace(SERVED, light=9)):
         await hand_in(bench, report_of(task, output=task.node_id))
@@ -1241,7 +1297,8 @@ async def test_e15_one_child_and_what_follows_run_again(bench):
     assert (states["gather"]["status"], states["gather"]["output"]) == ("pending", None)
 
 
-async def test_e15_what_may_not_be_resumed_is_left_as_it_is(bench):
+@pytest.mark.requirement("E15")
+async def test_what_may_not_be_resumed_is_left_as_it_is(bench):
     driver = await owned(bench, a_job(1))
     before = await everything(bench)
 
@@ -1302,6 +1359,7 @@ def _largest(total: float) -> float:
     return max(1.0, abs(total))
 
 
+@pytest.mark.requirement("W8")
 @pytest.mark.parametrize("mode", [mode.value for mode in Aggregation])
 @pytest.mark.parametrize(
     ("outputs", "failed"),
@@ -1315,7 +1373,7 @@ def _largest(total: float) -> float:
     ],
     ids=["none", "numbers", "lists", "odd", "some failed", "all failed"],
 )
-async def test_w8_a_fan_in_gathers_by_the_same_rules_as_fan_aggregate(bench, outputs, failed, mode):
+async def test_a_fan_in_gathers_by_the_same_rules_as_fan_aggregate(bench, outputs, failed, mode):
     row, children = await gathered(bench, outputs, failed, mode)
 
     expected = aggregate(Aggregation(mode), children)
@@ -1324,12 +1382,13 @@ async def test_w8_a_fan_in_gathers_by_the_same_rules_as_fan_aggregate(bench, out
     assert alike(row["output"], expected), (row["output"], expected)
 
 
+@pytest.mark.requirement("W8")
 @settings(max_examples=40, deadline=None, derandomize=True, database=None,
           suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])  # fmt: skip
 @given(
     outputs=st.lists(OUTPUTS, max_size=5), failed=st.sets(st.integers(0, 4)), mode=st.sampled_from(list(Aggregation))
 )
-def test_w8_postgres_gathers_any_json_as_fan_aggregate_does(database, outputs, failed, mode):
+def test_postgres_gathers_any_json_as_fan_aggregate_does(database, outputs, failed, mode):
     """Straight through the function, on rows of the shape that a fan_out leaves."""
     job_id = uuid4()
     failed &= set(range(len(outputs)))
@@ -1354,7 +1413,8 @@ def test_w8_postgres_gathers_any_json_as_fan_aggregate_does(database, outputs, f
     assert alike(orjson.loads(found), expected), (found, expected)
 
 
-async def test_e18_a_large_collect_is_a_reference_that_resolves(bench):
+@pytest.mark.requirement("E18")
+async def test_a_large_collect_is_a_reference_that_resolves(bench):
     outputs = [Random(n).randbytes(INLINE_BYTES // 4).hex() for n in range(3)]
     row, children = await gathered(bench, outputs, set(), "collect")
 
@@ -1366,7 +1426,8 @@ async def test_e18_a_large_collect_is_a_reference_that_resolves(bench):
     assert loaded == {"gather": aggregate(Aggregation.COLLECT, children)}
 
 
-async def test_e18_what_is_too_large_for_a_template_is_refused_with_advice(bench):
+@pytest.mark.requirement("E18")
+async def test_what_is_too_large_for_a_template_is_refused_with_advice(bench):
     outputs = ["x" * (LOADABLE_BYTES // 2 + 1000)] * 2
     row, _ = await gathered_unread(bench, outputs)
 
@@ -1394,7 +1455,8 @@ def large(text: str) -> bytes:
     return orjson.dumps({"text": text * (INLINE_BYTES // len(text) + 1)})
 
 
-async def test_e18_a_payload_is_what_was_stored_and_the_same_content_is_stored_once(bench):
+@pytest.mark.requirement("E18")
+async def test_a_payload_is_what_was_stored_and_the_same_content_is_stored_once(bench):
     job_id, other = a_job(1).job_id, a_job(2).job_id
     content = large("ü€😀") * 12  # several parts
 
@@ -1411,8 +1473,9 @@ async def test_e18_a_payload_is_what_was_stored_and_the_same_content_is_stored_o
     assert len(await bench.rows("dag_payloads")) == 2
 
 
+@pytest.mark.requirement("E18")
 @pytest.mark.parametrize("wrong", [{"sha256": "0" * 64}, {"bytes": 3}], ids=["unknown", "of another size"])
-async def test_e18_what_is_not_what_the_reference_says_is_an_error(bench, wrong):
+async def test_what_is_not_what_the_reference_says_is_an_error(bench, wrong):
     job_id = a_job(1).job_id
     reference = await bench.ledger.store_payload(job_id, large("x")) | wrong
 
@@ -1431,7 +1494,8 @@ async def stored(bench: Bench, task: TaskMessage, content: bytes) -> Report:
     return report_of(task, output_ref=await bench.ledger.store_payload(task.job_id, content))
 
 
-async def test_e18_an_output_by_reference_is_the_nodes_and_in_use_from_then_on(bench):
+@pytest.mark.requirement("E18")
+async def test_an_output_by_reference_is_the_nodes_and_in_use_from_then_on(bench):
     driver = await owned(bench, a_job(1))
     (task,) = await take(bench)
     content = large("x")
@@ -1452,7 +1516,8 @@ async def test_e18_an_output_by_reference_is_the_nodes_and_in_use_from_then_on(b
     assert "work" not in job.outputs
 
 
-async def test_e18_an_output_that_is_too_large_for_a_template_is_refused_with_size_and_limit(bench):
+@pytest.mark.requirement("E18")
+async def test_an_output_that_is_too_large_for_a_template_is_refused_with_size_and_limit(bench):
     driver = await owned(bench, a_job(1))
     (task,) = await take(bench)
     await hand_in(bench, await stored(bench, task, orjson.dumps("x" * LOADABLE_BYTES)))
@@ -1465,7 +1530,8 @@ async def test_e18_an_output_that_is_too_large_for_a_template_is_refused_with_si
     assert refusal.value.message.endswith(f"has {LOADABLE_BYTES + 2} bytes; a template may load {LOADABLE_BYTES}")
 
 
-async def test_e18_a_report_that_refers_to_nothing_is_refused_and_its_task_still_runs(bench):
+@pytest.mark.requirement("E18")
+async def test_a_report_that_refers_to_nothing_is_refused_and_its_task_still_runs(bench):
     await owned(bench, a_job(1))
     (task,) = await take(bench)
 
@@ -1477,7 +1543,8 @@ async def test_e18_a_report_that_refers_to_nothing_is_refused_and_its_task_still
     assert await bench.rows("dag_task_results") == []
 
 
-async def test_e18_what_a_late_report_refers_to_is_kept_with_it(bench):
+@pytest.mark.requirement("E18")
+async def test_what_a_late_report_refers_to_is_kept_with_it(bench):
     driver = await owned(bench, a_job(1))
     (task,) = await take(bench)
     report = await stored(bench, task, large("x"))
@@ -1492,7 +1559,8 @@ async def test_e18_what_a_late_report_refers_to_is_kept_with_it(bench):
     assert [row["is_kept"] for row in await bench.rows("dag_payloads")] == [True]
 
 
-async def test_e18_what_a_report_of_a_task_that_is_gone_refers_to_stays_nobodys(bench):
+@pytest.mark.requirement("E18")
+async def test_what_a_report_of_a_task_that_is_gone_refers_to_stays_nobodys(bench):
     await owned(bench, a_job(1))
     (task,) = await take(bench)
     report = await stored(bench, task, large("x"))
@@ -1502,8 +1570,9 @@ async def test_e18_what_a_report_of_a_task_that_is_gone_refers_to_stays_nobodys(
     assert [row["is_kept"] for row in await bench.rows("dag_payloads")] == [False]
 
 
+@pytest.mark.requirement("E18")
 @pytest.mark.parametrize("mode", [mode.value for mode in Aggregation])
-async def test_e18_a_fan_in_over_payloads_is_a_reference_that_resolves_to_their_values(bench, mode):
+async def test_a_fan_in_over_payloads_is_a_reference_that_resolves_to_their_values(bench, mode):
     """One child of three is large; it counts for all but the `last`."""
     driver = await owned(bench, tiles(3, mode))
     contents = [large("a"), b"[1,2]", b"3"]
@@ -1526,7 +1595,8 @@ async def test_e18_a_fan_in_over_payloads_is_a_reference_that_resolves_to_their_
         assert row["output_ref"]["bytes"] == pytest.approx(len(read), abs=100)
 
 
-async def test_e18_results_are_read_as_far_as_they_fit_and_large_ones_as_they_are(bench, monkeypatch):
+@pytest.mark.requirement("E18")
+async def test_results_are_read_as_far_as_they_fit_and_large_ones_as_they_are(bench, monkeypatch):
     for name in ("postgres", "memory"):
         monkeypatch.setattr(f"dagmaster.database.{name}.PAGE_BYTES", 400_000)
     driver = await owned(bench, tiles(4))
@@ -1558,7 +1628,8 @@ LARGE_PARAMS = """
 """
 
 
-async def test_e18_large_params_go_by_reference_also_to_the_next_attempt(bench):
+@pytest.mark.requirement("E18")
+async def test_large_params_go_by_reference_also_to_the_next_attempt(bench):
     workflow = a_workflow(LARGE_PARAMS, head="inputs: {text: {type: string}}\n")
     params = {"text": "x" * INLINE_BYTES, "count": 1}
     driver = await owned(bench, a_job(1, workflow, input_params={"text": params["text"]}))
@@ -1579,7 +1650,8 @@ async def test_e18_large_params_go_by_reference_also_to_the_next_attempt(bench):
     assert node["input_params"] == {"params_ref": task.params_ref}
 
 
-async def test_e18_payloads_of_a_decision_that_is_not_committed_are_not_there(bench):
+@pytest.mark.requirement("E18")
+async def test_payloads_of_a_decision_that_is_not_committed_are_not_there(bench):
     driver = await owned(bench, a_job(1))
 
     def decide(held: Held) -> list[Changes]:
@@ -1595,7 +1667,8 @@ async def test_e18_payloads_of_a_decision_that_is_not_committed_are_not_there(be
     assert await bench.rows("dag_payloads") == []
 
 
-async def test_w7_children_are_read_in_slices_by_index(bench):
+@pytest.mark.requirement("W7")
+async def test_children_are_read_in_slices_by_index(bench):
     row, _ = await gathered(bench, ["a", "b", None, {"d": 1}], {1}, "collect")
     job_id = row["job_id"]
 
@@ -1614,7 +1687,8 @@ async def test_w7_children_are_read_in_slices_by_index(bench):
     assert (beyond, nobody) == ([], [])
 
 
-async def test_w7_a_fan_outs_counters_follow_its_children(bench):
+@pytest.mark.requirement("W7")
+async def test_a_fan_outs_counters_follow_its_children(bench):
     driver = await owned(bench, tiles(3))
     tasks = sorted(await take(bench), key=lambda task: task.node_id)
     started = await only(bench, "dag_node_states", node_id="tiles")
@@ -1659,7 +1733,8 @@ async def test_a_failed_fan_out_keeps_its_error_while_its_children_end(bench):
 # --- checkpoints -----------------------------------------------------------------------------------------------------
 
 
-async def test_e22_a_checkpoint_is_kept_over_attempts_and_saved_only_while_held(bench):
+@pytest.mark.requirement("E22")
+async def test_a_checkpoint_is_kept_over_attempts_and_saved_only_while_held(bench):
     driver = await owned(bench, a_job(1))
     (task,) = await take(bench)
     mine = Running(task.job_id, task.node_id, task.attempt)
@@ -1683,7 +1758,8 @@ async def test_e22_a_checkpoint_is_kept_over_attempts_and_saved_only_while_held(
     assert await bench.ledger.load_checkpoints(retry.job_id, "end") == []
 
 
-async def test_e22_the_last_checkpoint_is_the_last_attempts_whatever_the_clock_says(bench):
+@pytest.mark.requirement("E22")
+async def test_the_last_checkpoint_is_the_last_attempts_whatever_the_clock_says(bench):
     driver = await owned(bench, a_job(1))
     (task,) = await take(bench)
     await bench.set_clock(30)
@@ -1699,8 +1775,9 @@ async def test_e22_the_last_checkpoint_is_the_last_attempts_whatever_the_clock_s
     assert [c.name for c in kept] == ["ahead", "behind"]
 
 
+@pytest.mark.requirement("E22")
 @pytest.mark.parametrize("is_retry", [False, True])
-async def test_e22_a_resume_keeps_checkpoints_and_a_retry_forgets_those_of_what_it_runs_again(bench, is_retry):
+async def test_a_resume_keeps_checkpoints_and_a_retry_forgets_those_of_what_it_runs_again(bench, is_retry):
     driver = await owned(bench, a_job(1))
     (task,) = await take(bench)
     await bench.ledger.save_checkpoint(Running(task.job_id, task.node_id, 1), "done", 1)
@@ -1743,8 +1820,9 @@ def illegal_changes(job_id: UUID) -> dict[str, Changes]:
     }
 
 
+@pytest.mark.requirement("E1")
 @pytest.mark.parametrize("what", list(illegal_changes(UUID(int=0))))
-async def test_e1_what_the_tables_do_not_allow_is_refused_and_nothing_is_written(bench, what):
+async def test_what_the_tables_do_not_allow_is_refused_and_nothing_is_written(bench, what):
     driver = await owned(bench, a_job(1))
     before = await everything(bench)
     change = illegal_changes(driver.claim.job_id)[what]
@@ -1768,13 +1846,15 @@ async def test_workers_come_and_go(bench):
     await bench.ledger.retire_worker(WORKER)
 
 
-async def test_d3_the_ledgers_clock_is_the_databases(bench):
+@pytest.mark.requirement("D3")
+async def test_the_ledgers_clock_is_the_databases(bench):
     await bench.set_clock(12.5)
 
     assert await bench.ledger.now() == START + timedelta(seconds=12.5)
 
 
-async def test_e5_concurrent_claims_never_share_a_job(database):
+@pytest.mark.requirement("E5")
+async def test_concurrent_claims_never_share_a_job(database):
     """Only a real database has two at once."""
     ledgers = [PostgresLedger(database, f"test{n}") for n in range(4)]
     await ledgers[0].create_jobs([a_job(n) for n in range(40)])

@@ -1,4 +1,4 @@
-"""A release that adds a column and an index migrates a live database: nobody who works notices [D4]."""
+"""A release that adds a column and an index migrates a live database: nobody who works notices."""
 
 import asyncio
 import threading
@@ -20,6 +20,8 @@ from dagmaster.database import deploy
 from dagmaster.errors import Conflict, Unavailable
 from dagmaster.jobs.model import RECORDS, Job, JobEvent, JobMessage, NodeState, Submission, Task, TaskResult, Worker
 from dagmaster.records import Index, Record, Table
+
+pytestmark = pytest.mark.requirement("D4")
 
 # The engine's statements give up on a lock after this long.
 ENGINE_LOCK_SECONDS = 3.0
@@ -129,7 +131,7 @@ def indexes_of(dsn: str) -> dict[str, bool]:
         )
 
 
-async def test_d4_a_release_with_columns_and_indexes_migrates_beside_a_working_engine(database):
+async def test_a_release_with_columns_and_indexes_migrates_beside_a_working_engine(database):
     """Statements that were prepared before the change run on after it, and nobody waits for a lock for long."""
     async with engine(database, orchestrators=2, workers=2, **UNHURRIED) as running, api(database, running) as client:
         async with load(running) as told, readers(client, told) as answers:
@@ -155,7 +157,7 @@ def held(dsn: str, table: str) -> Iterator[psycopg.Connection[Any]]:
         yield connection
 
 
-async def test_d4_a_table_that_others_hold_is_asked_for_again_and_again_so_that_nobody_waits_behind(database):
+async def test_a_table_that_others_hold_is_asked_for_again_and_again_so_that_nobody_waits_behind(database):
     """Where the migration waited for its lock, all others would wait behind it."""
     migrating: threading.Thread
     async with engine(database, **UNHURRIED) as running:
@@ -174,7 +176,7 @@ async def test_d4_a_table_that_others_hold_is_asked_for_again_and_again_so_that_
     assert deploy.status(database, NEWER).is_current
 
 
-def test_d4_a_table_that_is_never_let_go_ends_the_migration_with_a_reason(database):
+def test_a_table_that_is_never_let_go_ends_the_migration_with_a_reason(database):
     with held(database, "dag_jobs"), pytest.raises(Conflict) as refused:
         deploy.migrate(database, NEWER, wait_seconds=0.2)
     finished = deploy.migrate(database, NEWER)
@@ -198,7 +200,7 @@ class IndexedEvent(JobEvent):
 @pytest.mark.parametrize(
     ("changed", "held_table"), [({Job: IndexedJob}, "dag_jobs"), ({JobEvent: IndexedEvent}, "dag_job_events_default")]
 )
-async def test_d4_what_a_killed_migration_left_of_an_index_is_rebuilt(database, changed, held_table):
+async def test_what_a_killed_migration_left_of_an_index_is_rebuilt(database, changed, held_table):
     """Events lie in partitions: those of the months have their part of the index by then, the default one half of it."""
     newer = tuple(changed.get(record, record) for record in RECORDS)
     with held(database, held_table):
@@ -249,7 +251,7 @@ SELECT pid
 """
 
 
-def test_d4_two_migrations_and_a_rebuild_at_once_come_one_after_the_other(database):
+def test_two_migrations_and_a_rebuild_at_once_come_one_after_the_other(database):
     """Each finds the schema whole: none ever sees another's half."""
     calls = [deploy.migrate, deploy.rebuild, deploy.migrate, deploy.deploy]
     raised: list[Exception] = []
@@ -270,7 +272,7 @@ def test_d4_two_migrations_and_a_rebuild_at_once_come_one_after_the_other(databa
     assert deploy.status(database, NEWER).is_current
 
 
-def test_d4_a_rebuild_waits_for_a_deployment_under_way_and_then_says_so(database):
+def test_a_rebuild_waits_for_a_deployment_under_way_and_then_says_so(database):
     with psycopg.connect(database) as connection:
         connection.execute("SELECT pg_advisory_lock(hashtext('dagapp.deploy'))")
         with pytest.raises(Conflict) as refused:
@@ -280,7 +282,7 @@ def test_d4_a_rebuild_waits_for_a_deployment_under_way_and_then_says_so(database
     assert deploy.status(database).is_current
 
 
-def test_d4_a_column_whose_value_is_worked_out_row_by_row_needs_a_hand_where_there_are_rows(database):
+def test_a_column_whose_value_is_worked_out_row_by_row_needs_a_hand_where_there_are_rows(database):
     class Stamped(JobMessage):
         table: ClassVar[Table] = replace(
             JobMessage.table, defaults={**JobMessage.table.defaults, "seen_at": "dagapp.clock()"}

@@ -16,8 +16,9 @@ CHILDREN = 10_000
 OURS = sorted(name for name in all_queries() if not name.startswith(("catalog_", "served_")))
 
 
+@pytest.mark.requirement("D1")
 @pytest.mark.parametrize("name", OURS)
-def test_d1_every_statement_fits_the_deployed_schema(cluster, template_database, name):
+def test_every_statement_fits_the_deployed_schema(cluster, template_database, name):
     text, _ = numbered(name)
 
     with psycopg.connect(cluster.dsn_of(template_database), autocommit=True) as connection:
@@ -86,9 +87,10 @@ def values_for(name, job_id):
     return [common[parameter] for parameter in numbered(name)[1]]
 
 
+@pytest.mark.requirement("E9")
 @pytest.mark.parametrize("plan", ["force_generic_plan", "force_custom_plan"])
 @pytest.mark.parametrize("name", HOT)
-def test_e9_hot_statements_enter_large_tables_by_their_whole_key(large_job, name, plan):
+def test_hot_statements_enter_large_tables_by_their_whole_key(large_job, name, plan):
     dsn, job_id = large_job
     text, names = numbered(name)
 
@@ -102,8 +104,9 @@ def test_e9_hot_statements_enter_large_tables_by_their_whole_key(large_job, name
     assert half_keys(lines) == []
 
 
+@pytest.mark.requirement("E19")
 @pytest.mark.parametrize("name", ["claim_tasks", "exchange"])
-def test_e19_tasks_that_a_worker_has_no_handler_for_cost_it_a_look(large_job, name):
+def test_tasks_that_a_worker_has_no_handler_for_cost_it_a_look(large_job, name):
     dsn, job_id = large_job
     text, names = numbered(name)
     values = dict(zip(names, values_for(name, job_id), strict=True)) | {"light_handlers": ["sleep"]}

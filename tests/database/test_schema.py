@@ -29,15 +29,17 @@ GUARDED = pytest.mark.parametrize("cycle", guards.LIFE_CYCLES, ids=lambda cycle:
 # ---------------------------------------------------------------------------------------------------- tables
 
 
+@pytest.mark.requirement("D1")
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.table.name)
-def test_d1_the_database_has_the_columns_of_every_record(database, record):
+def test_the_database_has_the_columns_of_every_record(database, record):
     with psycopg.connect(database) as connection:
         found = connection.execute(f"SELECT * FROM dagapp.{record.table.name}").description
 
     assert tuple(column.name for column in found or ()) == column_names(record)
 
 
-def test_d1_annotations_become_types_and_optional_ones_may_be_empty(database):
+@pytest.mark.requirement("D1")
+def test_annotations_become_types_and_optional_ones_may_be_empty(database):
     columns = columns_of(database, "dag_tasks") | columns_of(database, "workers")
 
     assert columns["job_id"] == "uuid NOT NULL"
@@ -51,7 +53,8 @@ def test_d1_annotations_become_types_and_optional_ones_may_be_empty(database):
     assert columns["task_id"].startswith("text AS ")
 
 
-def test_d1_bounded_and_enumerated_text_is_checked(database):
+@pytest.mark.requirement("D1")
+def test_bounded_and_enumerated_text_is_checked(database):
     with psycopg.connect(database, autocommit=True) as connection:
         an_event = "INSERT INTO dagapp.dag_job_events (event_type) VALUES (%s)"
         connection.execute(an_event, ["job_created"])
@@ -62,7 +65,8 @@ def test_d1_bounded_and_enumerated_text_is_checked(database):
             insert_job(connection, correlation_id="x" * 65)
 
 
-def test_d1_a_type_nobody_knows_is_told_at_once():
+@pytest.mark.requirement("D1")
+def test_a_type_nobody_knows_is_told_at_once():
     class Odd(Record):
         table: ClassVar[Table] = Table("odd", key=("thing",))
         thing: complex
@@ -71,7 +75,8 @@ def test_d1_a_type_nobody_knows_is_told_at_once():
         metadata_of([Odd])
 
 
-def test_d3_the_clock_is_the_servers_and_can_be_set_in_a_test(database):
+@pytest.mark.requirement("D3")
+def test_the_clock_is_the_servers_and_can_be_set_in_a_test(database):
     with psycopg.connect(database) as connection:
         early, late = connection.execute("SELECT clock_timestamp(), dagapp.clock()").fetchone() or ()
         connection.execute("SET dagapp.fake_now = '2030-02-01T12:00:00Z'")
@@ -87,8 +92,9 @@ def test_d3_the_clock_is_the_servers_and_can_be_set_in_a_test(database):
 # ---------------------------------------------------------------------------------------------------- guards
 
 
+@pytest.mark.requirement("E1")
 @GUARDED
-def test_e1_the_database_refuses_every_move_that_the_tables_do_not_have(database, cycle):
+def test_the_database_refuses_every_move_that_the_tables_do_not_have(database, cycle):
     """Exhaustive: each pair of states, with and without a raised counter."""
     with psycopg.connect(database, autocommit=True) as connection:
         pairs = product(cycle.moves, cycle.moves, (False, True))
@@ -97,15 +103,17 @@ def test_e1_the_database_refuses_every_move_that_the_tables_do_not_have(database
     assert passed == allowed_moves(cycle)
 
 
+@pytest.mark.requirement("E1")
 @GUARDED
-def test_e1_the_database_refuses_rows_that_do_not_begin_at_the_beginning(database, cycle):
+def test_the_database_refuses_rows_that_do_not_begin_at_the_beginning(database, cycle):
     with psycopg.connect(database, autocommit=True) as connection:
         passed = {state for state in cycle.moves if can_begin(connection, cycle, state)}
 
     assert passed == set(cycle.initial)
 
 
-def test_e1_a_refusal_names_table_key_and_states(database):
+@pytest.mark.requirement("E1")
+def test_a_refusal_names_table_key_and_states(database):
     cycle = guards.LIFE_CYCLES[1]
     with psycopg.connect(database, autocommit=True) as connection:
         job_id = insert(connection, cycle, "completed")
@@ -117,7 +125,8 @@ def test_e1_a_refusal_names_table_key_and_states(database):
     assert f"dag_node_states job_id={job_id}, node_id=a: completed may not become running" in str(refusal.value)
 
 
-def test_e1_a_revival_raises_the_run_by_exactly_one(database):
+@pytest.mark.requirement("E1")
+def test_a_revival_raises_the_run_by_exactly_one(database):
     with psycopg.connect(database, autocommit=True) as connection:
         insert(connection, guards.LIFE_CYCLES[1], "completed")
 
@@ -126,7 +135,8 @@ def test_e1_a_revival_raises_the_run_by_exactly_one(database):
                 connection.execute("UPDATE dagapp.dag_node_states SET status = 'pending', run = run + %s", [step])
 
 
-def test_e1_a_node_has_one_live_task(database):
+@pytest.mark.requirement("E1")
+def test_a_node_has_one_live_task(database):
     """Not even where two orchestrators believe that the job is theirs."""
     (tasks,) = (cycle for cycle in guards.LIFE_CYCLES if cycle.record is Task)
     with psycopg.connect(database, autocommit=True) as connection:
@@ -138,7 +148,8 @@ def test_e1_a_node_has_one_live_task(database):
         insert_row(connection, "dag_tasks", a_row(tasks, job_id, "queued") | {"attempt": 2})
 
 
-def test_e1_workflow_definitions_never_change(database):
+@pytest.mark.requirement("E1")
+def test_workflow_definitions_never_change(database):
     with psycopg.connect(database, autocommit=True) as connection:
         insert_job(connection)
 
@@ -149,8 +160,9 @@ def test_e1_workflow_definitions_never_change(database):
     assert refusal.value.sqlstate == guards.IMMUTABLE_ROW
 
 
+@pytest.mark.requirement("E1")
 @pytest.mark.parametrize("job_id", [None, UUID(int=1), new_job_id(int(datetime.now(UTC).timestamp() * 1000))])
-def test_e1_events_are_only_ever_added_and_pruned(database, job_id):
+def test_events_are_only_ever_added_and_pruned(database, job_id):
     with psycopg.connect(database, autocommit=True) as connection:
         add_event(connection, job_id)
 
@@ -165,7 +177,8 @@ def test_e1_events_are_only_ever_added_and_pruned(database, job_id):
 # ---------------------------------------------------------------------------------------------------- partitions
 
 
-def test_d2_events_lie_in_the_month_of_their_jobs_birth(database):
+@pytest.mark.requirement("D2")
+def test_events_lie_in_the_month_of_their_jobs_birth(database):
     with psycopg.connect(database, autocommit=True) as connection:
         connection.execute("SET dagapp.fake_now = '2031-01-31T23:59:59.999Z'")
         connection.execute("SELECT dagapp.ensure_event_partitions(1)")
@@ -176,7 +189,8 @@ def test_d2_events_lie_in_the_month_of_their_jobs_birth(database):
         assert partition_of(connection, "2031-03-01T00:00:00Z") == "dag_job_events_default"
 
 
-def test_d2_partitions_are_made_once_whatever_the_time_zone(database):
+@pytest.mark.requirement("D2")
+def test_partitions_are_made_once_whatever_the_time_zone(database):
     with psycopg.connect(database, autocommit=True) as connection:
         connection.execute("SET dagapp.fake_now = '2031-01-01T00:30:00Z'")
         first = connection.execute("SELECT dagapp.ensure_event_partitions(2)").fetchone()
@@ -186,7 +200,8 @@ def test_d2_partitions_are_made_once_whatever_the_time_zone(database):
     assert (first, second) == ((3,), (0,))
 
 
-def test_d2_events_that_came_before_their_partition_move_into_it(database):
+@pytest.mark.requirement("D2")
+def test_events_that_came_before_their_partition_move_into_it(database):
     with psycopg.connect(database, autocommit=True) as connection:
         assert partition_of(connection, "2032-05-05T00:00:00Z") == "dag_job_events_default"
 
@@ -199,7 +214,8 @@ def test_d2_events_that_came_before_their_partition_move_into_it(database):
             connection.execute("UPDATE dagapp.dag_job_events SET node_id = 'other'")
 
 
-def test_d2_partitions_may_be_made_by_several_at_once(database):
+@pytest.mark.requirement("D2")
+def test_partitions_may_be_made_by_several_at_once(database):
     def ensure() -> None:
         with psycopg.connect(database) as connection:
             connection.execute("SET dagapp.fake_now = '2033-01-01T00:00:00Z'")
@@ -211,7 +227,8 @@ def test_d2_partitions_may_be_made_by_several_at_once(database):
 # ---------------------------------------------------------------------------------------------------- deploy
 
 
-def test_d4_a_second_deployment_changes_nothing(empty_database):
+@pytest.mark.requirement("D4")
+def test_a_second_deployment_changes_nothing(empty_database):
     deploy.deploy(empty_database)
     before = everything(empty_database)
 
@@ -221,7 +238,8 @@ def test_d4_a_second_deployment_changes_nothing(empty_database):
     assert deploy.status(empty_database).is_current
 
 
-def test_d4_a_deployment_answers_what_it_came_upon(empty_database):
+@pytest.mark.requirement("D4")
+def test_a_deployment_answers_what_it_came_upon(empty_database):
     found = [deploy.deploy(empty_database), deploy.deploy(empty_database)]
     with psycopg.connect(empty_database) as connection:
         connection.execute("UPDATE dagapp.schema_info SET fingerprint = 'older'")
@@ -230,14 +248,16 @@ def test_d4_a_deployment_answers_what_it_came_upon(empty_database):
     assert found == ["nothing", "current", "other", "current"]
 
 
-def test_d4_what_is_made_from_nothing_is_what_is_wanted(empty_database):
+@pytest.mark.requirement("D4")
+def test_what_is_made_from_nothing_is_what_is_wanted(empty_database):
     """So that nobody has to compare it."""
     deploy.deploy(empty_database)
 
     assert deploy.pending(empty_database) == []
 
 
-def test_d4_a_platform_that_starts_mends_what_someone_dropped(database):
+@pytest.mark.requirement("D4")
+def test_a_platform_that_starts_mends_what_someone_dropped(database):
     said = []
     with psycopg.connect(database) as connection:
         connection.execute("ALTER TABLE dagapp.dag_jobs DROP COLUMN deadline_at")
@@ -249,13 +269,15 @@ def test_d4_a_platform_that_starts_mends_what_someone_dropped(database):
     assert any("deadline_at" in line for line in said)
 
 
-def test_d4_two_deployments_at_once_are_safe(empty_database):
+@pytest.mark.requirement("D4")
+def test_two_deployments_at_once_are_safe(empty_database):
     assert at_once(lambda: deploy.deploy(empty_database), times=3) == []
 
     assert deploy.status(empty_database).is_current
 
 
-def test_d4_a_second_deployment_waits_for_no_writer(database):
+@pytest.mark.requirement("D4")
+def test_a_second_deployment_waits_for_no_writer(database):
     """Triggers that are there already are not replaced: that would need the tables for itself."""
     with psycopg.connect(database) as writer:
         insert_row(writer, "dag_node_states", a_row(guards.LIFE_CYCLES[1], insert_job(writer), "pending"))
@@ -264,7 +286,8 @@ def test_d4_a_second_deployment_waits_for_no_writer(database):
         deploy.deploy(database)
 
 
-def test_d4_a_deployment_that_fails_leaves_nothing(empty_database):
+@pytest.mark.requirement("D4")
+def test_a_deployment_that_fails_leaves_nothing(empty_database):
     class Broken(Worker):
         table: ClassVar[Table] = replace(Worker.table, checks={"broken": "no_such_column > 0"})
 
@@ -274,7 +297,8 @@ def test_d4_a_deployment_that_fails_leaves_nothing(empty_database):
     assert not deploy.status(empty_database).deployed
 
 
-def test_d4_the_preview_is_what_a_deployment_runs(cluster, empty_database, database):
+@pytest.mark.requirement("D4")
+def test_the_preview_is_what_a_deployment_runs(cluster, empty_database, database):
     with psycopg.connect(empty_database) as connection:
         connection.execute(deploy.ddl().encode())
 
@@ -282,7 +306,8 @@ def test_d4_the_preview_is_what_a_deployment_runs(cluster, empty_database, datab
     assert built == deployed
 
 
-def test_d4_status_tells_what_is_there(database, empty_database):
+@pytest.mark.requirement("D4")
+def test_status_tells_what_is_there(database, empty_database):
     with psycopg.connect(database) as connection:
         insert_job(connection)
 
@@ -296,7 +321,8 @@ def test_d4_status_tells_what_is_there(database, empty_database):
     assert (empty.deployed, empty.pending, empty.tables) == (False, ["deploy the schema"], {})
 
 
-def test_d4_status_leaves_nothing_behind(database):
+@pytest.mark.requirement("D4")
+def test_status_leaves_nothing_behind(database):
     before = everything(database)
 
     deploy.status(database)
@@ -307,7 +333,8 @@ def test_d4_status_leaves_nothing_behind(database):
     assert everything(database) == before
 
 
-def test_d4_a_deployment_under_way_is_waited_for_and_then_told(database):
+@pytest.mark.requirement("D4")
+def test_a_deployment_under_way_is_waited_for_and_then_told(database):
     with psycopg.connect(database) as other:
         other.execute("SELECT pg_advisory_lock(hashtext('dagapp.deploy'))")
 
@@ -316,14 +343,16 @@ def test_d4_a_deployment_under_way_is_waited_for_and_then_told(database):
         assert deploy.status(database).pending == ["another deployment is under way"]
 
 
-def test_d4_an_unreachable_server_is_told_without_its_password():
+@pytest.mark.requirement("D4")
+def test_an_unreachable_server_is_told_without_its_password():
     with pytest.raises(Unavailable) as error:
         deploy.deploy("postgresql://someone:hunter2@127.0.0.1:1/nowhere")
 
     assert "hunter2" not in f"{error.value} {error.value.facts}"
 
 
-def test_d4_a_role_that_may_not_deploy_is_told_so(cluster, empty_database):
+@pytest.mark.requirement("D4")
+def test_a_role_that_may_not_deploy_is_told_so(cluster, empty_database):
     with psycopg.connect(empty_database, autocommit=True) as connection:
         connection.execute("DROP ROLE IF EXISTS reader")
         connection.execute("CREATE ROLE reader LOGIN")
@@ -374,7 +403,8 @@ class Extra(Record):
 NEWER = (*({Job: NewerJob, JobEvent: NewerEvent}.get(record, record) for record in RECORDS), Extra)
 
 
-def test_d4_a_migrated_database_equals_one_built_from_scratch(database, empty_database):
+@pytest.mark.requirement("D4")
+def test_a_migrated_database_equals_one_built_from_scratch(database, empty_database):
     with psycopg.connect(database) as connection:
         insert_job(connection)
         add_event(connection, None)
@@ -388,7 +418,8 @@ def test_d4_a_migrated_database_equals_one_built_from_scratch(database, empty_da
     assert deploy.migrate(database, NEWER) == []
 
 
-def test_d4_what_someone_dropped_comes_back(database, empty_database):
+@pytest.mark.requirement("D4")
+def test_what_someone_dropped_comes_back(database, empty_database):
     with psycopg.connect(database) as connection:
         connection.execute(
             """
@@ -409,7 +440,8 @@ def test_d4_what_someone_dropped_comes_back(database, empty_database):
     assert everything(database) == everything(empty_database)
 
 
-def test_d4_an_enumeration_that_grew_is_widened_in_place(database, empty_database):
+@pytest.mark.requirement("D4")
+def test_an_enumeration_that_grew_is_widened_in_place(database, empty_database):
     with psycopg.connect(database) as connection:
         fewer = ", ".join(f"'{member}'" for member in list(EventType)[:5])
         connection.execute(
@@ -423,7 +455,8 @@ def test_d4_an_enumeration_that_grew_is_widened_in_place(database, empty_databas
     assert deploy.status(database).is_current
 
 
-def test_d4_an_index_that_was_replaced_is_dropped_after_its_successor_is_there(database, empty_database):
+@pytest.mark.requirement("D4")
+def test_an_index_that_was_replaced_is_dropped_after_its_successor_is_there(database, empty_database):
     with psycopg.connect(database) as connection:
         connection.execute(
             """
@@ -440,7 +473,8 @@ def test_d4_an_index_that_was_replaced_is_dropped_after_its_successor_is_there(d
     assert everything(database) == everything(empty_database)
 
 
-def test_d4_an_interrupted_index_is_rebuilt(database):
+@pytest.mark.requirement("D4")
+def test_an_interrupted_index_is_rebuilt(database):
     with psycopg.connect(database, autocommit=True) as connection:
         interrupted = "UPDATE pg_index SET indisvalid = false WHERE indexrelid = %s::regclass"
         connection.execute(interrupted, ["dagapp.dag_jobs_active"])
@@ -451,7 +485,8 @@ def test_d4_an_interrupted_index_is_rebuilt(database):
     assert deploy.status(database).is_current
 
 
-def test_d4_what_would_drop_or_rewrite_needs_a_hand(database):
+@pytest.mark.requirement("D4")
+def test_what_would_drop_or_rewrite_needs_a_hand(database):
     with psycopg.connect(database) as connection:
         connection.execute(
             """
@@ -479,7 +514,8 @@ def test_d4_what_would_drop_or_rewrite_needs_a_hand(database):
     assert everything(database) == before
 
 
-def test_d4_a_column_without_a_value_for_old_rows_needs_a_hand(database):
+@pytest.mark.requirement("D4")
+def test_a_column_without_a_value_for_old_rows_needs_a_hand(database):
     class Strict(Worker):
         must: str
 
@@ -488,7 +524,8 @@ def test_d4_a_column_without_a_value_for_old_rows_needs_a_hand(database):
     assert done == ["needs a hand: column workers.must is missing, and rows that exist would have no value for it"]
 
 
-def test_d4_rows_that_break_a_new_rule_are_told_and_kept(database):
+@pytest.mark.requirement("D4")
+def test_rows_that_break_a_new_rule_are_told_and_kept(database):
     class Picky(Job):
         table: ClassVar[Table] = replace(Job.table, checks={**Job.table.checks, "picky": "workflow_id <> 'w'"})
 
@@ -504,13 +541,15 @@ def test_d4_rows_that_break_a_new_rule_are_told_and_kept(database):
         insert_job(connection)
 
 
-def test_d4_two_migrations_at_once_are_safe(database):
+@pytest.mark.requirement("D4")
+def test_two_migrations_at_once_are_safe(database):
     assert at_once(lambda: deploy.migrate(database, NEWER), times=2) == []
 
     assert deploy.status(database, NEWER).is_current
 
 
-def test_d4_partitions_survive_a_migration(database):
+@pytest.mark.requirement("D4")
+def test_partitions_survive_a_migration(database):
     partitions = "SELECT count(*) FROM pg_inherits WHERE inhparent = 'dagapp.dag_job_events'::regclass"
     with psycopg.connect(database) as connection:
         before = connection.execute(partitions).fetchone()

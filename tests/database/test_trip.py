@@ -1,4 +1,4 @@
-"""Statements that share a round trip do what they would do one by one [E9]."""
+"""Statements that share a round trip do what they would do one by one."""
 
 import asyncio
 from uuid import UUID, uuid4
@@ -10,6 +10,8 @@ from dagmaster.database import queries, trip
 from dagmaster.database.bell_postgres import PostgresBell
 from dagmaster.database.connect import BY_KEY, connect
 from dagmaster.database.trip import BEGIN, BREAK, COMMIT, Call
+
+pytestmark = pytest.mark.requirement("E9")
 
 STATEMENTS = {
     "echo": "SELECT %(text)s::text, %(number)s::int, %(share)s::float8, %(flag)s::boolean, %(key)s::uuid, %(none)s::text",

@@ -86,11 +86,13 @@ def test_every_state_is_explained():
     }
 
 
-def test_m2_every_setting_is_explained():
+@pytest.mark.requirement("M2")
+def test_every_setting_is_explained():
     assert [name for name, field in Settings.model_fields.items() if not field.description] == []
 
 
-def test_m3_the_reference_is_up_to_date():
+@pytest.mark.requirement("M3")
+def test_the_reference_is_up_to_date():
     reference = script("write_reference")
 
     stale = [name for name, render in reference.PAGES.items() if (reference.FOLDER / name).read_text() != render()]
@@ -99,7 +101,8 @@ def test_m3_the_reference_is_up_to_date():
     assert reference.main(["--check"]) == 0
 
 
-def test_m3_a_stale_reference_is_noticed_and_renewed(tmp_path):
+@pytest.mark.requirement("M3")
+def test_a_stale_reference_is_noticed_and_renewed(tmp_path):
     reference = script("write_reference")
 
     assert reference.main(["--check"], tmp_path) == 1
@@ -110,7 +113,8 @@ def test_m3_a_stale_reference_is_noticed_and_renewed(tmp_path):
     assert reference.main(["--check"], tmp_path) == 0
 
 
-def test_m3_the_reference_says_the_same_twice_and_whatever_the_environment(monkeypatch):
+@pytest.mark.requirement("M3")
+def test_the_reference_says_the_same_twice_and_whatever_the_environment(monkeypatch):
     reference = script("write_reference")
     before = {name: render() for name, render in reference.PAGES.items()}
     monkeypatch.setenv("API_PORT", "1234")
@@ -119,7 +123,8 @@ def test_m3_the_reference_says_the_same_twice_and_whatever_the_environment(monke
     assert {name: render() for name, render in reference.PAGES.items()} == before
 
 
-def test_m3_every_command_path_and_field_is_in_the_reference():
+@pytest.mark.requirement("M3")
+def test_every_command_path_and_field_is_in_the_reference():
     reference = script("write_reference")
     api, cli, fields = (reference.PAGES[name]() for name in ("api.md", "cli.md", "workflows.md"))
     root = command_line.cli
@@ -135,7 +140,8 @@ def test_m3_every_command_path_and_field_is_in_the_reference():
     assert set(get_args(model.AnyNode)) <= set(reference.PARTS)
 
 
-def test_m3_no_meaning_is_left_over_from_a_field_that_is_gone():
+@pytest.mark.requirement("M3")
+def test_no_meaning_is_left_over_from_a_field_that_is_gone():
     reference = script("write_reference")
     known = {name for part in reference.PARTS for name in part.model_fields}
     known |= {f"{part.__name__}.{name}" for part in reference.PARTS for name in part.model_fields}
@@ -143,7 +149,8 @@ def test_m3_no_meaning_is_left_over_from_a_field_that_is_gone():
     assert set(reference.MEANINGS) <= known
 
 
-def test_m3_fields_that_are_refused_are_not_in_the_reference():
+@pytest.mark.requirement("M3")
+def test_fields_that_are_refused_are_not_in_the_reference():
     reference = script("write_reference")
     sections = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", reference.workflow_page(), re.MULTILINE | re.DOTALL))
 
@@ -158,7 +165,8 @@ def test_m3_fields_that_are_refused_are_not_in_the_reference():
         assert f"| `{field}`" not in sections[heading]
 
 
-def test_h3_every_handler_that_ships_is_in_the_reference_and_says_what_it_does():
+@pytest.mark.requirement("H3")
+def test_every_handler_that_ships_is_in_the_reference_and_says_what_it_does():
     page = script("write_reference").handlers_page()
 
     assert re.findall(r"^## (.+)$", page, re.MULTILINE) == sorted(found.name for found in shipped.REGISTRATIONS)

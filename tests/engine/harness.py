@@ -231,7 +231,7 @@ async def until(holds: Callable[[], Awaitable[Any]], timeout: float = 10) -> Any
 
 
 async def check_history(dsn: str, max_losses: int | None = None) -> None:
-    """The events alone must be enough to rebuild every state [E4]."""
+    """The events alone must be enough to rebuild every state."""
     report = await verify(dsn, max_losses=max_losses)
     assert report.is_clean, "\n".join(map(str, report.findings[:20]))
 

@@ -1,4 +1,4 @@
-"""Cancel and deadline [E13 E14]: what waits never starts, what runs is told, and ended if it does not listen."""
+"""Cancel and deadline: what waits never starts, what runs is told, and ended if it does not listen."""
 
 import asyncio
 import os
@@ -66,7 +66,8 @@ async def running_task(running, job_id):
     return (await until(found))[0]
 
 
-async def test_e14_a_running_handler_is_told_within_a_second_and_what_waits_never_starts(database):
+@pytest.mark.requirement("E14")
+async def test_a_running_handler_is_told_within_a_second_and_what_waits_never_starts(database):
     async with engine(database, handlers=HANDLERS) as running:
         job_id = await running.submit(workflow(two("listening")))
         await running_task(running, job_id)
@@ -92,7 +93,8 @@ async def test_e14_a_running_handler_is_told_within_a_second_and_what_waits_neve
         assert not (await cancel(running.ledger, job_id)).is_new  # whoever lost the answer may ask again
 
 
-async def test_e14_a_job_that_ended_otherwise_can_not_be_cancelled(database):
+@pytest.mark.requirement("E14")
+async def test_a_job_that_ended_otherwise_can_not_be_cancelled(database):
     async with engine(database) as running:
         job = await running.run("echo_test", message="hi")
 
@@ -100,7 +102,8 @@ async def test_e14_a_job_that_ended_otherwise_can_not_be_cancelled(database):
             await cancel(running.ledger, job["job_id"])
 
 
-async def test_e14_a_deaf_handler_is_killed_after_its_grace(database, tmp_path):
+@pytest.mark.requirement("E14")
+async def test_a_deaf_handler_is_killed_after_its_grace(database, tmp_path):
     file = tmp_path / "pid"
     async with engine(database, handlers=HANDLERS) as running:
         job_id = await running.submit(workflow(two("deaf", params=f"params: {{file: '{file}'}},")))
@@ -116,7 +119,8 @@ async def test_e14_a_deaf_handler_is_killed_after_its_grace(database, tmp_path):
             os.kill(pid, 0)
 
 
-async def test_e14_a_job_that_waits_in_a_queue_nobody_serves_is_cancelled_at_once(database):
+@pytest.mark.requirement("E14")
+async def test_a_job_that_waits_in_a_queue_nobody_serves_is_cancelled_at_once(database):
     async with engine(database, workers=0) as running:
         job_id = await running.submit("echo_test", message="hi")
         await until(lambda: running.rows("SELECT 1 FROM dagapp.dag_tasks"))
@@ -128,7 +132,8 @@ async def test_e14_a_job_that_waits_in_a_queue_nobody_serves_is_cancelled_at_onc
         assert [task["status"] for task in await running.tasks(job_id)] == ["cancelled"]
 
 
-async def test_e14_a_job_that_nobody_has_claimed_yet_is_cancelled_when_someone_does(database):
+@pytest.mark.requirement("E14")
+async def test_a_job_that_nobody_has_claimed_yet_is_cancelled_when_someone_does(database):
     async with engine(database, orchestrators=0, workers=0) as running:
         job_id = await running.submit("echo_test", message="hi")
         await cancel(running.ledger, job_id)
@@ -142,7 +147,8 @@ async def test_e14_a_job_that_nobody_has_claimed_yet_is_cancelled_when_someone_d
         assert await running.tasks(job_id) == []
 
 
-async def test_e14_a_worker_that_is_gone_does_not_hold_the_cancel_up(database):
+@pytest.mark.requirement("E14")
+async def test_a_worker_that_is_gone_does_not_hold_the_cancel_up(database):
     async with engine(database, handlers=HANDLERS, workers=0) as running:
         worker = await running.start_worker()
         job_id = await running.submit(workflow(two("listening")))
@@ -161,7 +167,8 @@ async def _never(*_: Any, **__: Any) -> Any:
     await asyncio.sleep(3600)
 
 
-async def test_e14_what_finishes_before_it_hears_is_kept(database):
+@pytest.mark.requirement("E14")
+async def test_what_finishes_before_it_hears_is_kept(database):
     async with engine(database) as running:
         gated = workflow(two("gate").replace("handler: counting", "handler: gate"))
         job_id = await running.submit(gated)
@@ -184,7 +191,8 @@ async def test_e14_what_finishes_before_it_hears_is_kept(database):
         )
 
 
-async def test_e13_a_job_past_its_deadline_fails_and_its_tasks_are_stopped(database):
+@pytest.mark.requirement("E13")
+async def test_a_job_past_its_deadline_fails_and_its_tasks_are_stopped(database):
     async with engine(database, handlers=HANDLERS) as running:
         job = await running.run(workflow(two("listening", timeout=0.5)))
 
@@ -193,7 +201,8 @@ async def test_e13_a_job_past_its_deadline_fails_and_its_tasks_are_stopped(datab
         assert _ran == ["heard"]
 
 
-async def test_e14_fail_fast_tells_what_still_runs(database):
+@pytest.mark.requirement("E14")
+async def test_fail_fast_tells_what_still_runs(database):
     text = """
         workflow_id: fast
         fail_fast: true

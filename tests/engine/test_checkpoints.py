@@ -1,4 +1,4 @@
-"""Handlers with phases, interrupted in each of them: they go on after the last checkpoint that can be trusted [E22]."""
+"""Handlers with phases, interrupted in each of them: they go on after the last checkpoint that can be trusted."""
 
 import asyncio
 import os
@@ -18,6 +18,8 @@ from dagmaster.handlers.registry import Registration
 from dagmaster.operations.operate import Part, resume, retry
 from tests.engine.harness import engine, until, workflow
 from tests.engine.processes import Fleet, fleet
+
+pytestmark = pytest.mark.requirement("E22")
 
 PHASES = """
     workflow_id: phases_WHAT
@@ -70,7 +72,7 @@ async def _held(running: Fleet, wanted: dict[UUID, int]) -> dict[UUID, int]:
         pytest.param(_stop_worker, ["phases", "phases_async"], 0, id="worker-stopped"),
     ],
 )
-async def test_e22_what_was_checkpointed_is_done_once_wherever_the_handler_is_interrupted(
+async def test_what_was_checkpointed_is_done_once_wherever_the_handler_is_interrupted(
     database, tmp_path, interrupt: Callable[..., Awaitable[None]], kinds: list[str], losses: int
 ) -> None:
     """Each job is held in another phase. What one phase of one job left behind has vanished meanwhile."""
@@ -109,7 +111,7 @@ async def _log_of(running: Fleet, job_id: UUID) -> str:
     return " ".join(line["text"] for line in rows[0]["metrics"].get("log", ()))
 
 
-async def test_e22_handlers_in_c_calls_are_given_back_and_a_second_signal_hurries(database, tmp_path) -> None:
+async def test_handlers_in_c_calls_are_given_back_and_a_second_signal_hurries(database, tmp_path) -> None:
     """The grace is an hour; nothing of it is needed once someone is in a hurry, and nobody pays for it."""
     async with fleet(
         database, tmp_path, orchestrators=1, workers=1, shutdown_grace_sec=3600, task_lease_sec=30, lease_renew_sec=1
@@ -139,7 +141,7 @@ async def _says(log: Path, words: str) -> bool:
     return words in log.read_text()
 
 
-async def test_e22_an_attempt_that_is_being_replaced_saves_nothing(database) -> None:
+async def test_an_attempt_that_is_being_replaced_saves_nothing(database) -> None:
     """Whoever takes the task away has not committed yet: saving waits for that."""
     async with engine(database, verify_history=False) as running:
         job_id = await running.submit(GATED)
@@ -191,7 +193,7 @@ CAREFUL = workflow("""
     """)
 
 
-async def test_e22_a_resume_builds_on_checkpoints_and_a_retry_does_it_all_again(database, tmp_path) -> None:
+async def test_a_resume_builds_on_checkpoints_and_a_retry_does_it_all_again(database, tmp_path) -> None:
     mended = tmp_path / "mended"
     registration = Registration("careful", "tests.engine.test_checkpoints:careful")
     async with engine(database, handlers=[registration]) as running:

@@ -1,4 +1,4 @@
-"""Death at every named crash point [E2, E3, E5, E7, E11]: the process is gone as by kill -9, another one goes on.
+"""Death at every named crash point: the process is gone as by kill -9, another one goes on.
 
 That each write transaction is all or nothing is shown call by call in tests/database/test_crash_points.py; here real processes
 die in the middle of their work, and jobs come to the end that they would have come to anyway.
@@ -230,13 +230,12 @@ class Sweep:
 JOBS_POINTS = {"orchestrator": DECIDING, "worker": [*WORKING, *PAYLOADS]}
 
 
+@pytest.mark.requirement("E5", "E11")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "points", [JOBS_POINTS, pytest.param(KEEPING, marks=pytest.mark.slow)], ids=["jobs", "keeping"]
 )
-async def test_processes_die_at_one_crash_point_after_the_other_and_others_finish_the_jobs_e5_e11(
-    points, database, tmp_path
-):
+async def test_processes_die_at_one_crash_point_after_the_other_and_others_finish_the_jobs(points, database, tmp_path):
     """Both roles at a time: whoever takes over is soon gone as well."""
     (tmp_path / "swept.yaml").write_text(textwrap.dedent(SWEPT))
     often = {"janitor_interval_sec": 0.3, "retention_days": 1, "max_losses": 50, "workflow_folders": tmp_path}
@@ -255,10 +254,11 @@ async def test_processes_die_at_one_crash_point_after_the_other_and_others_finis
         await _assert_complete(running, await sweep.finish(*processes))
 
 
+@pytest.mark.requirement("E5", "E11")
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("point", LOOPS)
-async def test_a_process_dies_at_each_visit_to_a_crash_point_and_another_one_finishes_the_jobs_e5_e11(
+async def test_a_process_dies_at_each_visit_to_a_crash_point_and_another_one_finishes_the_jobs(
     point, cluster, template_database, tmp_path
 ):
     """At the first visit, the second, … until there are no more before the jobs have ended."""
@@ -317,7 +317,8 @@ async def _assert_complete(running: Fleet, jobs) -> None:
 # --- people die, too -------------------------------------------------------------------------------------------------
 
 
-async def test_a_submitter_dies_and_its_jobs_exist_wholly_or_not_at_all_e2(database, tmp_path):
+@pytest.mark.requirement("E2")
+async def test_a_submitter_dies_and_its_jobs_exist_wholly_or_not_at_all(database, tmp_path):
     """Who does not know whether a job was made submits it again with its key, and has one."""
     async with fleet(database, tmp_path) as running:
         file = tmp_path / "swept.yaml"
@@ -342,7 +343,8 @@ async def test_a_submitter_dies_and_its_jobs_exist_wholly_or_not_at_all_e2(datab
         await _assert_complete(running, jobs)
 
 
-async def test_who_cancels_or_resumes_a_job_dies_and_it_was_asked_for_or_not_e15_e16(database, tmp_path):
+@pytest.mark.requirement("E15", "E16")
+async def test_who_cancels_or_resumes_a_job_dies_and_it_was_asked_for_or_not(database, tmp_path):
     held = """
         workflow_id: held
         version: 1
@@ -416,8 +418,9 @@ def test_every_workflow_that_ships_is_swept():
     assert list(REFERENCES) == [path.stem for path in shipped()]
 
 
+@pytest.mark.requirement("E5", "E11", "C1")
 @pytest.mark.timeout(240)
-async def test_a_raster_job_goes_on_wherever_its_uploads_publications_and_catalogue_entries_end_e5_e11_c1(
+async def test_a_raster_job_goes_on_wherever_its_uploads_publications_and_catalogue_entries_end(
     catalog_database, tmp_path
 ):
     async with _referring(catalog_database, tmp_path, "process_large_raster") as trial:
@@ -425,10 +428,11 @@ async def test_a_raster_job_goes_on_wherever_its_uploads_publications_and_catalo
         assert await trial.sweep.interrupt(trial.worker, RASTERS) == set(RASTERS)
 
 
+@pytest.mark.requirement("E5", "E11")
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", REFERENCES)
-async def test_a_reference_workflow_ends_as_it_would_have_wherever_processes_die_e5_e11(name, request, tmp_path):
+async def test_a_reference_workflow_ends_as_it_would_have_wherever_processes_die(name, request, tmp_path):
     """At every point that its jobs lead to, in both roles; and that they don't lead to others is told apart from a failure."""
     reference = REFERENCES[name]
     dsn = request.getfixturevalue("catalog_database" if _is_raster(reference) else "database")

@@ -1,7 +1,11 @@
-"""What can't be used is kept with its reason, and put back when asked [Q4]."""
+"""What can't be used is kept with its reason, and put back when asked."""
+
+import pytest
 
 from dagmaster.database.bell import JOBS
 from tests.engine.harness import engine, workflow
+
+pytestmark = pytest.mark.requirement("Q4")
 
 POISON = """
     workflow_id: poison
@@ -12,7 +16,7 @@ POISON = """
 """
 
 
-async def test_q4_a_task_that_kills_its_process_again_and_again_is_kept_among_the_dead_letters(database):
+async def test_a_task_that_kills_its_process_again_and_again_is_kept_among_the_dead_letters(database):
     async with engine(database, max_losses=2) as running:
         job = await running.run(workflow(POISON))
         letters = await running.rows("SELECT * FROM dagapp.dag_dead_letters")
@@ -25,7 +29,7 @@ async def test_q4_a_task_that_kills_its_process_again_and_again_is_kept_among_th
         assert "exit" in letters[0]["description"]
 
 
-async def test_q4_a_refused_submission_is_replayed_once_its_workflow_exists(database):
+async def test_a_refused_submission_is_replayed_once_its_workflow_exists(database):
     async with engine(database) as running:
         await running.ledger.enqueue_message("m1", "dag-jobs", {"workflow_id": "later"})
         running.bell.ring(JOBS)

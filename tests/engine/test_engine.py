@@ -1,4 +1,4 @@
-"""The engine, end to end on a real PostgreSQL [E1-E4, E7-E12, E25, E27, P3, D2, D3]."""
+"""The engine, end to end on a real PostgreSQL."""
 
 import asyncio
 from itertools import pairwise
@@ -55,7 +55,7 @@ def _report(message, output):
     return Report(message.job_id, message.node_id, message.attempt, TaskStatus.SUCCEEDED, output)
 
 
-# E1
+# States of jobs and nodes
 
 
 FAILING = """
@@ -82,7 +82,8 @@ async def _fail(running, definition):
     return job_id
 
 
-async def test_e1_after_a_critical_failure_what_runs_is_kept_and_nothing_new_goes_out(database):
+@pytest.mark.requirement("E1")
+async def test_after_a_critical_failure_what_runs_is_kept_and_nothing_new_goes_out(database):
     async with engine(database, workers=0) as running:
         job_id = await _fail(running, _nodes(FAILING))
 
@@ -116,7 +117,8 @@ async def test_e1_after_a_critical_failure_what_runs_is_kept_and_nothing_new_goe
     }
 
 
-async def test_e1_fail_fast_cancels_what_runs(database):
+@pytest.mark.requirement("E1")
+async def test_fail_fast_cancels_what_runs(database):
     async with engine(database, workers=0) as running:
         job_id = await _fail(running, _nodes(FAILING, options="fail_fast: true"))
         job = await running.wait(job_id)
@@ -136,7 +138,8 @@ async def test_e1_fail_fast_cancels_what_runs(database):
     }
 
 
-async def test_e1_a_waiting_retry_of_a_failing_job_is_not_tried_again(database):
+@pytest.mark.requirement("E1")
+async def test_a_waiting_retry_of_a_failing_job_is_not_tried_again(database):
     definition = _nodes("""
         start: {type: start, next: [bad, hopeful]}
         bad: {handler: gate, timeout_seconds: 0.3, retry: {max_attempts: 0}, next: end}
@@ -151,7 +154,8 @@ async def test_e1_a_waiting_retry_of_a_failing_job_is_not_tried_again(database):
     assert (nodes["hopeful"]["status"], nodes["hopeful"]["attempt"]) == ("cancelled", 1)
 
 
-async def test_e1_a_failed_optional_node_satisfies_its_successors(database):
+@pytest.mark.requirement("E1")
+async def test_a_failed_optional_node_satisfies_its_successors(database):
     definition = _nodes("""
         start: {type: start, next: extra}
         extra: {handler: fail, importance: optional, retry: {max_attempts: 0}, next: after}
@@ -167,11 +171,12 @@ async def test_e1_a_failed_optional_node_satisfies_its_successors(database):
     assert job["result_data"]["after"]["echoed_params"] == {"size": "unknown"}
 
 
+@pytest.mark.requirement("E1")
 @pytest.mark.parametrize(
     ("importance_of_next", "status"),
     [("critical", "failed"), ("important", "partial_success"), ("optional", "partial_success")],
 )
-async def test_e1_a_failed_important_node_does_not_satisfy_its_successors(database, importance_of_next, status):
+async def test_a_failed_important_node_does_not_satisfy_its_successors(database, importance_of_next, status):
     definition = _nodes(f"""
         start: {{type: start, next: [main, side]}}
         main: {{handler: echo, next: end}}
@@ -191,7 +196,8 @@ async def test_e1_a_failed_important_node_does_not_satisfy_its_successors(databa
         assert job["error_message"] == "node 'side' failed: no side"
 
 
-async def test_e1_the_jobs_message_names_the_critical_failure_not_an_optional_one_before_it(database):
+@pytest.mark.requirement("E1")
+async def test_the_jobs_message_names_the_critical_failure_not_an_optional_one_before_it(database):
     definition = _nodes("""
         start: {type: start, next: extra}
         extra: {handler: fail, params: {message: harmless}, importance: optional, retry: {max_attempts: 0}, next: bad}
@@ -204,7 +210,8 @@ async def test_e1_the_jobs_message_names_the_critical_failure_not_an_optional_on
     assert job["error_message"] == "node 'bad' failed: fatal"
 
 
-async def test_e1_a_job_with_nothing_to_dispatch_completes_without_running(database):
+@pytest.mark.requirement("E1")
+async def test_a_job_with_nothing_to_dispatch_completes_without_running(database):
     async with engine(database, workers=0) as running:
         job = await running.run(_nodes("start: {type: start, next: end}"))
         events = [event["event_type"] for event in await running.events(job["job_id"])]
@@ -214,10 +221,11 @@ async def test_e1_a_job_with_nothing_to_dispatch_completes_without_running(datab
     assert events == ["job_created", "node_ready", "node_completed", "node_ready", "node_completed", "job_completed"]
 
 
-# E2
+# Creating jobs
 
 
-async def test_e2_a_job_is_created_whole_pending_and_unowned(database):
+@pytest.mark.requirement("E2")
+async def test_a_job_is_created_whole_pending_and_unowned(database):
     async with engine(database, orchestrators=0, workers=0) as running:
         job_id = await running.submit("hello_world")
         job, nodes, events = await running.job(job_id), await running.nodes(job_id), await running.events(job_id)
@@ -237,7 +245,8 @@ async def test_e2_a_job_is_created_whole_pending_and_unowned(database):
     assert len(transactions) == 1
 
 
-async def test_e2_of_several_submissions_all_are_created_or_none(database):
+@pytest.mark.requirement("E2")
+async def test_of_several_submissions_all_are_created_or_none(database):
     async with engine(database, orchestrators=0, workers=0) as running:
         good, bad = (
             Submission(workflow_id="echo_test"),
@@ -249,7 +258,7 @@ async def test_e2_of_several_submissions_all_are_created_or_none(database):
         assert await running.value("SELECT count(*) FROM dagapp.dag_jobs") == 0
 
 
-# E3, E4
+# Dispatch and events
 
 
 MIXED = """
@@ -296,7 +305,8 @@ TASK_WITHOUT_NODE = """
     """
 
 
-async def test_e3_a_node_is_dispatched_if_and_only_if_its_task_exists_at_every_moment(database):
+@pytest.mark.requirement("E3")
+async def test_a_node_is_dispatched_if_and_only_if_its_task_exists_at_every_moment(database):
     async with engine(database, orchestrators=2, workers=2) as running:
         job_ids = [await running.submit(workflow(MIXED)) for _ in range(5)]
         looks = 0
@@ -337,7 +347,8 @@ UNTOLD_MOVES = """
     """
 
 
-async def test_e4_every_transition_writes_its_event_in_the_same_transaction(database):
+@pytest.mark.requirement("E4")
+async def test_every_transition_writes_its_event_in_the_same_transaction(database):
     async with engine(database) as running:
         await running.rows(AUDIT)
         jobs = [await running.run(workflow(MIXED)), await running.run(_nodes(FAILING.replace("gate", "echo")))]
@@ -356,7 +367,8 @@ async def test_e4_every_transition_writes_its_event_in_the_same_transaction(data
         assert all(event["event_status"] for event in events)
 
 
-async def test_e4_the_events_tell_the_story_of_a_node(database):
+@pytest.mark.requirement("E4")
+async def test_the_events_tell_the_story_of_a_node(database):
     definition = _nodes("""
         start: {type: start, next: work}
         work: {handler: flaky_echo, params: {failure_rate: 1, seed: 2}, next: end,
@@ -378,10 +390,11 @@ async def test_e4_the_events_tell_the_story_of_a_node(database):
     assert next(e for e in events if e["event_type"] == "node_started")["event_data"]["worker_id"]
 
 
-# E7
+# Results
 
 
-async def test_e7_a_result_for_an_older_attempt_is_recorded_and_ignored(database):
+@pytest.mark.requirement("E7")
+async def test_a_result_for_an_older_attempt_is_recorded_and_ignored(database):
     async with engine(database, workers=0) as running:
         job_id = await running.submit("echo_test", message="hi")
         slow, first = await _claim(running, "echo", lease_seconds=0.05)
@@ -404,7 +417,8 @@ async def test_e7_a_result_for_an_older_attempt_is_recorded_and_ignored(database
     ]
 
 
-async def test_e7_a_result_for_a_finished_job_is_recorded_and_ignored(database):
+@pytest.mark.requirement("E7")
+async def test_a_result_for_a_finished_job_is_recorded_and_ignored(database):
     async with engine(database, workers=0) as running:
         job_id = await running.submit("echo_test")
         slow, first = await _claim(running, "echo", lease_seconds=0.05)
@@ -417,7 +431,8 @@ async def test_e7_a_result_for_a_finished_job_is_recorded_and_ignored(database):
     assert again == job
 
 
-async def test_e7_a_report_whose_answer_was_lost_counts_once(database):
+@pytest.mark.requirement("E7")
+async def test_a_report_whose_answer_was_lost_counts_once(database):
     async with engine(database, workers=0) as running:
         job_id = await running.submit("echo_test")
         worker, task = await _claim(running, "echo")
@@ -432,14 +447,15 @@ async def test_e7_a_report_whose_answer_was_lost_counts_once(database):
     assert nodes["echo"]["output"] == {"echoed_params": 0}
 
 
-# E8
+# Notifications and polling
 
 
 SELDOM = {"orchestrator_poll_interval": 30.0, "worker_poll_interval": 30.0}
 
 
+@pytest.mark.requirement("E8")
 @pytest.mark.parametrize("workflow_id", ["hello_world", "retry_test", "fan_out_test"])
-async def test_e8_a_job_is_woken_through_every_step_without_polling(database, workflow_id):
+async def test_a_job_is_woken_through_every_step_without_polling(database, workflow_id):
     async with engine(database, **SELDOM) as running:
         await running.run("echo_test", timeout=10)  # everybody listens by now
         job = await running.run(workflow_id, timeout=10)
@@ -448,14 +464,16 @@ async def test_e8_a_job_is_woken_through_every_step_without_polling(database, wo
     assert (job["completed_at"] - job["created_at"]).total_seconds() < 2
 
 
-async def test_e8_without_any_bell_polling_completes_the_job(database):
+@pytest.mark.requirement("E8")
+async def test_without_any_bell_polling_completes_the_job(database):
     async with engine(database, has_bells=False) as running:
         job = await running.run("hello_world")
 
     assert job["status"] == "completed"
 
 
-async def test_e8_a_bell_that_is_cut_comes_back_and_misses_nothing(database):
+@pytest.mark.requirement("E8")
+async def test_a_bell_that_is_cut_comes_back_and_misses_nothing(database):
     definition = _nodes("start: {type: start, next: wait}\nwait: {handler: gate, next: end}")
 
     async with engine(database, **SELDOM) as running:
@@ -473,10 +491,11 @@ async def test_e8_a_bell_that_is_cut_comes_back_and_misses_nothing(database):
     assert job["status"] == "completed"
 
 
-# E10, E11
+# Timeouts and leases
 
 
-async def test_e10_a_task_past_its_time_fails_and_is_retried(database):
+@pytest.mark.requirement("E10")
+async def test_a_task_past_its_time_fails_and_is_retried(database):
     definition = _nodes("""
         start: {type: start, next: slow}
         slow: {handler: sleep, params: {seconds: 30}, timeout_seconds: 0.15, next: end,
@@ -494,7 +513,8 @@ async def test_e10_a_task_past_its_time_fails_and_is_retried(database):
     assert all(0.15 <= span < 1 for span in spans)
 
 
-async def test_e10_children_have_the_time_of_their_fan_outs_task(database):
+@pytest.mark.requirement("E10")
+async def test_children_have_the_time_of_their_fan_outs_task(database):
     definition = _nodes("""
         start: {type: start, next: each}
         each: {type: fan_out, source: [0, 30], next: end, task: {handler: sleep, params: {seconds: "{{ item }}"},
@@ -510,7 +530,8 @@ async def test_e10_children_have_the_time_of_their_fan_outs_task(database):
     assert nodes["each__1"]["error"]["code"] == "handler.timed-out"
 
 
-async def test_e10_a_task_that_its_worker_does_not_end_is_failed_by_the_orchestrator(database, monkeypatch):
+@pytest.mark.requirement("E10")
+async def test_a_task_that_its_worker_does_not_end_is_failed_by_the_orchestrator(database, monkeypatch):
     monkeypatch.setattr(postgres, "OVERRUN_GRACE_SECONDS", 0.1)
     definition = _nodes("""
         start: {type: start, next: slow}
@@ -531,7 +552,8 @@ async def test_e10_a_task_that_its_worker_does_not_end_is_failed_by_the_orchestr
     assert (error["code"], error["message"]) == ("task.overran", "took longer than its 0.1 s")
 
 
-async def test_e10_waiting_in_a_queue_has_a_limit_of_its_own(database):
+@pytest.mark.requirement("E10")
+async def test_waiting_in_a_queue_has_a_limit_of_its_own(database):
     definition = _nodes("""
         start: {type: start, next: waiting}
         waiting: {handler: echo, queue_timeout_seconds: 0.2, next: end,
@@ -547,7 +569,8 @@ async def test_e10_waiting_in_a_queue_has_a_limit_of_its_own(database):
     assert "waited longer than 0.2 s in its queue" in nodes["waiting"]["error_message"]
 
 
-async def test_e10_without_a_queue_timeout_a_task_waits_for_its_worker(database):
+@pytest.mark.requirement("E10")
+async def test_without_a_queue_timeout_a_task_waits_for_its_worker(database):
     async with engine(database, workers=0) as running:
         job_id = await running.submit("echo_test")
         await asyncio.sleep(1.0)
@@ -559,7 +582,8 @@ async def test_e10_without_a_queue_timeout_a_task_waits_for_its_worker(database)
     assert job["status"] == "completed"
 
 
-async def test_e11_a_task_whose_lease_lapses_is_tried_again_and_counted_apart(database):
+@pytest.mark.requirement("E11")
+async def test_a_task_whose_lease_lapses_is_tried_again_and_counted_apart(database):
     async with engine(database, workers=0) as running:
         job_id = await running.submit("echo_test")
         await _claim(running, "echo", lease_seconds=0.1)
@@ -571,7 +595,7 @@ async def test_e11_a_task_whose_lease_lapses_is_tried_again_and_counted_apart(da
     assert (nodes["echo"]["retry_count"], nodes["echo"]["loss_count"]) == (0, 1)
 
 
-# E12
+# Retries
 
 
 def _failing(blame, retry):
@@ -581,7 +605,8 @@ def _failing(blame, retry):
         """)
 
 
-async def test_e12_a_handlers_failure_is_retried_as_often_as_the_yaml_says(database):
+@pytest.mark.requirement("E12")
+async def test_a_handlers_failure_is_retried_as_often_as_the_yaml_says(database):
     retry = "{max_attempts: 2, backoff: exponential, initial_delay_seconds: 0.2, max_delay_seconds: 0.3}"
 
     async with engine(database) as running:
@@ -612,7 +637,8 @@ async def test_e12_a_handlers_failure_is_retried_as_often_as_the_yaml_says(datab
     assert all(-0.02 <= waited - wait < 0.5 for waited, wait in zip(waits, planned, strict=True))
 
 
-async def test_e12_bad_data_is_never_retried(database):
+@pytest.mark.requirement("E12")
+async def test_bad_data_is_never_retried(database):
     async with engine(database) as running:
         job = await running.run(_failing("data", "{max_attempts: 5}"))
         nodes = await running.nodes(job["job_id"])
@@ -622,7 +648,8 @@ async def test_e12_bad_data_is_never_retried(database):
     assert nodes["bad"]["error"]["blame"] == "data"
 
 
-async def test_e12_params_that_do_not_fit_the_handler_are_the_datas_fault(database):
+@pytest.mark.requirement("E12")
+async def test_params_that_do_not_fit_the_handler_are_the_datas_fault(database):
     definition = _nodes("start: {type: start, next: nap}\nnap: {handler: sleep, params: {seconds: long}, next: end}")
 
     async with engine(database) as running:
@@ -633,7 +660,8 @@ async def test_e12_params_that_do_not_fit_the_handler_are_the_datas_fault(databa
     assert "seconds" in job["error_message"]
 
 
-async def test_e12_the_environments_failures_are_counted_apart_and_capped(database):
+@pytest.mark.requirement("E12")
+async def test_the_environments_failures_are_counted_apart_and_capped(database):
     async with engine(database, max_losses=2) as running:
         job = await running.run(_failing("environment", "{max_attempts: 0}"))
         nodes, tasks = await running.nodes(job["job_id"]), await running.tasks(job["job_id"])
@@ -644,10 +672,11 @@ async def test_e12_the_environments_failures_are_counted_apart_and_capped(databa
     assert nodes["bad"]["error"]["blame"] == "environment"
 
 
-# E25, P3
+# Several orchestrators
 
 
-async def test_e25_any_number_of_orchestrators_and_workers_complete_every_job(database):
+@pytest.mark.requirement("E25")
+async def test_any_number_of_orchestrators_and_workers_complete_every_job(database):
     async with engine(database, orchestrators=3, workers=3) as running:
         names = ["fan_out_test", "retry_fan_out_test", "conditional_test"] * 10
         job_ids = await running.submit_all([Submission(workflow_id=name) for name in names])
@@ -656,7 +685,8 @@ async def test_e25_any_number_of_orchestrators_and_workers_complete_every_job(da
     assert {job["status"] for job in jobs} == {"completed"}
 
 
-async def test_p3_jobs_spread_evenly_over_orchestrators(database):
+@pytest.mark.requirement("P3")
+async def test_jobs_spread_evenly_over_orchestrators(database):
     async with engine(database, orchestrators=3) as running:
         await running.run("echo_test")
         running.add(_nodes("start: {type: start, next: wait}\nwait: {handler: gate, next: end}"))
@@ -677,7 +707,7 @@ async def test_p3_jobs_spread_evenly_over_orchestrators(database):
     assert sorted(row["jobs"] for row in owned) == [10, 10, 10]
 
 
-# E27
+# Failures of one job or call
 
 
 async def _add_bad_job(running):
@@ -695,7 +725,8 @@ async def _add_bad_job(running):
     return job_id
 
 
-async def test_e27_a_bad_job_does_not_stop_the_others(database):
+@pytest.mark.requirement("E27")
+async def test_a_bad_job_does_not_stop_the_others(database):
     async with engine(database, verify_history=False) as running:
         bad = await _add_bad_job(running)
         jobs = [await running.run("hello_world") for _ in range(3)]
@@ -714,7 +745,8 @@ async def test_e27_a_bad_job_does_not_stop_the_others(database):
     assert cycles < 30  # it rests: the loop does not spin around it
 
 
-async def test_e27_lost_connections_do_not_stop_a_job(database):
+@pytest.mark.requirement("E27")
+async def test_lost_connections_do_not_stop_a_job(database):
     async with engine(database, orchestrators=2, workers=2) as running:
         job_id = await running.submit("retry_fan_out_test", count=150)
         cut = 0
@@ -732,7 +764,8 @@ async def test_e27_lost_connections_do_not_stop_a_job(database):
     assert job["status"] == "completed"
 
 
-async def test_e27_a_database_call_that_fails_in_an_unforeseen_way_does_not_end_the_loop(database):
+@pytest.mark.requirement("E27")
+async def test_a_database_call_that_fails_in_an_unforeseen_way_does_not_end_the_loop(database):
     async with engine(database) as running:
         await running.rows("ALTER TABLE dagapp.dag_job_messages RENAME TO gone")
         job_id = await running.submit("hello_world")
@@ -743,7 +776,8 @@ async def test_e27_a_database_call_that_fails_in_an_unforeseen_way_does_not_end_
     assert job["status"] == "completed"
 
 
-async def test_e27_a_heartbeat_that_fails_in_an_unforeseen_way_is_tried_again(database):
+@pytest.mark.requirement("E27")
+async def test_a_heartbeat_that_fails_in_an_unforeseen_way_is_tried_again(database):
     async with engine(database) as running:
         await running.run("echo_test")
         await running.rows("ALTER TABLE dagapp.orchestrators RENAME TO gone")
@@ -760,10 +794,10 @@ async def test_e27_a_heartbeat_that_fails_in_an_unforeseen_way_is_tried_again(da
     assert job["status"] == "completed"
 
 
-# D2, D3
+# Tables and times
 
 
-D2 = {
+REQUIRED_COLUMNS = {
     "dag_jobs": """
         job_id workflow_id workflow_version definition_hash status input_params owner_id owner_heartbeat_at claim_token
         epoch priority correlation_id submitted_by callback_url idempotency_key asset_id version_ordinal deadline_at
@@ -791,18 +825,20 @@ D2 = {
 }
 
 
-async def test_d2_tables_and_columns_are_named_as_specified(database):
+@pytest.mark.requirement("D2")
+async def test_tables_and_columns_are_named_as_specified(database):
     async with engine(database, orchestrators=0, workers=0) as running:
         rows = await running.rows(
             "SELECT table_name, column_name FROM information_schema.columns WHERE table_schema = 'dagapp'"
         )
 
     there = {(row["table_name"], row["column_name"]) for row in rows}
-    wanted = {(table, column) for table, columns in D2.items() for column in columns.split()}
+    wanted = {(table, column) for table, columns in REQUIRED_COLUMNS.items() for column in columns.split()}
     assert wanted - there == set()
 
 
-async def test_d3_all_times_are_with_time_zone_and_the_servers(database):
+@pytest.mark.requirement("D3")
+async def test_all_times_are_with_time_zone_and_the_servers(database):
     async with engine(database) as running:
         job = await running.run("echo_test")
         others = await running.rows(

@@ -1,4 +1,4 @@
-"""Fan-outs and fan-ins, end to end on a real PostgreSQL [W7, W8, E9]."""
+"""Fan-outs and fan-ins, end to end on a real PostgreSQL."""
 
 import asyncio
 
@@ -45,10 +45,11 @@ def _children(nodes, parent="each"):
     return sorted(found, key=lambda node: node["fan_out_index"])
 
 
-# W7
+# Fan-outs
 
 
-async def test_w7_each_item_has_a_child_and_the_fan_out_says_which(database):
+@pytest.mark.requirement("W7")
+async def test_each_item_has_a_child_and_the_fan_out_says_which(database):
     job, nodes, tasks = await _run(database, _fan_out(GIVE, source=ITEMS, options='label: "item {{ item }}"'))
 
     assert job["status"] == "completed"
@@ -62,7 +63,8 @@ async def test_w7_each_item_has_a_child_and_the_fan_out_says_which(database):
     assert (nodes["each"]["total"], nodes["each"]["expanded"], nodes["each"]["remaining"]) == (5, 5, 0)
 
 
-async def test_w7_a_fan_out_completes_when_expanded_and_what_follows_waits_for_every_child(database):
+@pytest.mark.requirement("W7")
+async def test_a_fan_out_completes_when_expanded_and_what_follows_waits_for_every_child(database):
     definition = _fan_out("{handler: gate}", source=ITEMS)
 
     async with engine(database) as running:
@@ -86,8 +88,9 @@ async def test_w7_a_fan_out_completes_when_expanded_and_what_follows_waits_for_e
     assert job["status"] == "completed"
 
 
+@pytest.mark.requirement("W7")
 @pytest.mark.parametrize(("count", "sizes"), [(5, [2, 2, 1]), (4, [2, 2]), (1, [1])])
-async def test_w7_with_a_batch_size_children_get_slices(database, count, sizes):
+async def test_with_a_batch_size_children_get_slices(database, count, sizes):
     task = '{handler: chunk_processor, params: {index: "{{ index }}"}}'
 
     job, nodes, tasks = await _run(database, _fan_out(task, source=ITEMS, options="batch_size: 2"), count=count)
@@ -99,8 +102,9 @@ async def test_w7_with_a_batch_size_children_get_slices(database, count, sizes):
     assert sum(result["count"] for result in nodes["all"]["output"]["results"]) == count
 
 
+@pytest.mark.requirement("W7")
 @pytest.mark.parametrize(("batching", "totals"), [("", [2 * n for n in range(7)]), ("batch_size: 3", [6, 24, 12])])
-async def test_w7_results_of_hands_children_over_by_reference(database, batching, totals):
+async def test_results_of_hands_children_over_by_reference(database, batching, totals):
     definition = workflow(f"""
         workflow_id: chained
         version: 1
@@ -132,7 +136,8 @@ async def test_w7_results_of_hands_children_over_by_reference(database, batching
     ]
 
 
-async def test_w7_results_of_may_be_read_later_than_by_the_next_node(database):
+@pytest.mark.requirement("W7")
+async def test_results_of_may_be_read_later_than_by_the_next_node(database):
     definition = workflow("""
         workflow_id: chained_later
         version: 1
@@ -156,7 +161,8 @@ async def test_w7_results_of_may_be_read_later_than_by_the_next_node(database):
     assert nodes["last"]["output"] == {"total": 12 + 3, "count": 2}  # values, and the counts of each slice
 
 
-async def test_w7_max_parallel_holds_at_every_moment(database):
+@pytest.mark.requirement("W7")
+async def test_max_parallel_holds_at_every_moment(database):
     task = "{handler: sleep, params: {seconds: 0.05}}"
     definition = _fan_out(task, source=ITEMS, options="max_parallel: 3")
 
@@ -181,7 +187,8 @@ async def test_w7_max_parallel_holds_at_every_moment(database):
     assert max(sum(1 for begin, end in spans if begin <= moment < end) for moment, _ in spans) <= 3
 
 
-async def test_w7_a_child_that_waits_for_its_retry_keeps_its_place(database):
+@pytest.mark.requirement("W7")
+async def test_a_child_that_waits_for_its_retry_keeps_its_place(database):
     task = (
         "{handler: flaky_echo, params: {failure_rate: 1, seed: 3}, "
         "retry: {max_attempts: 4, backoff: fixed, initial_delay_seconds: 0.1, jitter: false}}"
@@ -205,6 +212,7 @@ async def test_w7_a_child_that_waits_for_its_retry_keeps_its_place(database):
     assert max(open_children) == 2
 
 
+@pytest.mark.requirement("W7")
 @pytest.mark.parametrize(
     ("tolerate", "fails", "status"),
     [
@@ -218,7 +226,7 @@ async def test_w7_a_child_that_waits_for_its_retry_keeps_its_place(database):
         ("1.0", [0, 1, 2, 3, 4], "completed"),
     ],
 )
-async def test_w7_tolerate_is_a_number_or_a_share_of_failed_children(database, tolerate, fails, status):
+async def test_tolerate_is_a_number_or_a_share_of_failed_children(database, tolerate, fails, status):
     definition = _fan_out(SOME_FAIL, source=ITEMS, options=f"tolerate: {tolerate}")
 
     job, nodes, _ = await _run(database, definition, fails=fails)
@@ -229,7 +237,8 @@ async def test_w7_tolerate_is_a_number_or_a_share_of_failed_children(database, t
         assert nodes["all"]["output"]["count"] == 5 - len(fails)
 
 
-async def test_w7_an_empty_source_completes_at_once(database):
+@pytest.mark.requirement("W7")
+async def test_an_empty_source_completes_at_once(database):
     job, nodes, _ = await _run(database, _fan_out(GIVE, source=ITEMS), count=0)
 
     assert job["status"] == "completed"
@@ -237,10 +246,11 @@ async def test_w7_an_empty_source_completes_at_once(database):
     assert nodes["all"]["output"] == {"results": [], "count": 0}
 
 
+@pytest.mark.requirement("W7")
 @pytest.mark.parametrize(
     ("source", "kind"), [("{{ nodes.items.output.count }}", "int"), ("{{ nodes.items.output }}", "")]
 )
-async def test_w7_a_source_that_is_no_array_fails_clearly(database, source, kind):
+async def test_a_source_that_is_no_array_fails_clearly(database, source, kind):
     job, nodes, tasks = await _run(database, _fan_out(GIVE, source=source))
 
     assert job["status"] == "failed"
@@ -250,7 +260,8 @@ async def test_w7_a_source_that_is_no_array_fails_clearly(database, source, kind
     assert [task["node_id"] for task in tasks] == ["items"]
 
 
-async def test_w7_a_childs_template_that_fails_names_the_child(database):
+@pytest.mark.requirement("W7")
+async def test_a_childs_template_that_fails_names_the_child(database):
     task = '{handler: give, params: {value: "{{ 10 / (index - 3) }}"}}'
 
     job, nodes, tasks = await _run(database, _fan_out(task, source=ITEMS))
@@ -261,7 +272,8 @@ async def test_w7_a_childs_template_that_fails_names_the_child(database):
     assert [task["node_id"] for task in tasks] == ["items"]
 
 
-async def test_w7_a_template_that_fails_after_some_children_went_out_keeps_its_message(database):
+@pytest.mark.requirement("W7")
+async def test_a_template_that_fails_after_some_children_went_out_keeps_its_message(database):
     """The children that are out still end, and are counted, without touching what the fan_out failed of."""
     task = '{handler: gate, params: {value: "{{ 10 / (index - 3) }}"}}'
 
@@ -290,7 +302,8 @@ async def test_w7_a_template_that_fails_after_some_children_went_out_keeps_its_m
     assert (nodes["each"]["expanded"], nodes["each"]["remaining"]) == (3, 2)
 
 
-async def test_w7_more_children_than_the_limit_fail_clearly(database):
+@pytest.mark.requirement("W7")
+async def test_more_children_than_the_limit_fail_clearly(database):
     job, nodes, _ = await _run(database, _fan_out(GIVE, source=ITEMS), overrides={"max_fan_out": 4})
 
     assert job["status"] == "failed"
@@ -299,7 +312,8 @@ async def test_w7_more_children_than_the_limit_fail_clearly(database):
     assert "batch_size" in nodes["each"]["error_message"]
 
 
-async def test_w7_a_batch_size_brings_a_long_source_below_the_limit(database):
+@pytest.mark.requirement("W7")
+async def test_a_batch_size_brings_a_long_source_below_the_limit(database):
     task = "{handler: chunk_processor}"
 
     job, nodes, _ = await _run(
@@ -310,7 +324,8 @@ async def test_w7_a_batch_size_brings_a_long_source_below_the_limit(database):
     assert nodes["all"]["output"]["count"] == 4
 
 
-async def test_w7_a_fan_out_larger_than_one_transaction_is_made_in_chunks(database):
+@pytest.mark.requirement("W7")
+async def test_a_fan_out_larger_than_one_transaction_is_made_in_chunks(database):
     async with engine(database) as running:
         running.orchestrators[0].planner.chunk = 7
         job = await running.run(_fan_out("{handler: noop}", source=ITEMS), count=50)
@@ -321,7 +336,8 @@ async def test_w7_a_fan_out_larger_than_one_transaction_is_made_in_chunks(databa
     assert nodes["all"]["output"]["count"] == 50
 
 
-async def test_w7_a_child_is_retried_alone(database):
+@pytest.mark.requirement("W7")
+async def test_a_child_is_retried_alone(database):
     task = (
         "{handler: flaky_echo, params: {failure_rate: 0.5, seed: 5}, "
         "retry: {max_attempts: 5, backoff: fixed, initial_delay_seconds: 0.02}}"
@@ -336,9 +352,10 @@ async def test_w7_a_child_is_retried_alone(database):
     assert len(tasks) == 1 + sum(attempts.values())
 
 
-# W8
+# Fan-ins
 
 
+@pytest.mark.requirement("W8")
 @pytest.mark.parametrize(
     ("aggregation", "values", "output"),
     [
@@ -354,7 +371,7 @@ async def test_w7_a_child_is_retried_alone(database):
         ("last", [], {"result": None, "count": 0}),
     ],
 )
-async def test_w8_every_aggregation(database, aggregation, values, output):
+async def test_every_aggregation(database, aggregation, values, output):
     definition = workflow(f"""
         workflow_id: aggregated
         version: 1
@@ -373,7 +390,8 @@ async def test_w8_every_aggregation(database, aggregation, values, output):
     assert job["result_data"] == {"all": output}
 
 
-async def test_w8_results_are_in_index_order_whoever_finished_first(database):
+@pytest.mark.requirement("W8")
+async def test_results_are_in_index_order_whoever_finished_first(database):
     task = '{handler: sleep, params: {seconds: "{{ (5 - index) * 0.04 }}"}}'
 
     job, nodes, _ = await _run(database, _fan_out(task, source=ITEMS))
@@ -385,7 +403,8 @@ async def test_w8_results_are_in_index_order_whoever_finished_first(database):
     assert slept == sorted(slept, reverse=True)
 
 
-async def test_w8_a_failed_child_fails_the_fan_in_and_says_how_many(database):
+@pytest.mark.requirement("W8")
+async def test_a_failed_child_fails_the_fan_in_and_says_how_many(database):
     job, nodes, _ = await _run(database, _fan_out(SOME_FAIL, source=ITEMS), fails=[3])
 
     assert job["status"] == "failed"
@@ -395,8 +414,9 @@ async def test_w8_a_failed_child_fails_the_fan_in_and_says_how_many(database):
     assert "'each'" in job["error_message"]
 
 
+@pytest.mark.requirement("W8")
 @pytest.mark.parametrize("aggregation", ["collect", "concat", "sum", "first", "last"])
-async def test_w8_tolerated_failures_are_listed_in_the_output(database, aggregation):
+async def test_tolerated_failures_are_listed_in_the_output(database, aggregation):
     definition = _fan_out(
         SOME_FAIL,
         source=ITEMS,
@@ -414,7 +434,8 @@ async def test_w8_tolerated_failures_are_listed_in_the_output(database, aggregat
     ]
 
 
-async def test_w8_a_fan_in_may_carry_a_handler_that_streams_the_results(database):
+@pytest.mark.requirement("W8")
+async def test_a_fan_in_may_carry_a_handler_that_streams_the_results(database):
     task = '{handler: chunk_processor, params: {index: "{{ index }}", value: "{{ item }}"}}'
     definition = _fan_out(task, source=ITEMS, fan_in="{type: fan_in, handler: collect_results, next: end}")
 
@@ -426,7 +447,8 @@ async def test_w8_a_fan_in_may_carry_a_handler_that_streams_the_results(database
     assert joined["params"] == {"results_of": {"node_id": "each", "offset": 0, "limit": 1200}}
 
 
-async def test_w8_a_large_collect_is_kept_by_reference_and_read_where_a_template_asks(database):
+@pytest.mark.requirement("W8")
+async def test_a_large_collect_is_kept_by_reference_and_read_where_a_template_asks(database):
     definition = workflow("""
         workflow_id: bulky
         version: 1
@@ -452,10 +474,11 @@ async def test_w8_a_large_collect_is_kept_by_reference_and_read_where_a_template
     assert job["result_data"]["last"]["echoed_params"] == {"count": 40}
 
 
-# E9
+# Cost of large fan-outs
 
 
-async def test_e9_ten_thousand_children_cost_a_few_statements_each_thousand(database):
+@pytest.mark.requirement("E9")
+async def test_ten_thousand_children_cost_a_few_statements_each_thousand(database):
     children = 10_000
 
     async with engine(database, workers=2) as running:

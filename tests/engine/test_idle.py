@@ -1,7 +1,9 @@
-"""Who has nothing to do asks seldom, and still finds what it must [E6, E8]."""
+"""Who has nothing to do asks seldom, and still finds what it must."""
 
 import asyncio
 from functools import wraps
+
+import pytest
 
 from dagmaster.database.bell_postgres import PostgresBell
 from dagmaster.errors import Unavailable
@@ -30,7 +32,8 @@ def counted(monkeypatch, owner, name, *, delay_seconds=0.0):
     return calls
 
 
-async def test_e6_an_orchestrator_without_jobs_seldom_counts_its_rows(database, monkeypatch):
+@pytest.mark.requirement("E9")
+async def test_an_orchestrator_without_jobs_seldom_counts_its_rows(database, monkeypatch):
     async with engine(database, orchestrator_poll_interval=0.02) as running:
         (orchestrator,) = running.orchestrators
         await asyncio.sleep(0.2)
@@ -43,7 +46,8 @@ async def test_e6_an_orchestrator_without_jobs_seldom_counts_its_rows(database, 
         assert len(sweeps) <= 1
 
 
-async def test_e6_a_job_whose_claim_was_never_answered_is_given_back_at_once(database, monkeypatch):
+@pytest.mark.requirement("E5")
+async def test_a_job_whose_claim_was_never_answered_is_given_back_at_once(database, monkeypatch):
     async with engine(database) as running:
         (orchestrator,) = running.orchestrators
         original, lost = orchestrator.ledger.claim_jobs, []
@@ -64,7 +68,8 @@ async def test_e6_a_job_whose_claim_was_never_answered_is_given_back_at_once(dat
         assert job["status"] == "completed"
 
 
-async def test_e6_sweeps_that_take_long_are_made_less_often(database, monkeypatch):
+@pytest.mark.requirement("E9")
+async def test_sweeps_that_take_long_are_made_less_often(database, monkeypatch):
     async with engine(database, orchestrator_poll_interval=5) as running:
         (orchestrator,) = running.orchestrators
         job_id = await running.submit(workflow(HOLD))
@@ -81,7 +86,8 @@ async def test_e6_sweeps_that_take_long_are_made_less_often(database, monkeypatc
         assert 1 <= sum(options["sweep"] for options in sweeps) <= 4, "without a limit there would be eight or more"
 
 
-async def test_e8_a_bell_that_hears_nothing_sleeps(database, monkeypatch):
+@pytest.mark.requirement("E8")
+async def test_a_bell_that_hears_nothing_sleeps(database, monkeypatch):
     bell = PostgresBell(database, ["jobs"])
     bell.start()
     try:

@@ -1,4 +1,4 @@
-"""The janitor finds what nobody else would, acts only on what is still so, and leaves alone what is merely slow [E21]."""
+"""The janitor finds what nobody else would, acts only on what is still so, and leaves alone what is merely slow."""
 
 import asyncio
 from typing import Any
@@ -19,6 +19,8 @@ from dagmaster.jobs.states import TaskStatus
 from dagmaster.orchestrator import webhook
 from dagmaster.orchestrator.janitor import STUCK_AFTER, Janitor
 from tests.engine.harness import Engine, engine, fast_settings, open_gate, until, workflow
+
+pytestmark = pytest.mark.requirement("E21")
 
 QUEUE = "dag-worker-tasks"
 PATIENCE = Patience(orphan_after=60, neglected=300, queued=600)
@@ -151,7 +153,7 @@ NEGLECTED = {
 
 
 @pytest.mark.parametrize("cause", NEGLECTED)
-async def test_e21_what_a_living_owner_neglects_goes_to_another_and_is_handled(database, store, cause):
+async def test_what_a_living_owner_neglects_goes_to_another_and_is_handled(database, store, cause):
     async with engine(database, workers=0, verify_history=cause != "task_expired") as running:
         job_id = await queued(running)
         await NEGLECTED[cause](running, job_id)
@@ -170,7 +172,7 @@ async def _was_handled(running: Engine, job_id: UUID, sequence: int) -> bool:
     return (await running.job(job_id))["last_sequence"] > sequence
 
 
-async def test_e21_a_job_that_nothing_happens_to_goes_to_another_and_ends(database, store):
+async def test_a_job_that_nothing_happens_to_goes_to_another_and_ends(database, store):
     async with engine(database, orchestrators=0) as running:
         job_id = await running.submit(ONE_TASK)
         open_gate(job_id)
@@ -183,7 +185,7 @@ async def test_e21_a_job_that_nothing_happens_to_goes_to_another_and_ends(databa
         assert (await running.wait(job_id))["status"] == "completed"
 
 
-async def test_e21_a_job_whose_nodes_have_all_ended_is_finished_by_its_next_owner(database, store):
+async def test_a_job_whose_nodes_have_all_ended_is_finished_by_its_next_owner(database, store):
     async with engine(database, workers=0, verify_history=False) as running:
         job_id = await queued(running)
         await steal(running, job_id)
@@ -266,7 +268,7 @@ FALSE_ALARMS = (
 
 
 @pytest.mark.parametrize("scene", FALSE_ALARMS, ids=lambda scene: scene.__name__)
-async def test_e21_who_is_slow_is_left_alone(database, store, scene):
+async def test_who_is_slow_is_left_alone(database, store, scene):
     async with engine(database, workers=0, verify_history=False) as running:
         job_id = await queued(running)
         for orchestrator in running.orchestrators:
@@ -284,7 +286,7 @@ async def test_e21_who_is_slow_is_left_alone(database, store, scene):
 # --- conditional on what was seen ------------------------------------------------------------------------------------
 
 
-async def test_e21_what_changed_since_it_was_seen_is_left_alone(database, store):
+async def test_what_changed_since_it_was_seen_is_left_alone(database, store):
     async with engine(database, workers=0, verify_history=False) as running:
         job_id = await queued(running)
         owner = await steal(running, job_id)
@@ -302,7 +304,7 @@ async def test_e21_what_changed_since_it_was_seen_is_left_alone(database, store)
         assert len(await sweep(store)) == 1
 
 
-async def test_e21_a_job_that_its_owner_holds_right_now_is_left_alone(database, store):
+async def test_a_job_that_its_owner_holds_right_now_is_left_alone(database, store):
     async with engine(database, workers=0, verify_history=False) as running:
         job_id = await queued(running)
         await steal(running, job_id)
@@ -313,7 +315,7 @@ async def test_e21_a_job_that_its_owner_holds_right_now_is_left_alone(database, 
             assert await sweep(store) == []
 
 
-async def test_e21_many_janitors_at_once_do_a_thing_once(database):
+async def test_many_janitors_at_once_do_a_thing_once(database):
     many = [PostgresJanitor(database) for _ in range(6)]
     async with engine(database, orchestrators=0, workers=0) as running:
         job_ids = [await running.submit(ONE_TASK) for _ in range(20)]
@@ -331,14 +333,14 @@ async def test_e21_many_janitors_at_once_do_a_thing_once(database):
         await janitor.close()
 
 
-async def test_e21_what_another_janitor_is_at_is_left_to_it(database, store):
+async def test_what_another_janitor_is_at_is_left_to_it(database, store):
     async with await psycopg.AsyncConnection.connect(database) as other:
         await other.execute("SELECT pg_advisory_xact_lock(hashtext('dagapp.janitor'), hashtext('unread'))")
 
         assert (await store.sweep(uuid4(), PATIENCE)).left_to_others == ("unread",)
 
 
-async def test_e21_a_dry_run_tells_the_same_and_changes_nothing(database, store):
+async def test_a_dry_run_tells_the_same_and_changes_nothing(database, store):
     async with engine(database, workers=0, verify_history=False) as running:
         job_id = await queued(running)
         await steal(running, job_id)
@@ -355,7 +357,7 @@ async def test_e21_a_dry_run_tells_the_same_and_changes_nothing(database, store)
 # --- what is only told of --------------------------------------------------------------------------------------------
 
 
-async def test_e21_a_task_that_no_worker_would_take_is_told_of_once_an_hour(database, store):
+async def test_a_task_that_no_worker_would_take_is_told_of_once_an_hour(database, store):
     async with engine(database, workers=0) as running:
         job_id = await queued(running)
         await running.ledger.beat_worker(WorkerInfo(uuid4(), "host", 1, "0", "general", (QUEUE,), ("echo",)))
@@ -372,7 +374,7 @@ async def test_e21_a_task_that_no_worker_would_take_is_told_of_once_an_hour(data
         assert len(await sweep(store)) == 1
 
 
-async def test_e21_a_queue_that_nobody_reads_is_told_of(database, store):
+async def test_a_queue_that_nobody_reads_is_told_of(database, store):
     async with engine(database, orchestrators=0, workers=0) as running:
         await running.ledger.enqueue_message("m-1", "elsewhere", {})
         assert await sweep(store) == []
@@ -385,9 +387,7 @@ async def test_e21_a_queue_that_nobody_reads_is_told_of(database, store):
 
 
 @pytest.mark.parametrize(("name", "action_type"), [("dagmaster-x", "session_ended"), ("psql", "session_idle")])
-async def test_e21_a_session_idle_in_a_transaction_is_told_of_and_ended_if_it_is_ours(
-    database, store, name, action_type
-):
+async def test_a_session_idle_in_a_transaction_is_told_of_and_ended_if_it_is_ours(database, store, name, action_type):
     short = Patience(60, neglected=0.05, queued=600)
     session = await psycopg.AsyncConnection.connect(database, application_name=name)
     await session.execute("SELECT 1")
@@ -415,7 +415,7 @@ def janitor_of(dsn: str, **settings: Any) -> Janitor:
     return Janitor(fast_settings(**settings), PostgresJanitor(dsn), PostgresRetention(dsn), bell)
 
 
-async def test_e21_a_job_that_can_not_be_advanced_is_told_of_once(database):
+async def test_a_job_that_can_not_be_advanced_is_told_of_once(database):
     janitor = janitor_of(database)
     async with engine(database, orchestrators=0, workers=0) as running:
         orchestrator = await running.start_orchestrator()
@@ -445,7 +445,7 @@ async def _janitor_stats(running: Engine) -> Any:
     return stats if stats and stats["actions"] else None
 
 
-async def test_e21_a_janitor_whose_database_is_away_goes_on_and_shows_it(database):
+async def test_a_janitor_whose_database_is_away_goes_on_and_shows_it(database):
     janitor = janitor_of("postgresql://localhost:1/nothing", janitor_interval_sec=0.01)
     task = asyncio.create_task(janitor.run())
 
@@ -460,7 +460,7 @@ async def test_e21_a_janitor_whose_database_is_away_goes_on_and_shows_it(databas
 # --- the webhook -----------------------------------------------------------------------------------------------------
 
 
-async def test_e21_the_webhook_hears_of_actions_and_its_failure_harms_nothing(database):
+async def test_the_webhook_hears_of_actions_and_its_failure_harms_nothing(database):
     log.configure("error")
     heard: list[bytes] = []
 
@@ -503,5 +503,5 @@ async def test_e21_the_webhook_hears_of_actions_and_its_failure_harms_nothing(da
         ("fe80::1%eth0", False),
     ],
 )
-def test_e21_only_public_addresses_are_called(address, is_public):
+def test_only_public_addresses_are_called(address, is_public):
     assert webhook._is_public(address) is is_public

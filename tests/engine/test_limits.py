@@ -1,11 +1,15 @@
-"""Limits over all workers [E19]: of a queue, and of a fan_out."""
+"""Limits over all workers: of a queue, and of a fan_out."""
 
 import asyncio
+
+import pytest
 
 from dagmaster.database.bell import JOBS
 from dagmaster.jobs.model import Submission
 from dagmaster.operations.submit import submit
 from tests.engine.harness import engine, workflow
+
+pytestmark = pytest.mark.requirement("E19")
 
 SLEEPERS = """
     workflow_id: sleepers
@@ -35,7 +39,7 @@ async def most_at_once(running, job_id) -> int:
     return most
 
 
-async def test_e19_a_limited_queue_never_runs_more_over_all_workers(database):
+async def test_a_limited_queue_never_runs_more_over_all_workers(database):
     async with engine(database, workers=3) as running:
         await running.ledger.set_queue("container-tasks", max_running=4, is_paused=False)
 
@@ -45,7 +49,7 @@ async def test_e19_a_limited_queue_never_runs_more_over_all_workers(database):
         assert await most_at_once(running, job["job_id"]) == 4
 
 
-async def test_e19_a_paused_queue_waits_and_goes_on(database):
+async def test_a_paused_queue_waits_and_goes_on(database):
     async with engine(database) as running:
         await running.ledger.set_queue("container-tasks", max_running=None, is_paused=True)
         job_id = await running.submit(workflow(SLEEPERS), count=3)
@@ -68,7 +72,7 @@ ONE = """
 """
 
 
-async def test_e19_a_higher_priority_is_claimed_first(database):
+async def test_a_higher_priority_is_claimed_first(database):
     async with engine(database, workers=0) as running:
         running.add(workflow(ONE))
         asked = [Submission(workflow_id="one", priority=priority) for priority in (0, 5, 10, 0, 5, 10)]

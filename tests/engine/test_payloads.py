@@ -1,4 +1,4 @@
-"""Payloads of any size [E18, E20]: what is too large for a row or a message goes by reference, and is what was stored."""
+"""Payloads of any size: what is too large for a row or a message goes by reference, and is what was stored."""
 
 import asyncio
 import hashlib
@@ -140,8 +140,9 @@ async def no_message_is_too_large(running: Engine, job_id: UUID) -> None:
 # Outputs
 
 
+@pytest.mark.requirement("E18")
 @pytest.mark.parametrize("plain", ["", "_plain"])
-async def test_e18_an_output_of_any_size_is_what_the_next_handler_and_the_api_get(database, plain):
+async def test_an_output_of_any_size_is_what_the_next_handler_and_the_api_get(database, plain):
     sizes = (1, INLINE_BYTES - 1, INLINE_BYTES, INLINE_BYTES + 1, MB)
 
     async with engine(database, handlers=HANDLERS) as running, api(database, running) as client:
@@ -159,8 +160,9 @@ async def test_e18_an_output_of_any_size_is_what_the_next_handler_and_the_api_ge
             await no_message_is_too_large(running, job["job_id"])
 
 
+@pytest.mark.requirement("E18")
 @pytest.mark.parametrize("plain", ["", "_plain"])
-async def test_e18_twenty_megabytes_are_read_with_results_of_and_not_by_a_template(database, plain):
+async def test_twenty_megabytes_are_read_with_results_of_and_not_by_a_template(database, plain):
     size = 20 * MB
 
     async with engine(database, handlers=HANDLERS) as running, api(database, running) as client:
@@ -177,8 +179,9 @@ async def test_e18_twenty_megabytes_are_read_with_results_of_and_not_by_a_templa
         assert "results_of" in chain["error_message"]
 
 
+@pytest.mark.requirement("E18")
 @pytest.mark.parametrize("plain", ["", "_plain"])
-async def test_e18_an_output_beyond_the_hard_limit_fails_with_its_size_and_the_limit(database, plain):
+async def test_an_output_beyond_the_hard_limit_fails_with_its_size_and_the_limit(database, plain):
     async with engine(database, handlers=HANDLERS) as running:
         job = await running.run(workflow(CHAIN.format(plain=plain)), bytes=101 * MB)
 
@@ -187,7 +190,8 @@ async def test_e18_an_output_beyond_the_hard_limit_fails_with_its_size_and_the_l
         assert await running.value("SELECT count(*) FROM dagapp.dag_payloads") == 0
 
 
-async def test_e18_a_named_output_above_256_kb_is_a_reference_in_the_result(database):
+@pytest.mark.requirement("E18")
+async def test_a_named_output_above_256_kb_is_a_reference_in_the_result(database):
     definition = workflow(CHAIN.format(plain="") + '    outputs: {small: "{{ nodes.look.output }}", '
                           'large: "{{ {\'kept\': nodes.big.output} }}"}\n')  # fmt: skip
 
@@ -206,7 +210,8 @@ async def test_e18_a_named_output_above_256_kb_is_a_reference_in_the_result(data
 # Params
 
 
-async def test_e18_no_message_exceeds_256_kb_and_larger_params_are_the_same_to_the_handler(database):
+@pytest.mark.requirement("E18")
+async def test_no_message_exceeds_256_kb_and_larger_params_are_the_same_to_the_handler(database):
     """The message with all that is around the params counts."""
     definition = workflow("""
         workflow_id: told
@@ -237,7 +242,8 @@ async def test_e18_no_message_exceeds_256_kb_and_larger_params_are_the_same_to_t
     assert [job["result_data"]["look"]["bytes"] for job in results] == [size + 2 for size in sizes]
 
 
-async def test_e18_params_beyond_what_may_be_loaded_fail_the_node_with_size_and_limit(database):
+@pytest.mark.requirement("E18")
+async def test_params_beyond_what_may_be_loaded_fail_the_node_with_size_and_limit(database):
     definition = workflow("""
         workflow_id: doubled
         version: 1
@@ -259,7 +265,8 @@ async def test_e18_params_beyond_what_may_be_loaded_fail_the_node_with_size_and_
     assert "its params have 20,000,015 bytes; the limit is 16,777,216" in job["error_message"]
 
 
-async def test_e18_inputs_near_the_limit_become_params_and_larger_ones_are_refused(database):
+@pytest.mark.requirement("E18")
+async def test_inputs_near_the_limit_become_params_and_larger_ones_are_refused(database):
     async with engine(database) as running:
         most = INLINE_BYTES - len(b'{"message":"","count":0,"tags":[],"enabled":true}') - 40
         job = await running.run("echo_test", message="x" * most)
@@ -271,7 +278,8 @@ async def test_e18_inputs_near_the_limit_become_params_and_larger_ones_are_refus
     assert str(INLINE_BYTES) in str(refusal.value)
 
 
-async def test_e18_a_retry_has_the_params_of_the_attempt_before_by_the_same_reference(database):
+@pytest.mark.requirement("E18")
+async def test_a_retry_has_the_params_of_the_attempt_before_by_the_same_reference(database):
     definition = workflow("""
         workflow_id: again
         version: 1
@@ -300,7 +308,8 @@ async def test_e18_a_retry_has_the_params_of_the_attempt_before_by_the_same_refe
 # Fan-outs and fan-ins
 
 
-async def test_e18_ten_thousand_results_of_two_kilobytes_are_collected_by_reference(database):
+@pytest.mark.requirement("E18")
+async def test_ten_thousand_results_of_two_kilobytes_are_collected_by_reference(database):
     children = 10_000
 
     async with engine(database, workers=2, handlers=HANDLERS) as running, api(database, running) as client:
@@ -316,8 +325,9 @@ async def test_e18_ten_thousand_results_of_two_kilobytes_are_collected_by_refere
         assert answer.headers["etag"].startswith('W/"')
 
 
+@pytest.mark.requirement("E18")
 @pytest.mark.parametrize("how", ["collect", "concat", "first", "last"])
-async def test_e18_a_fan_in_over_large_outputs_is_a_reference_that_templates_resolve(database, how):
+async def test_a_fan_in_over_large_outputs_is_a_reference_that_templates_resolve(database, how):
     size, children = 400_000, 3
     definition = SPREAD.format(plain="", how=f", aggregation: {how}")
     definition = definition.replace("next: end}\n      end:", 'next: look}\n      look: {handler: weigh, params: {value: '
@@ -366,13 +376,15 @@ async def fan_out_over(database: str, items: int, timeout: float) -> None:
         assert (kept["output_ref"] is not None) == (items > 40_000)
 
 
-async def test_e18_a_fan_out_over_twenty_thousand_items(database):
+@pytest.mark.requirement("E18")
+async def test_a_fan_out_over_twenty_thousand_items(database):
     await fan_out_over(database, 20_000, 100)
 
 
+@pytest.mark.requirement("E18")
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-async def test_e18_a_fan_out_over_a_hundred_thousand_items(database):
+async def test_a_fan_out_over_a_hundred_thousand_items(database):
     await fan_out_over(database, 100_000, 350)
 
 
@@ -399,7 +411,8 @@ BATCHED = """
 """
 
 
-async def test_e20_two_thousand_results_are_registered_in_batches_and_a_failed_batch_is_retried_alone(database):
+@pytest.mark.requirement("E20")
+async def test_two_thousand_results_are_registered_in_batches_and_a_failed_batch_is_retried_alone(database):
     async with engine(database, workers=2, handlers=HANDLERS) as running:
         job = await running.run(workflow(BATCHED), timeout=60, count=2000)
         tasks = await running.tasks(job["job_id"])
@@ -412,9 +425,10 @@ async def test_e20_two_thousand_results_are_registered_in_batches_and_a_failed_b
     assert len(tasks) == 1 + 2000 + 21 + 1
 
 
+@pytest.mark.requirement("E20")
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-async def test_e20_the_orchestrators_memory_does_not_grow_with_the_results(database, tmp_path):
+async def test_the_orchestrators_memory_does_not_grow_with_the_results(database, tmp_path):
     """200 and 2,000 children with 300 KB each; the orchestrator in a process of its own."""
     peaks = []
     async with fleet(database, tmp_path, orchestrators=1) as alone:
@@ -456,7 +470,8 @@ async def collected(dsn: str, *, days: float) -> list[Any]:
         await janitor.close()
 
 
-async def test_e18_what_a_worker_stored_and_did_not_live_to_report_is_collected_after_the_grace(database, tmp_path):
+@pytest.mark.requirement("E18")
+async def test_what_a_worker_stored_and_did_not_live_to_report_is_collected_after_the_grace(database, tmp_path):
     async with fleet(database, tmp_path, orchestrators=1, task_lease_sec=1.0, lease_renew_sec=0.3) as running:
         (job_id,) = await running.submit(BULK, 1)
         worker = running.process("worker")
@@ -479,7 +494,8 @@ async def test_e18_what_a_worker_stored_and_did_not_live_to_report_is_collected_
         assert await collected(database, days=1.1) == []
 
 
-async def test_e18_what_is_in_use_or_was_stored_again_is_not_collected(database):
+@pytest.mark.requirement("E18")
+async def test_what_is_in_use_or_was_stored_again_is_not_collected(database):
     async with engine(database, handlers=HANDLERS) as running:
         job = await running.run(workflow(CHAIN.format(plain="")), bytes=300_000)
         used = await running.rows("SELECT sha256 FROM dagapp.dag_payloads")
@@ -502,7 +518,8 @@ async def test_e18_what_is_in_use_or_was_stored_again_is_not_collected(database)
         )
 
 
-async def test_d5_retention_takes_payloads_along(database):
+@pytest.mark.requirement("D5")
+async def test_retention_takes_payloads_along(database):
     async with engine(database, handlers=HANDLERS) as running:
         await running.run(workflow(CHAIN.format(plain="")), bytes=3 * MB)
         assert await running.value("SELECT count(*) FROM dagapp.dag_payload_parts") > 3
@@ -518,6 +535,7 @@ async def test_d5_retention_takes_payloads_along(database):
 # Damage
 
 
+@pytest.mark.requirement("E18")
 @pytest.mark.parametrize(
     ("damage", "code", "status"),
     [
@@ -526,7 +544,7 @@ async def test_d5_retention_takes_payloads_along(database):
         ("DELETE FROM dagapp.dag_payload_parts", "payload.missing", 404),
     ],
 )
-async def test_e18_a_payload_that_is_not_what_was_stored_is_an_error_and_never_a_value(database, damage, code, status):
+async def test_a_payload_that_is_not_what_was_stored_is_an_error_and_never_a_value(database, damage, code, status):
     async with (
         engine(database, workers=1, handlers=HANDLERS, verify_history=False) as running,
         api(database, running) as client,
@@ -554,7 +572,8 @@ async def test_e18_a_payload_that_is_not_what_was_stored_is_an_error_and_never_a
         assert bool(sizes.findings) == ("set_byte" not in damage)
 
 
-async def test_e18_a_retry_mends_what_was_damaged(database):
+@pytest.mark.requirement("E18")
+async def test_a_retry_mends_what_was_damaged(database):
     async with engine(database, workers=1, handlers=HANDLERS) as running:
         job = await running.run(workflow(CHAIN.format(plain="")), bytes=3 * MB)
         await running.rows("UPDATE dagapp.dag_payload_parts SET data = set_byte(data, 5, 65) WHERE part = 1")
@@ -567,7 +586,8 @@ async def test_e18_a_retry_mends_what_was_damaged(database):
         assert (await verify(database, reads_payloads=True)).is_clean
 
 
-async def test_e18_damage_on_the_way_breaks_a_long_answer_off(database):
+@pytest.mark.requirement("E18")
+async def test_damage_on_the_way_breaks_a_long_answer_off(database):
     async with engine(database, handlers=HANDLERS, verify_history=False) as running:
         job = await running.run(workflow(CHAIN.format(plain="")), bytes=3 * MB)
         await running.rows("UPDATE dagapp.dag_payload_parts SET data = set_byte(data, 5, 65) WHERE part = 2")

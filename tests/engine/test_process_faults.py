@@ -110,7 +110,8 @@ def fans(file: Path, light: int, heavy: int, seconds: float) -> str:
 # Kills at random instants
 
 
-async def test_fifty_random_kills_lose_no_job_and_count_no_result_twice_e5_e7_e11(database, tmp_path):
+@pytest.mark.requirement("E5", "E7", "E11")
+async def test_fifty_random_kills_lose_no_job_and_count_no_result_twice(database, tmp_path):
     kills, light, heavy = 50, 44, 6
     dice = random.Random(20240229)
     async with fleet(database, tmp_path, orchestrators=3, workers=3, max_losses=20, worker_processes=1) as running:
@@ -237,7 +238,8 @@ async def _assert_one_owner_at_a_time(running: Fleet, jobs: list[UUID]) -> int:
     return passed_on
 
 
-async def test_three_orchestrators_share_the_jobs_and_never_two_act_on_one_e5_e6_p3(database, tmp_path):
+@pytest.mark.requirement("P3", "E5", "E6")
+async def test_three_orchestrators_share_the_jobs_and_never_two_act_on_one(database, tmp_path):
     async with fleet(database, tmp_path, orchestrators=3, workers=1, worker_slots=100) as running:
         await _watch_claims(running)
         one, two, _ = running.processes[:3]
@@ -265,7 +267,8 @@ async def _shares(running: Fleet, count: int) -> Counter[UUID]:
     return await running.until(all_claimed, 10, "all jobs to be claimed")
 
 
-async def test_an_orchestrator_that_wakes_up_among_running_jobs_writes_to_none_that_it_lost_e5_e6(database, tmp_path):
+@pytest.mark.requirement("E5", "E6")
+async def test_an_orchestrator_that_wakes_up_among_running_jobs_writes_to_none_that_it_lost(database, tmp_path):
     """Again and again, at whatever it is doing: what it has decided or read before is of no use any more."""
     dice = random.Random(6)
     async with fleet(database, tmp_path, orchestrators=2, workers=1, worker_slots=100) as running:
@@ -301,7 +304,8 @@ async def _busiest(running: Fleet) -> tuple[Process, UUID]:
     return owner, rows[0]["owner_id"]
 
 
-async def test_a_frozen_orchestrator_is_replaced_and_changes_nothing_when_it_wakes_up_e5_e6(database, tmp_path):
+@pytest.mark.requirement("E5", "E6")
+async def test_a_frozen_orchestrator_is_replaced_and_changes_nothing_when_it_wakes_up(database, tmp_path):
     async with fleet(database, tmp_path, orchestrators=2, workers=1) as running:
         await _watch_claims(running)
         job_id = await running.submit_one(chain(4, 0.5, running.executions))
@@ -355,7 +359,8 @@ async def _with(running: Fleet, process: Process, *counters: str) -> dict[str, i
     return stats if any(stats.get(name) for name in counters) else {}
 
 
-async def test_an_orchestrator_frozen_inside_a_transaction_does_not_keep_its_jobs_from_others_e5_e6(database, tmp_path):
+@pytest.mark.requirement("E5", "E6")
+async def test_an_orchestrator_frozen_inside_a_transaction_does_not_keep_its_jobs_from_others(database, tmp_path):
     """It keeps the job's row locked; whoever takes over ends its session, and with it the lock."""
     async with fleet(database, tmp_path, orchestrators=2, workers=1) as running:
         job_id = await running.submit_one(chain(50, 0.01, running.executions))
@@ -380,7 +385,8 @@ async def _frozen_inside(running: Fleet, job_id: UUID) -> Process:
     raise TimeoutError("never caught it inside a transaction")
 
 
-async def test_a_stopped_orchestrator_hands_its_jobs_over_within_two_seconds_e5(database, tmp_path):
+@pytest.mark.requirement("E5")
+async def test_a_stopped_orchestrator_hands_its_jobs_over_within_two_seconds(database, tmp_path):
     """Without help from the heartbeat, which may be silent for a minute here."""
     async with fleet(database, tmp_path, orchestrators=2, workers=1, orphan_threshold_sec=60) as running:
         job_id = await running.submit_one(chain(8, 0.3, running.executions))
@@ -405,7 +411,8 @@ async def _acted_on(running: Fleet, job_id: UUID, epoch: int) -> bool:
 # Workers
 
 
-async def test_a_lost_workers_task_runs_again_long_before_its_timeout_e11(database, tmp_path):
+@pytest.mark.requirement("E11")
+async def test_a_lost_workers_task_runs_again_long_before_its_timeout(database, tmp_path):
     async with fleet(database, tmp_path, orchestrators=1, workers=1) as running:
         job_id = await running.submit_one(ONE_TASK, file=str(running.executions), seconds=[600, 0])
         await running.running(job_id)
@@ -423,7 +430,8 @@ async def test_a_lost_workers_task_runs_again_long_before_its_timeout_e11(databa
         assert (node["retry_count"], node["loss_count"]) == (0, 1)
 
 
-async def test_a_frozen_workers_tasks_run_elsewhere_and_its_late_reports_count_for_nothing_e7_e11(database, tmp_path):
+@pytest.mark.requirement("E7", "E11")
+async def test_a_frozen_workers_tasks_run_elsewhere_and_its_late_reports_count_for_nothing(database, tmp_path):
     """One task ends while its worker is frozen, the other would go on: one is told too late, one is stopped."""
     async with fleet(database, tmp_path, orchestrators=1, workers=1) as running:
         frozen = running.processes[1]
@@ -458,7 +466,8 @@ async def _with_all(running: Fleet, process: Process, *counters: str) -> dict[st
     return stats if all(stats.get(name) for name in counters) else {}
 
 
-async def test_a_stopped_worker_gives_its_tasks_back_and_no_retry_is_spent_e22(database, tmp_path):
+@pytest.mark.requirement("E22")
+async def test_a_stopped_worker_gives_its_tasks_back_and_no_retry_is_spent(database, tmp_path):
     """One listens, one is deaf in the loop, one is deaf in a child. Leases and timeouts would take far longer."""
     async with fleet(
         database, tmp_path, orchestrators=1, workers=1, task_lease_sec=60, lease_renew_sec=1, shutdown_grace_sec=0.5
@@ -497,7 +506,8 @@ async def _have_noted(running: Fleet, count: int) -> bool:
 # Handlers
 
 
-async def test_a_handler_past_its_time_is_dead_with_all_it_started_and_tried_again_e10(database, tmp_path):
+@pytest.mark.requirement("E10")
+async def test_a_handler_past_its_time_is_dead_with_all_it_started_and_tried_again(database, tmp_path):
     retry = "{max_attempts: 1, backoff: fixed, initial_delay_seconds: 0.1}"
     async with fleet(database, tmp_path, orchestrators=1, workers=1) as running:
         file = running.executions
@@ -522,9 +532,8 @@ async def test_a_handler_past_its_time_is_dead_with_all_it_started_and_tried_aga
         assert running.processes[1].is_running
 
 
-async def test_a_task_that_kills_its_process_each_time_fails_for_good_and_the_worker_survives_e11_e12(
-    database, tmp_path
-):
+@pytest.mark.requirement("E11", "E12")
+async def test_a_task_that_kills_its_process_each_time_fails_for_good_and_the_worker_survives(database, tmp_path):
     async with fleet(database, tmp_path, orchestrators=1, workers=1, max_losses=2) as running:
         poison = await running.submit_one(single("crash", "{exit_code: 11}"))
         others = await running.submit(ONE_TASK, 5, file=str(running.executions))
@@ -541,7 +550,8 @@ async def test_a_task_that_kills_its_process_each_time_fails_for_good_and_the_wo
         assert set(await running.wait(others)) == {"completed"}
 
 
-async def test_a_task_that_kills_its_worker_each_time_fails_for_good_e11(database, tmp_path):
+@pytest.mark.requirement("E11")
+async def test_a_task_that_kills_its_worker_each_time_fails_for_good(database, tmp_path):
     async with fleet(
         database, tmp_path, orchestrators=1, workers=1, max_losses=2, task_lease_sec=0.8, lease_renew_sec=0.2
     ) as running:
@@ -572,7 +582,8 @@ async def _restart_whenever_it_ends(process: Process) -> None:
 # The database
 
 
-async def test_postgresql_killed_and_started_again_loses_nothing_e27(tmp_path):
+@pytest.mark.requirement("E27")
+async def test_postgresql_killed_and_started_again_loses_nothing(tmp_path):
     """kill -9 of the server, with durability on."""
     cluster = Cluster.at(None if os.geteuid() == 0 else tmp_path / "cluster", name=f"test-faults-{os.getpid()}")
     try:
@@ -597,7 +608,8 @@ async def test_postgresql_killed_and_started_again_loses_nothing_e27(tmp_path):
         cluster.remove()
 
 
-async def test_the_loops_go_on_after_all_their_sessions_are_terminated_e27(database, tmp_path):
+@pytest.mark.requirement("E27")
+async def test_the_loops_go_on_after_all_their_sessions_are_terminated(database, tmp_path):
     async with fleet(database, tmp_path, orchestrators=2, workers=2) as running:
         jobs = await running.submit(fans(running.executions, 30, 2, 0.1), 4)
         pids = [process.pid for process in running.processes]
@@ -619,7 +631,8 @@ async def test_the_loops_go_on_after_all_their_sessions_are_terminated_e27(datab
         assert [process.pid for process in running.processes if process.is_running] == pids
 
 
-async def test_a_statement_that_fails_for_any_reason_ends_no_loop_e27(database, tmp_path):
+@pytest.mark.requirement("E27")
+async def test_a_statement_that_fails_for_any_reason_ends_no_loop(database, tmp_path):
     """Not an outage: tables are missing for a while, as in a botched deployment."""
     async with fleet(database, tmp_path, orchestrators=1, workers=1) as running:
         pids = [process.pid for process in running.processes]
@@ -657,7 +670,8 @@ class LostAnswers:
         return call
 
 
-async def test_jobs_whose_claim_was_never_answered_go_on_e27(database):
+@pytest.mark.requirement("E27")
+async def test_jobs_whose_claim_was_never_answered_go_on(database):
     """They belong to an instance that is alive and doesn't know of them; nobody else would take them."""
     async with engine(database, orchestrators=1, workers=1, orphan_threshold_sec=60) as running:
         (orchestrator,) = running.orchestrators
@@ -674,7 +688,8 @@ async def test_jobs_whose_claim_was_never_answered_go_on_e27(database):
         assert (await verify(database)).is_clean
 
 
-async def test_answers_lost_after_the_commit_change_no_outcome_e7_e27(database):
+@pytest.mark.requirement("E7", "E27")
+async def test_answers_lost_after_the_commit_change_no_outcome(database):
     """One in seven calls is carried out and seems to have failed, those of orchestrators and workers alike."""
     dice = random.Random(4)
     async with engine(database, orchestrators=2, workers=2, max_losses=50) as running:
@@ -698,7 +713,8 @@ async def test_answers_lost_after_the_commit_change_no_outcome_e7_e27(database):
         assert {"advance", "exchange"} <= lost.keys()
 
 
-async def test_a_job_that_cannot_be_processed_does_not_hold_up_the_others_e27(database, tmp_path):
+@pytest.mark.requirement("E27")
+async def test_a_job_that_cannot_be_processed_does_not_hold_up_the_others(database, tmp_path):
     async with fleet(database, tmp_path, orchestrators=2, workers=1) as running:
         spoilt = chain(2, 0, running.executions)
         (body,) = [row["body"] for row in await _tampered(running, spoilt)]
@@ -756,10 +772,11 @@ async def _cycles_a_second(running: Fleet, seconds: float = 1.0) -> float:
     return max(end - start for start, end in zip(before, after, strict=True)) / seconds
 
 
+@pytest.mark.requirement("E5", "E6", "E7", "E11")
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.timeout(300)
-async def test_random_kills_and_freezes_of_everything_at_once_e5_e6_e7_e11(seed, database, tmp_path):
+async def test_random_kills_and_freezes_of_everything_at_once(seed, database, tmp_path):
     """Kill, freeze past every threshold, stop cleanly, cut all sessions, in any order."""
     dice = random.Random(seed)
     async with fleet(database, tmp_path, orchestrators=3, workers=3, max_losses=30, worker_processes=1) as running:

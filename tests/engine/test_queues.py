@@ -1,4 +1,4 @@
-"""Queues: submissions by producers that have only a queue, and tasks routed to workers [E2, Q1, Q2]."""
+"""Queues: submissions by producers that have only a queue, and tasks routed to workers."""
 
 import asyncio
 
@@ -33,7 +33,8 @@ async def _letters(running):
     return await running.rows("SELECT * FROM dagapp.dag_dead_letters ORDER BY message_id")
 
 
-async def test_e2_a_message_becomes_a_job_with_everything_it_says(database):
+@pytest.mark.requirement("E2")
+async def test_a_message_becomes_a_job_with_everything_it_says(database):
     async with engine(database) as running:
         assert await running.ledger.enqueue_message("m-1", QUEUE, MESSAGE)
         running.bell.ring(JOBS)
@@ -48,7 +49,8 @@ async def test_e2_a_message_becomes_a_job_with_everything_it_says(database):
     assert job["result_data"] == {"echoed": {"message": "hi"}}
 
 
-async def test_e2_a_message_id_becomes_one_job_however_often_it_comes(database):
+@pytest.mark.requirement("E2")
+async def test_a_message_id_becomes_one_job_however_often_it_comes(database):
     async with engine(database) as running:
         taken = [await running.ledger.enqueue_message("m-1", QUEUE, MESSAGE) for _ in range(2)]
         await _queue_is_empty(running)
@@ -62,6 +64,7 @@ async def test_e2_a_message_id_becomes_one_job_however_often_it_comes(database):
         await running.wait(jobs[0]["job_id"])
 
 
+@pytest.mark.requirement("Q1")
 @pytest.mark.parametrize(
     ("body", "reason", "named"),
     [
@@ -77,7 +80,7 @@ async def test_e2_a_message_id_becomes_one_job_however_often_it_comes(database):
         ({**MESSAGE, "input_params": {"message": "x" * 300_000}}, "InvalidSubmission", "262144"),
     ],
 )
-async def test_q1_a_message_that_cannot_become_a_job_is_kept_with_the_reason(database, body, reason, named):
+async def test_a_message_that_cannot_become_a_job_is_kept_with_the_reason(database, body, reason, named):
     async with engine(database) as running:
         await running.ledger.enqueue_message("good", QUEUE, MESSAGE)
         await running.ledger.enqueue_message("bad", QUEUE, body)
@@ -94,7 +97,8 @@ async def test_q1_a_message_that_cannot_become_a_job_is_kept_with_the_reason(dat
     assert letter["body"] == body
 
 
-async def test_q1_competing_orchestrators_take_each_message_once(database):
+@pytest.mark.requirement("Q1")
+async def test_competing_orchestrators_take_each_message_once(database):
     async with engine(database, orchestrators=3, workers=2) as running:
         await asyncio.gather(*(running.ledger.enqueue_message(f"m-{n}", QUEUE, MESSAGE) for n in range(60)))
         running.bell.ring(JOBS)
@@ -107,7 +111,8 @@ async def test_q1_competing_orchestrators_take_each_message_once(database):
     assert {job["status"] for job in ended} == {"completed"}
 
 
-async def test_q1_the_name_of_the_queue_is_configuration(database):
+@pytest.mark.requirement("Q1")
+async def test_the_name_of_the_queue_is_configuration(database):
     async with engine(database, job_queue_name="other-jobs") as running:
         await running.ledger.enqueue_message("elsewhere", QUEUE, MESSAGE)
         await running.ledger.enqueue_message("here", "other-jobs", MESSAGE)
@@ -134,7 +139,8 @@ TWO_QUEUES = """
     """
 
 
-async def test_q1_a_node_runs_on_a_worker_of_its_queue(database):
+@pytest.mark.requirement("Q1")
+async def test_a_node_runs_on_a_worker_of_its_queue(database):
     async with engine(database, workers=0) as running:
         light = await running.start_worker(["functionapp-tasks"])
         heavy = await running.start_worker(["container-tasks"])
@@ -146,7 +152,8 @@ async def test_q1_a_node_runs_on_a_worker_of_its_queue(database):
     assert tasks["heavy"]["worker_id"] == heavy.worker_id
 
 
-async def test_q1_a_queue_that_nobody_knows_fails_the_node_clearly(database):
+@pytest.mark.requirement("Q1")
+async def test_a_queue_that_nobody_knows_fails_the_node_clearly(database):
     definition = workflow("""
         workflow_id: lost_queue
         version: 1
@@ -165,7 +172,8 @@ async def test_q1_a_queue_that_nobody_knows_fails_the_node_clearly(database):
     assert "no-such-queue" in job["error_message"]
 
 
-async def test_q2_a_claimed_task_is_the_message_that_the_spec_describes(database):
+@pytest.mark.requirement("Q2")
+async def test_a_claimed_task_is_the_message_that_the_spec_describes(database):
     async with engine(database, workers=0) as running:
         job_id = await running.submit("echo_test", message="hi")
 
@@ -192,7 +200,8 @@ async def test_q2_a_claimed_task_is_the_message_that_the_spec_describes(database
     assert message.task_id == f"{job_id}_echo_1"
 
 
-async def test_q2_a_higher_priority_is_claimed_first(database):
+@pytest.mark.requirement("Q2")
+async def test_a_higher_priority_is_claimed_first(database):
     async with engine(database, workers=0) as running:
         ranks = [0, 3, 10, 0, 7]
         job_ids = await running.submit_all([Submission(workflow_id="echo_test", priority=rank) for rank in ranks])

@@ -1,4 +1,4 @@
-"""Raster jobs from end to end, on a real PostgreSQL with its catalogue: files in; COGs, mosaic and STAC out [R5 R7 R9 R11 C1]."""
+"""Raster jobs from end to end, on a real PostgreSQL with its catalogue: files in; COGs, mosaic and STAC out."""
 
 import json
 import subprocess
@@ -77,7 +77,8 @@ async def opened(dsn: str, folder: Path) -> AsyncIterator[Hub]:
         yield Hub(folder, running, Catalog(database))
 
 
-async def test_r9_a_large_raster_becomes_tiles_a_mosaic_and_catalogued_items(hub: Hub) -> None:
+@pytest.mark.requirement("R9")
+async def test_a_large_raster_becomes_tiles_a_mosaic_and_catalogued_items(hub: Hub) -> None:
     job = await hub.run(
         "process_large_raster", blob_name=hub.file("Scene 7.tif"), tile_size=1024, overlap=512, datetime="2024-05-01T10:00:00Z",
         license="CC-BY-4.0", band_names=["r", "g", "b"],
@@ -109,7 +110,8 @@ async def test_r9_a_large_raster_becomes_tiles_a_mosaic_and_catalogued_items(hub
     assert str(job["job_id"]) not in text
 
 
-async def test_r7_statistics_agree_with_gdal_when_exact_ones_are_asked_for(hub: Hub) -> None:
+@pytest.mark.requirement("R7")
+async def test_statistics_agree_with_gdal_when_exact_ones_are_asked_for(hub: Hub) -> None:
     job = await hub.run(
         "process_large_raster", blob_name=hub.file("dem.tif", bands=1, dtype="float32", nodata=-1.0), tile_size=1024,
         exact_statistics=True,
@@ -126,7 +128,8 @@ async def test_r7_statistics_agree_with_gdal_when_exact_ones_are_asked_for(hub: 
     assert found["stddev"] == pytest.approx(float(expected["STATISTICS_STDDEV"]), rel=1e-4)
 
 
-async def test_e15_a_resumed_job_makes_only_the_tiles_that_are_missing(hub: Hub) -> None:
+@pytest.mark.requirement("E15")
+async def test_a_resumed_job_makes_only_the_tiles_that_are_missing(hub: Hub) -> None:
     name = hub.file("scene.tif")
     other = hub.silver("cogs/scene/v0/r1/r000c001.tif")
     other.parent.mkdir(parents=True)
@@ -148,7 +151,8 @@ async def test_e15_a_resumed_job_makes_only_the_tiles_that_are_missing(hub: Hub)
     assert await hub.catalog.count_items("scene") == len(after)
 
 
-async def test_r9_run_twice_it_gives_the_same_and_nothing_twice(hub: Hub) -> None:
+@pytest.mark.requirement("R9")
+async def test_run_twice_it_gives_the_same_and_nothing_twice(hub: Hub) -> None:
     name = hub.file("scene.tif")
     first = await hub.run("process_large_raster", blob_name=name, tile_size=1024)
     made = {path: path.stat().st_ino for path in hub.cogs("scene")}
@@ -160,7 +164,8 @@ async def test_r9_run_twice_it_gives_the_same_and_nothing_twice(hub: Hub) -> Non
     assert second["result_data"]["statistics"] == first["result_data"]["statistics"]
 
 
-async def test_r2_an_unfit_file_fails_at_once_with_every_reason(hub: Hub) -> None:
+@pytest.mark.requirement("R2")
+async def test_an_unfit_file_fails_at_once_with_every_reason(hub: Hub) -> None:
     path = hub.folder / "bronze" / "bronze" / "broken.tif"
     scene(path)
     path.write_bytes(path.read_bytes()[:4000])
@@ -175,7 +180,8 @@ async def test_r2_an_unfit_file_fails_at_once_with_every_reason(hub: Hub) -> Non
     assert "there is no blob 'bronze/no-such.tif'" in missing["error_message"]
 
 
-async def test_r3_a_small_file_becomes_one_cog_with_one_item(hub: Hub) -> None:
+@pytest.mark.requirement("R3")
+async def test_a_small_file_becomes_one_cog_with_one_item(hub: Hub) -> None:
     job = await hub.run("raster_ingest", blob_name=hub.file("heights.tif", bands=1, dtype="int16"), raster_type="dem")
     result = job["result_data"]
     item = await hub.catalog.get_item("heights", "heights-v0")
@@ -188,7 +194,8 @@ async def test_r3_a_small_file_becomes_one_cog_with_one_item(hub: Hub) -> None:
     assert problems(item) == []
 
 
-async def test_r3_what_is_large_or_crosses_the_antimeridian_goes_to_tiles(hub: Hub) -> None:
+@pytest.mark.requirement("R3")
+async def test_what_is_large_or_crosses_the_antimeridian_goes_to_tiles(hub: Hub) -> None:
     across = hub.file("fiji.tif", width=700, height=300, crs="EPSG:4326", place=Affine(0.01, 0, 177, 0, -0.01, -16))
     job = await hub.run("raster_ingest", blob_name=across)
     large = await hub.run("raster_tiled_processing", blob_name=hub.file("large.tif"), tile_above_mb=1, tile_size=1024)
@@ -201,7 +208,8 @@ async def test_r3_what_is_large_or_crosses_the_antimeridian_goes_to_tiles(hub: H
     assert large["result_data"]["blob_path"] == "mosaics/large/v0/r1/mosaic.json"
 
 
-async def test_r11_many_files_become_one_dataset_and_can_be_registered_again(hub: Hub) -> None:
+@pytest.mark.requirement("R11")
+async def test_many_files_become_one_dataset_and_can_be_registered_again(hub: Hub) -> None:
     places = [Affine(10, 0, 500_000 + 4000 * n, 0, -10, 5_300_000) for n in range(3)]
     names = [hub.file(f"part {n}.tif", width=500, height=400, place=place) for n, place in enumerate(places)]
     job = await hub.run("raster_collection", blob_names=names, dataset_id="parts")
@@ -221,7 +229,8 @@ async def test_r11_many_files_become_one_dataset_and_can_be_registered_again(hub
     assert "differ in their bands" in mixed["error_message"]
 
 
-async def test_c1_a_new_revision_keeps_what_was_said_before_unless_told_otherwise(hub: Hub) -> None:
+@pytest.mark.requirement("C1")
+async def test_a_new_revision_keeps_what_was_said_before_unless_told_otherwise(hub: Hub) -> None:
     """Title, times, description, licence, refs and `created`; a new version keeps what is the dataset's, and not its time."""
     name = hub.file("scene.tif", width=600, height=500)
     told = {
@@ -261,7 +270,8 @@ async def test_c1_a_new_revision_keeps_what_was_said_before_unless_told_otherwis
     assert (collection["title"], problems(collection), problems(second)) == ("The lake", [], [])
 
 
-async def test_c2_older_tiled_versions_stay_servable(hub: Hub) -> None:
+@pytest.mark.requirement("C2")
+async def test_older_tiled_versions_stay_servable(hub: Hub) -> None:
     name = hub.file("scene.tif", width=1200, height=700)
     other = hub.file("later.tif", width=700, height=700, place=Affine(10, 0, 520_000, 0, -10, 5_300_000))
     tiles = {"dataset_id": "scene", "tile_size": 512, "overlap": 0}
@@ -302,7 +312,8 @@ IMPOSSIBLE: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-async def test_r6_what_can_t_be_is_refused_by_the_first_step_and_nothing_is_made(hub: Hub) -> None:
+@pytest.mark.requirement("R6")
+async def test_what_can_t_be_is_refused_by_the_first_step_and_nothing_is_made(hub: Hub) -> None:
     name = hub.file("dem.tif", width=300, height=200, bands=1, dtype="float32")
     for wrong, message in IMPOSSIBLE.values():
         job = await hub.run("process_large_raster", blob_name=name, **wrong)
@@ -314,7 +325,8 @@ async def test_r6_what_can_t_be_is_refused_by_the_first_step_and_nothing_is_made
     assert "output_tier=best" in job["error_message"], "every reason is told"
 
 
-async def test_r6_an_edition_is_made_in_one_way_and_revisions_go_up(hub: Hub) -> None:
+@pytest.mark.requirement("R6")
+async def test_an_edition_is_made_in_one_way_and_revisions_go_up(hub: Hub) -> None:
     name = hub.file("scene.tif", width=300, height=200)
     await hub.run("raster_ingest", blob_name=name)
     other = await hub.run("raster_ingest", blob_name=name, output_tier="archive")
@@ -331,7 +343,8 @@ async def test_r6_an_edition_is_made_in_one_way_and_revisions_go_up(hub: Hub) ->
     assert "version 0 of dataset 'scene' is at revision 2 already" in back["error_message"]
 
 
-async def test_r4_polar_data_is_told_what_degrees_cost(hub: Hub) -> None:
+@pytest.mark.requirement("R4")
+async def test_polar_data_is_told_what_degrees_cost(hub: Hub) -> None:
     name = hub.file(
         "ice.tif", width=300, height=300, crs="EPSG:3413", place=Affine(1000, 0, -150_000, 0, -1000, 150_000)
     )

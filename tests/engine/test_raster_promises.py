@@ -1,14 +1,17 @@
-"""What validation promises travels through a job to the COG [R2]."""
+"""What validation promises travels through a job to the COG."""
 
 import numpy as np
+import pytest
 import rasterio
 
 from tests.engine.test_raster_jobs import UTM, Hub, hub
 
+pytestmark = pytest.mark.requirement("R2")
+
 __all__ = ["hub"]
 
 
-async def test_r2_numbers_that_were_seen_to_fit_are_stored_narrower(hub: Hub) -> None:
+async def test_numbers_that_were_seen_to_fit_are_stored_narrower(hub: Hub) -> None:
     path = hub.folder / "bronze" / "bronze" / "classes.tif"
     path.parent.mkdir(parents=True)
     values = np.kron(np.arange(1, 10).reshape(3, 3), np.ones((100, 100))).astype("int32")

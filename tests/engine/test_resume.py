@@ -1,4 +1,4 @@
-"""Resume [E15]: a job that has ended goes on with exactly what is missing."""
+"""Resume: a job that has ended goes on with exactly what is missing."""
 
 import asyncio
 from typing import Any
@@ -11,6 +11,8 @@ from dagmaster.errors import Conflict, HandlerFailed, NotFound
 from dagmaster.handlers.registry import Registration
 from dagmaster.operations.operate import Part, cancel, resume, retry
 from tests.engine.harness import Engine, engine, until, workflow
+
+pytestmark = pytest.mark.requirement("E15")
 
 _broken: set[str] = set()  # what fails, until the test mends it
 _runs: list[str] = []
@@ -72,7 +74,7 @@ async def resumed(running: Engine, job_id: UUID, **facts: Any):
     return answer
 
 
-async def test_e15_only_what_failed_and_what_followed_runs_again(database):
+async def test_only_what_failed_and_what_followed_runs_again(database):
     _broken.add("right")
     async with engine(database, handlers=HANDLERS) as running:
         failed = await running.run(workflow(DIAMOND))
@@ -104,7 +106,7 @@ async def test_e15_only_what_failed_and_what_followed_runs_again(database):
         assert told["event_data"] == {"by": "ana", "why": "disk was full"}
 
 
-async def test_e15_of_hundreds_of_children_only_the_missing_run_again(database):
+async def test_of_hundreds_of_children_only_the_missing_run_again(database):
     _broken.update(str(number) for number in range(0, 300, 30))
     async with engine(database, workers=2, handlers=HANDLERS) as running:
         failed = await running.run(workflow(tiles()), timeout=60)
@@ -127,7 +129,7 @@ async def test_e15_of_hundreds_of_children_only_the_missing_run_again(database):
         assert sorted(_runs) == sorted([name.removeprefix("split__") for name in missing] + ["last"])
 
 
-async def test_e15_a_resumed_fan_out_keeps_its_limit(database):
+async def test_a_resumed_fan_out_keeps_its_limit(database):
     _broken.update(map(str, range(30)))
     text = tiles(max_parallel=3, seconds=0.02).replace("task: {handler", "tolerate: 1.0\n        task: {handler")
     async with engine(database, workers=2, handlers=HANDLERS) as running:
@@ -162,7 +164,7 @@ async def test_e15_a_resumed_fan_out_keeps_its_limit(database):
         assert most <= 3
 
 
-async def test_e15_a_cancelled_job_goes_on(database):
+async def test_a_cancelled_job_goes_on(database):
     async with engine(database, workers=2, handlers=HANDLERS) as running:
         job_id = await running.submit(workflow(tiles(max_parallel=4, seconds=0.02)), count=60)
         await until(lambda: running.rows("SELECT 1 FROM dagapp.dag_tasks WHERE status = 'succeeded' LIMIT 1 OFFSET 9"))
@@ -182,7 +184,7 @@ async def test_e15_a_cancelled_job_goes_on(database):
         assert len(_runs) == 60 - done + 1
 
 
-async def test_e15_two_resumes_at_once_make_one(database):
+async def test_two_resumes_at_once_make_one(database):
     _broken.add("right")
     async with engine(database, handlers=HANDLERS) as running:
         failed = await running.run(workflow(DIAMOND))
@@ -200,7 +202,7 @@ async def test_e15_two_resumes_at_once_make_one(database):
         assert (job["status"], job["resume_count"]) == ("completed", 1)
 
 
-async def test_e15_what_has_not_ended_or_completed_is_refused(database):
+async def test_what_has_not_ended_or_completed_is_refused(database):
     async with engine(database, handlers=HANDLERS) as running:
         job = await running.run(workflow(DIAMOND))
 
@@ -212,7 +214,7 @@ async def test_e15_what_has_not_ended_or_completed_is_refused(database):
             await resume(running.ledger, UUID(int=7), is_dry_run=True)
 
 
-async def test_e15_a_half_made_fan_out_keeps_the_source_it_began_with(database):
+async def test_a_half_made_fan_out_keeps_the_source_it_began_with(database):
     """An optional node that failed is left alone where a fan_out has begun without it."""
     text = """
         workflow_id: half
@@ -245,7 +247,7 @@ async def test_e15_a_half_made_fan_out_keeps_the_source_it_began_with(database):
         assert (await running.nodes(job_id))["join"]["output"]["count"] == 4
 
 
-async def test_e15_a_failure_further_up_runs_again_where_its_readers_do(database):
+async def test_a_failure_further_up_runs_again_where_its_readers_do(database):
     """Children read the results of other children; one that failed was tolerated, but its reader stumbled over it."""
     text = """
         workflow_id: nested
@@ -284,7 +286,7 @@ async def retried(running: Engine, job_id: UUID, **part: str):
     return answer
 
 
-async def test_e15_a_retried_node_runs_again_with_everything_downstream_and_nothing_else(database):
+async def test_a_retried_node_runs_again_with_everything_downstream_and_nothing_else(database):
     async with engine(database, handlers=HANDLERS) as running:
         job = await running.run(workflow(DIAMOND))
         _runs.clear()
@@ -300,7 +302,7 @@ async def test_e15_a_retried_node_runs_again_with_everything_downstream_and_noth
         assert told["event_data"] == {"by": "ana", "retry": {"node": "left"}}
 
 
-async def test_e15_a_retried_stage_is_all_its_nodes(database):
+async def test_a_retried_stage_is_all_its_nodes(database):
     staged = DIAMOND.replace("left: {", "left: {stage: middle, ").replace("right: {", "right: {stage: middle, ")
     async with engine(database, handlers=HANDLERS) as running:
         job = await running.run(workflow(staged))
@@ -315,7 +317,7 @@ async def test_e15_a_retried_stage_is_all_its_nodes(database):
             await retry(running.ledger, job["job_id"], Part(stage="nowhere"))
 
 
-async def test_e15_failed_children_alone_run_again(database):
+async def test_failed_children_alone_run_again(database):
     _broken.update({"3", "7"})
     text = tiles().replace("task: {handler: brittle", "tolerate: 0.5\n        task: {handler: brittle")
     async with engine(database, handlers=HANDLERS) as running:
@@ -334,7 +336,7 @@ async def test_e15_failed_children_alone_run_again(database):
             await retry(running.ledger, job["job_id"], Part(failed_children="split"))
 
 
-async def test_e15_one_child_runs_again(database):
+async def test_one_child_runs_again(database):
     async with engine(database, handlers=HANDLERS) as running:
         job = await running.run(workflow(tiles()), count=5)
         _runs.clear()
@@ -349,7 +351,7 @@ async def test_e15_one_child_runs_again(database):
                 await retry(running.ledger, job["job_id"], Part(node=unknown))
 
 
-async def test_e15_a_child_that_is_not_enough_by_itself_is_refused_with_what_else_must_run(database):
+async def test_a_child_that_is_not_enough_by_itself_is_refused_with_what_else_must_run(database):
     """Two have failed and one may: one of those two is enough, one that has completed is not."""
     _broken.update({"3", "7"})
     text = tiles().replace("task: {handler: brittle", "tolerate: 1\n        task: {handler: brittle")
@@ -372,7 +374,7 @@ async def test_e15_a_child_that_is_not_enough_by_itself_is_refused_with_what_els
         assert _runs == ["3", "last", "5", "last"]
 
 
-async def test_e15_what_was_chosen_from_what_has_changed_is_refused(database):
+async def test_what_was_chosen_from_what_has_changed_is_refused(database):
     _broken.add("3")
     async with engine(database, handlers=HANDLERS) as running:
         failed = await running.run(workflow(tiles()), count=5)
@@ -434,7 +436,7 @@ COUNTED = (
 
 @pytest.mark.parametrize("limit", ["", "max_parallel: 2"])
 @pytest.mark.parametrize("after", [["x", "y"], ["a", "b", "c", "d"], ["p", "q", "r", "s", "t", "u", "v"], []])
-async def test_e15_a_fan_out_that_runs_again_has_the_children_its_source_has_now(database, after, limit):
+async def test_a_fan_out_that_runs_again_has_the_children_its_source_has_now(database, after, limit):
     _items[:] = ["a", "b", "c", "d"]
     async with engine(database, handlers=COUNTED) as running:
         job = await running.run(workflow(GROWING.replace("LIMIT", limit)))
@@ -458,7 +460,7 @@ async def test_e15_a_fan_out_that_runs_again_has_the_children_its_source_has_now
         assert all(attempts[index] == (2 if index < 4 else 1) for index in range(len(after)))
 
 
-async def test_e15_a_retry_that_fails_in_the_middle_can_be_resumed(database):
+async def test_a_retry_that_fails_in_the_middle_can_be_resumed(database):
     _items[:] = ["a", "b", "c", "d", "e", "f"]
     async with engine(database, handlers=COUNTED) as running:
         job = await running.run(workflow(GROWING.replace("LIMIT", "max_parallel: 1")))
@@ -480,7 +482,7 @@ async def test_e15_a_retry_that_fails_in_the_middle_can_be_resumed(database):
         assert {"w", "x", "y", "z"} <= set(_runs)
 
 
-async def test_e15_a_branch_may_be_another_after_a_retry(database):
+async def test_a_branch_may_be_another_after_a_retry(database):
     text = """
         workflow_id: branching
         nodes:
@@ -515,7 +517,7 @@ async def test_e15_a_branch_may_be_another_after_a_retry(database):
         )  # fmt: skip
 
 
-async def test_e15_a_part_that_another_failure_would_hold_up_is_refused(database):
+async def test_a_part_that_another_failure_would_hold_up_is_refused(database):
     _broken.add("right")
     async with engine(database, handlers=HANDLERS) as running:
         job = await running.run(workflow(DIAMOND))

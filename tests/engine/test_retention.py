@@ -1,4 +1,4 @@
-"""What ended long ago goes whole, in small steps, beside an engine that runs; nothing that lives is touched [D5]."""
+"""What ended long ago goes whole, in small steps, beside an engine that runs; nothing that lives is touched."""
 
 import asyncio
 import time
@@ -22,6 +22,8 @@ from dagmaster.operations import operate
 from dagmaster.operations.submit import submit_once
 from dagmaster.orchestrator.janitor import Janitor
 from tests.engine.harness import Engine, engine, fast_settings, open_gate, until, workflow
+
+pytestmark = pytest.mark.requirement("D5")
 
 DAY = 86_400.0
 LINKED = sorted(record.table.name for record in RECORDS if "job_id" in record.model_fields)
@@ -71,7 +73,7 @@ async def rows_of(running: Engine, job_ids: list[UUID]) -> dict[str, int]:
     return counts
 
 
-async def test_d5_a_job_goes_with_everything_that_is_its_own(database, later):
+async def test_a_job_goes_with_everything_that_is_its_own(database, later):
     async with engine(database) as running:
         running.add(GIVING)
         one = Submission(workflow_id="giving", submitted_by="hub", idempotency_key="k")
@@ -106,7 +108,7 @@ async def test_d5_a_job_goes_with_everything_that_is_its_own(database, later):
         assert (await running.run(GIVING))["status"] == "completed"
 
 
-async def test_d5_a_submission_whose_old_job_goes_meanwhile_makes_a_new_one(database, later):
+async def test_a_submission_whose_old_job_goes_meanwhile_makes_a_new_one(database, later):
     class Slow(PostgresLedger):
         async def create_once(self, *given: Any, **more: Any) -> UUID:
             known = await super().create_once(*given, **more)
@@ -128,7 +130,7 @@ async def test_d5_a_submission_whose_old_job_goes_meanwhile_makes_a_new_one(data
         await ledger.close()
 
 
-async def test_d5_every_table_with_rows_of_jobs_is_known_to_retention():
+async def test_every_table_with_rows_of_jobs_is_known_to_retention():
     pruned = {
         "dag_jobs", "dag_node_states", "dag_tasks", "dag_task_results", "dag_job_events", "dag_checkpoints",
         "dag_idempotency_keys", "dag_payloads", "dag_payload_parts",
@@ -137,7 +139,7 @@ async def test_d5_every_table_with_rows_of_jobs_is_known_to_retention():
     assert set(LINKED) == pruned
 
 
-async def test_d5_what_is_young_runs_again_or_is_held_stays(database, later):
+async def test_what_is_young_runs_again_or_is_held_stays(database, later):
     async with engine(database) as running:
         running.add(GIVING)
         failed = [(await running.run("giving", fail=True))["job_id"] for _ in range(3)]
@@ -160,7 +162,7 @@ async def test_d5_what_is_young_runs_again_or_is_held_stays(database, later):
         assert (await running.wait(failed[0]))["status"] == "failed"
 
 
-async def test_d5_the_oldest_go_first_and_a_batch_is_bounded(database, later, monkeypatch):
+async def test_the_oldest_go_first_and_a_batch_is_bounded(database, later, monkeypatch):
     async with engine(database) as running:
         job_ids = [(await running.run(GIVING))["job_id"] for _ in range(6)]
 
@@ -172,7 +174,7 @@ async def test_d5_the_oldest_go_first_and_a_batch_is_bounded(database, later, mo
         assert [row["job_id"] for row in left] == job_ids[3:]
 
 
-async def test_d5_a_definition_stays_for_a_submission_under_way(database, later):
+async def test_a_definition_stays_for_a_submission_under_way(database, later):
     async with engine(database) as running:
         await running.run(GIVING)
         assert await later.prune_jobs(DAY, 10) == 1
@@ -191,7 +193,7 @@ async def test_d5_a_definition_stays_for_a_submission_under_way(database, later)
         assert (await later.prune_rest(DAY, 10)).definitions == 1
 
 
-async def test_d5_two_at_once_delete_each_job_once(database):
+async def test_two_at_once_delete_each_job_once(database):
     both = [PostgresRetention(in_days(database, 2)) for _ in range(2)]
     async with engine(database) as running:
         job_ids = await running.submit_all([Submission(workflow_id="hello_world")] * 30)
@@ -210,7 +212,7 @@ async def test_d5_two_at_once_delete_each_job_once(database):
         await retention.close()
 
 
-async def test_d5_a_month_of_events_goes_when_it_has_no_job(database):
+async def test_a_month_of_events_goes_when_it_has_no_job(database):
     now = datetime.now(UTC)
     next_month = (now.replace(day=1) + timedelta(days=32)).replace(day=1)
     retention = PostgresRetention(in_days(database, (next_month - now).days + 3))
@@ -238,7 +240,7 @@ async def test_d5_a_month_of_events_goes_when_it_has_no_job(database):
     await retention.close()
 
 
-async def test_d5_under_load_nothing_that_lives_is_touched(database, later):
+async def test_under_load_nothing_that_lives_is_touched(database, later):
     """Jobs end and go at once, while others run, fail, and are submitted under the same definitions."""
     done = asyncio.Event()
 
@@ -279,7 +281,7 @@ async def test_d5_under_load_nothing_that_lives_is_touched(database, later):
         assert await running.value("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()") == 0
 
 
-async def test_d5_the_janitor_prunes_only_where_it_is_asked_to(database):
+async def test_the_janitor_prunes_only_where_it_is_asked_to(database):
     dsn = in_days(database, 2)
     async with engine(database) as running:
         await running.run(GIVING)
@@ -297,7 +299,7 @@ async def test_d5_the_janitor_prunes_only_where_it_is_asked_to(database):
 
 
 @pytest.mark.slow
-async def test_d5_ten_thousand_jobs_go_in_short_transactions(database, later):
+async def test_ten_thousand_jobs_go_in_short_transactions(database, later):
     jobs = 10_000
     async with await psycopg.AsyncConnection.connect(database, autocommit=True) as connection:
         await connection.execute("INSERT INTO dagapp.dag_workflow_definitions VALUES ('h', 'w', '1', '{}')")

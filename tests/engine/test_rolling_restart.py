@@ -1,4 +1,4 @@
-"""A new release goes out: every process is stopped and started, one after the other, while jobs run [E5 E22]."""
+"""A new release goes out: every process is stopped and started, one after the other, while jobs run."""
 
 import asyncio
 import signal
@@ -6,7 +6,11 @@ from datetime import timedelta
 from itertools import count, pairwise
 from uuid import UUID
 
+import pytest
+
 from tests.engine.processes import Fleet, fleet
+
+pytestmark = pytest.mark.requirement("E22")
 
 GRACE_SECONDS = 2.0
 HAND_OVER_SECONDS = 2.0
@@ -38,7 +42,7 @@ LONG = """
     """
 
 
-async def test_e22_a_rolling_restart_under_load_costs_no_job_an_attempt_and_stops_nothing_for_long(database, tmp_path):
+async def test_a_rolling_restart_under_load_costs_no_job_an_attempt_and_stops_nothing_for_long(database, tmp_path):
     """Leases and heartbeats are so long that nothing could go on by waiting for them."""
     async with fleet(
         database, tmp_path, orchestrators=2, workers=2, shutdown_grace_sec=GRACE_SECONDS, orphan_threshold_sec=60,

@@ -1,11 +1,15 @@
-"""An owner that holds an old view of its job decides nothing on it [E6, E7]."""
+"""An owner that holds an old view of its job decides nothing on it."""
 
 import asyncio
 
+import pytest
+
 from tests.engine.harness import engine
 
+pytestmark = pytest.mark.requirement("E7")
 
-async def test_e7_a_view_behind_the_events_is_read_again_and_loses_no_result(database):
+
+async def test_a_view_behind_the_events_is_read_again_and_loses_no_result(database):
     async with engine(database, workers=0) as running:
         (orchestrator,) = running.orchestrators
         job_id = await running.submit("echo_test", message="hi")

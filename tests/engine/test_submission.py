@@ -1,4 +1,4 @@
-"""Idempotent submission [E16]: one key, one job, and an answer in every state."""
+"""Idempotent submission: one key, one job, and an answer in every state."""
 
 import asyncio
 
@@ -9,6 +9,8 @@ from dagmaster.errors import Conflict
 from dagmaster.jobs.model import Submission
 from dagmaster.operations.submit import submit_once
 from tests.engine.harness import engine, workflow
+
+pytestmark = pytest.mark.requirement("E16")
 
 ONCE = """
     workflow_id: once
@@ -27,7 +29,7 @@ def asked(key=None, by=None, **inputs):
     return Submission(workflow_id="once", input_params=inputs, idempotency_key=key, submitted_by=by)
 
 
-async def test_e16_a_repeated_submission_answers_in_every_state(database):
+async def test_a_repeated_submission_answers_in_every_state(database):
     async with engine(database, orchestrators=0, workers=0) as running:
         running.add(workflow(ONCE))
         first = await submit_once(running.ledger, running.catalog, asked(n=1))
@@ -43,7 +45,7 @@ async def test_e16_a_repeated_submission_answers_in_every_state(database):
         assert done.result_data == {"good": {"echoed_params": {"n": 1}}}
 
 
-async def test_e16_a_failed_job_says_where_it_failed_and_force_starts_a_new_one(database):
+async def test_a_failed_job_says_where_it_failed_and_force_starts_a_new_one(database):
     async with engine(database) as running:
         running.add(workflow(ONCE))
         first = await submit_once(running.ledger, running.catalog, asked(n=1, fail=True))
@@ -61,7 +63,7 @@ async def test_e16_a_failed_job_says_where_it_failed_and_force_starts_a_new_one(
         await running.wait(forced.job_id)
 
 
-async def test_e16_of_two_that_race_one_creates_the_job(database):
+async def test_of_two_that_race_one_creates_the_job(database):
     async with engine(database, orchestrators=0, workers=0) as running:
         running.add(workflow(ONCE))
         ledgers = [PostgresLedger(database, f"racer-{n}") for n in range(8)]
@@ -75,7 +77,7 @@ async def test_e16_of_two_that_race_one_creates_the_job(database):
             await ledger.close()
 
 
-async def test_e16_the_same_key_with_other_inputs_is_a_conflict(database):
+async def test_the_same_key_with_other_inputs_is_a_conflict(database):
     async with engine(database, orchestrators=0, workers=0) as running:
         running.add(workflow(ONCE))
         await submit_once(running.ledger, running.catalog, asked("k", n=1))
@@ -87,7 +89,7 @@ async def test_e16_the_same_key_with_other_inputs_is_a_conflict(database):
         assert len(await running.rows("SELECT 1 FROM dagapp.dag_jobs")) == 1
 
 
-async def test_e16_keys_belong_to_their_submitter(database):
+async def test_keys_belong_to_their_submitter(database):
     async with engine(database, orchestrators=0, workers=0) as running:
         running.add(workflow(ONCE))
 

@@ -1,4 +1,4 @@
-"""What jobs leave in storage goes away once nobody can need it, and nothing else does [S4 D5]."""
+"""What jobs leave in storage goes away once nobody can need it, and nothing else does."""
 
 import asyncio
 import threading
@@ -108,7 +108,8 @@ def targets(swept: Swept) -> list[str]:
     return sorted(action.target_id for action in swept.actions)
 
 
-async def test_s4_files_of_a_job_that_completed_go_after_a_while_and_their_space_is_free(place):
+@pytest.mark.requirement("S4")
+async def test_files_of_a_job_that_completed_go_after_a_while_and_their_space_is_free(place):
     young = await place.job("completed", 0.5 * HOUR)
     old = await place.job("completed", 1.5 * HOUR)
 
@@ -123,8 +124,9 @@ async def test_s4_files_of_a_job_that_completed_go_after_a_while_and_their_space
     assert (await place.turn(intermediate_grace_sec=HOUR)).actions == ()
 
 
+@pytest.mark.requirement("S4")
 @pytest.mark.parametrize("status", ["failed", "cancelled", "partial_success"])
-async def test_s4_files_that_a_resume_may_need_stay_longer(place, status):
+async def test_files_that_a_resume_may_need_stay_longer(place, status):
     before, after = await place.job(status, 9 * DAY), await place.job(status, 11 * DAY)
     just = await place.job(status, 60)
 
@@ -136,7 +138,8 @@ async def test_s4_files_that_a_resume_may_need_stay_longer(place, status):
     assert place.left(before) == {"blobs"}, "as long as the job"
 
 
-async def test_s4_nothing_of_a_job_that_is_not_over_is_touched(place):
+@pytest.mark.requirement("S4")
+async def test_nothing_of_a_job_that_is_not_over_is_touched(place):
     jobs = [await place.job(status, 400 * DAY) for status in ("pending", "running")]
     await place.sql("UPDATE dagapp.dag_jobs SET completed_at = now() - interval '400 days' WHERE job_id = %s", jobs[1])
 
@@ -145,7 +148,8 @@ async def test_s4_nothing_of_a_job_that_is_not_over_is_touched(place):
     assert [place.left(job_id) for job_id in jobs] == [{"blobs", "scratch"}] * 2
 
 
-async def test_s4_nothing_of_a_job_of_which_a_task_is_at_work_is_touched(place):
+@pytest.mark.requirement("S4")
+async def test_nothing_of_a_job_of_which_a_task_is_at_work_is_touched(place):
     busy, lost = await place.job("cancelled", DAY), await place.job("cancelled", DAY)
     for job_id, lease in ((busy, "1 minute"), (lost, "-1 minute")):
         await place.sql(
@@ -160,7 +164,8 @@ async def test_s4_nothing_of_a_job_of_which_a_task_is_at_work_is_touched(place):
     assert (place.left(busy), place.left(lost)) == ({"blobs", "scratch"}, {"blobs"})
 
 
-async def test_s4_what_is_not_named_exactly_like_a_job_is_never_touched(place):
+@pytest.mark.requirement("S4")
+async def test_what_is_not_named_exactly_like_a_job_is_never_touched(place):
     job_id = await place.job("completed", DAY)
     others = [
         "cogs/dem/v0/r1/a.tif", "mosaics/dem/v0/r1/mosaic.json", f"cogs/{job_id}/a.tif", f"{str(job_id).upper()}/a.tif",
@@ -180,7 +185,8 @@ async def test_s4_what_is_not_named_exactly_like_a_job_is_never_touched(place):
     assert (outside / "kept").exists()
 
 
-async def test_d5_files_of_deleted_jobs_go_at_once_where_retention_can_have_deleted_them(place):
+@pytest.mark.requirement("D5")
+async def test_files_of_deleted_jobs_go_at_once_where_retention_can_have_deleted_them(place):
     old, young = [await place.job("", days * DAY, has_row=False) for days in (3, 1)]
 
     assert (await place.turn(retention_days=0)).actions == ()
@@ -190,7 +196,8 @@ async def test_d5_files_of_deleted_jobs_go_at_once_where_retention_can_have_dele
     assert swept.actions[0].reason.startswith("the job was deleted: ")
 
 
-async def test_d5_files_go_with_the_job_that_retention_deletes(place):
+@pytest.mark.requirement("D5")
+async def test_files_go_with_the_job_that_retention_deletes(place):
     job_id = await place.job("failed", 3 * DAY)
     retention = PostgresRetention(place.dsn)
     settings = {"retention_days": 2, "intermediate_failed_days": 0}
@@ -204,7 +211,8 @@ async def test_d5_files_go_with_the_job_that_retention_deletes(place):
     await retention.close()
 
 
-async def test_s4_a_dry_run_tells_the_same_and_changes_nothing(place):
+@pytest.mark.requirement("S4")
+async def test_a_dry_run_tells_the_same_and_changes_nothing(place):
     job_id = await place.job("completed", DAY)
 
     dry = await place.turn(is_dry=True)
@@ -235,7 +243,8 @@ class Slow:
         self._storage.clear_intermediate(job_id)
 
 
-async def test_s4_nobody_resumes_a_job_while_its_files_are_removed_and_the_loop_goes_on(place):
+@pytest.mark.requirement("S4")
+async def test_nobody_resumes_a_job_while_its_files_are_removed_and_the_loop_goes_on(place):
     async with engine(place.dsn) as running:
         job = await running.run(FAILING)
         job_id = job["job_id"]
@@ -261,7 +270,8 @@ async def test_s4_nobody_resumes_a_job_while_its_files_are_removed_and_the_loop_
         assert place.left(job_id) == {"blobs", "scratch"}, "it has ended a moment ago"
 
 
-async def test_s4_a_job_that_someone_is_about_to_resume_is_left_alone(place):
+@pytest.mark.requirement("S4")
+async def test_a_job_that_someone_is_about_to_resume_is_left_alone(place):
     held, free = [await place.job("failed", 40 * DAY) for _ in range(2)]
     async with await psycopg.AsyncConnection.connect(place.dsn) as someone:
         await someone.execute("SELECT 1 FROM dagapp.dag_jobs WHERE job_id = %s FOR NO KEY UPDATE", [held])
@@ -272,7 +282,8 @@ async def test_s4_a_job_that_someone_is_about_to_resume_is_left_alone(place):
     assert place.left(held) == {"blobs", "scratch"}
 
 
-async def test_s4_many_at_once_remove_each_once(place):
+@pytest.mark.requirement("S4")
+async def test_many_at_once_remove_each_once(place):
     jobs = [await place.job("completed", DAY) for _ in range(30)]
     many = [place.tidy() for _ in range(4)]
 
@@ -290,7 +301,8 @@ async def test_s4_many_at_once_remove_each_once(place):
     assert not any((place.folder / "silver/.gone").iterdir())
 
 
-async def test_s4_a_turn_removes_a_bounded_number(place, monkeypatch):
+@pytest.mark.requirement("S4")
+async def test_a_turn_removes_a_bounded_number(place, monkeypatch):
     monkeypatch.setattr(tidying, "JOBS_AT_ONCE", 3)
     jobs = [await place.job("completed", DAY) for _ in range(5)]
 
@@ -300,7 +312,8 @@ async def test_s4_a_turn_removes_a_bounded_number(place, monkeypatch):
     assert not any(map(place.left, jobs))
 
 
-async def test_s4_a_turn_takes_a_bounded_time(place, monkeypatch):
+@pytest.mark.requirement("S4")
+async def test_a_turn_takes_a_bounded_time(place, monkeypatch):
     monkeypatch.setattr(tidying, "REMOVING_SECONDS", -1.0)
     job_id = await place.job("completed", DAY)
 
@@ -311,7 +324,8 @@ async def test_s4_a_turn_takes_a_bounded_time(place, monkeypatch):
 # --- trouble ----------------------------------------------------------------------------------------------------------
 
 
-async def test_e27_what_can_not_be_removed_is_told_of_and_not_in_the_way_of_the_rest(place):
+@pytest.mark.requirement("E27")
+async def test_what_can_not_be_removed_is_told_of_and_not_in_the_way_of_the_rest(place):
     jobs = [await place.job("completed", DAY) for _ in range(3)]
     bad = jobs[0]
 
@@ -330,7 +344,8 @@ async def test_e27_what_can_not_be_removed_is_told_of_and_not_in_the_way_of_the_
     assert place.left(bad) == {"blobs", "scratch"}
 
 
-async def test_e27_a_disk_that_is_away_ends_nothing_and_is_tried_again(place):
+@pytest.mark.requirement("E27")
+async def test_a_disk_that_is_away_ends_nothing_and_is_tried_again(place):
     job_id = await place.job("completed", DAY)
     is_away = True
 
@@ -354,7 +369,8 @@ async def test_e27_a_disk_that_is_away_ends_nothing_and_is_tried_again(place):
     running.cancel()
 
 
-async def test_s4_where_the_storage_is_not_there_nothing_is_done_and_nothing_is_made(place):
+@pytest.mark.requirement("S4")
+async def test_where_the_storage_is_not_there_nothing_is_done_and_nothing_is_made(place):
     await place.sql("SELECT 1")
     place.folder = place.folder / "elsewhere"
 
@@ -366,7 +382,8 @@ async def test_s4_where_the_storage_is_not_there_nothing_is_done_and_nothing_is_
 # --- where it runs ----------------------------------------------------------------------------------------------------
 
 
-async def test_s4_the_janitor_runs_it_and_does_not_wait_for_a_disk_that_hangs(place):
+@pytest.mark.requirement("S4")
+async def test_the_janitor_runs_it_and_does_not_wait_for_a_disk_that_hangs(place):
     job_id = await place.job("completed", DAY)
     slow = Slow(place.storage)
     tidy = place.tidy(slow, janitor_interval_sec=0.01)
@@ -389,11 +406,13 @@ async def test_s4_the_janitor_runs_it_and_does_not_wait_for_a_disk_that_hangs(pl
     await janitor.close()
 
 
-def test_s4_it_can_be_switched_off():
+@pytest.mark.requirement("S4")
+def test_it_can_be_switched_off():
     assert tidy_of(fast_settings(tidy_enabled=False), "postgresql://nowhere") is None
 
 
-async def test_s4_a_look_around_on_request_has_it_too(place):
+@pytest.mark.requirement("S4")
+async def test_a_look_around_on_request_has_it_too(place):
     job_id = await place.job("completed", DAY)
     async with (
         engine(place.dsn, orchestrators=0, workers=0, verify_history=False) as running,

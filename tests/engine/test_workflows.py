@@ -1,4 +1,4 @@
-"""The workflow language, end to end on a real PostgreSQL [W1-W6, W9-W11]. Fan-outs are in test_fan_out.py."""
+"""The workflow language, end to end on a real PostgreSQL. Fan-outs are in test_fan_out.py."""
 
 import pytest
 
@@ -12,11 +12,12 @@ def _task_per_node(tasks):
     return {task["node_id"]: task for task in tasks}
 
 
-# W1
+# Versions, inputs and the job timeout
 
 
+@pytest.mark.requirement("W1")
 @pytest.mark.parametrize(("written", "kept"), [("2", "2"), ("1.5", "1.5"), ('"2024-05"', "2024-05")])
-async def test_w1_a_version_is_kept_as_text(database, written, kept):
+async def test_a_version_is_kept_as_text(database, written, kept):
     definition = workflow(f"""
         workflow_id: versioned
         version: {written}
@@ -54,6 +55,7 @@ TYPED = """
     """
 
 
+@pytest.mark.requirement("W1")
 @pytest.mark.parametrize(
     ("inputs", "field"),
     [
@@ -68,7 +70,7 @@ TYPED = """
         ({"name": "x", "cuont": 1}, "cuont"),
     ],
 )
-async def test_w1_bad_inputs_are_refused_with_the_fields_name_and_nothing_is_created(database, inputs, field):
+async def test_bad_inputs_are_refused_with_the_fields_name_and_nothing_is_created(database, inputs, field):
     async with engine(database, orchestrators=0, workers=0) as running:
         with pytest.raises(InvalidRequest) as refusal:
             await running.submit(workflow(TYPED), **inputs)
@@ -78,7 +80,8 @@ async def test_w1_bad_inputs_are_refused_with_the_fields_name_and_nothing_is_cre
         assert await running.value("SELECT count(*) FROM dagapp.dag_jobs") == 0
 
 
-async def test_w1_inputs_that_are_left_out_have_their_defaults(database):
+@pytest.mark.requirement("W1")
+async def test_inputs_that_are_left_out_have_their_defaults(database):
     async with engine(database) as running:
         job = await running.run(workflow(TYPED), name="x", count=7)
 
@@ -88,7 +91,8 @@ async def test_w1_inputs_that_are_left_out_have_their_defaults(database):
     assert job["result_data"]["say"]["echoed_params"] == {"count": 7, "note": "none"}
 
 
-async def test_w1_the_jobs_timeout_becomes_its_deadline(database):
+@pytest.mark.requirement("W1")
+async def test_the_jobs_timeout_becomes_its_deadline(database):
     short = workflow("""
         workflow_id: short
         version: 1
@@ -106,7 +110,7 @@ async def test_w1_the_jobs_timeout_becomes_its_deadline(database):
     assert (default["deadline_at"] - default["created_at"]).total_seconds() == pytest.approx(7200, abs=0.1)
 
 
-# W2
+# Types of nodes
 
 
 EVERY_TYPE = """
@@ -138,7 +142,8 @@ EVERY_TYPE = """
     """
 
 
-async def test_w2_only_tasks_children_and_a_fan_ins_handler_reach_a_worker(database):
+@pytest.mark.requirement("W2")
+async def test_only_tasks_children_and_a_fan_ins_handler_reach_a_worker(database):
     async with engine(database) as running:
         job = await running.run(workflow(EVERY_TYPE))
         nodes, tasks = await running.nodes(job["job_id"]), await running.tasks(job["job_id"])
@@ -150,10 +155,11 @@ async def test_w2_only_tasks_children_and_a_fan_ins_handler_reach_a_worker(datab
     assert nodes["streamed"]["output"] == {"count": 2, "total": 6}
 
 
-# W3
+# Edges
 
 
-async def test_w3_a_nodes_own_depends_on_overrides_what_next_implies(database):
+@pytest.mark.requirement("W3")
+async def test_a_nodes_own_depends_on_overrides_what_next_implies(database):
     definition = workflow("""
         workflow_id: overriding
         version: 1
@@ -179,7 +185,8 @@ async def test_w3_a_nodes_own_depends_on_overrides_what_next_implies(database):
     assert job["status"] == "completed"
 
 
-async def test_w3_several_incoming_edges_mean_all_of(database):
+@pytest.mark.requirement("W3")
+async def test_several_incoming_edges_mean_all_of(database):
     definition = workflow("""
         workflow_id: joining
         version: 1
@@ -208,7 +215,8 @@ async def test_w3_several_incoming_edges_mean_all_of(database):
     assert nodes["joined"]["dispatched_at"] >= nodes["right"]["completed_at"]
 
 
-async def test_w3_any_of_goes_with_the_first_that_completes(database):
+@pytest.mark.requirement("W3")
+async def test_any_of_goes_with_the_first_that_completes(database):
     definition = workflow("""
         workflow_id: racing
         version: 1
@@ -234,7 +242,7 @@ async def test_w3_any_of_goes_with_the_first_that_completes(database):
     assert job["status"] == "completed"
 
 
-# W4
+# Fields of a task
 
 
 ROUTED = """
@@ -255,7 +263,8 @@ ROUTED = """
     """
 
 
-async def test_w4_queue_and_timeout_come_from_yaml_then_registration_then_default(database):
+@pytest.mark.requirement("W4")
+async def test_queue_and_timeout_come_from_yaml_then_registration_then_default(database):
     routed = Registration("routed", "tests.engine.harness:give", queue="functionapp-tasks", timeout_seconds=77)
 
     async with engine(database, handlers=[routed]) as running:
@@ -272,7 +281,8 @@ async def test_w4_queue_and_timeout_come_from_yaml_then_registration_then_defaul
     }
 
 
-async def test_w4_the_retry_policy_of_the_yaml_is_the_nodes_own(database):
+@pytest.mark.requirement("W4")
+async def test_the_retry_policy_of_the_yaml_is_the_nodes_own(database):
     definition = workflow("""
         workflow_id: policies
         version: 1
@@ -292,7 +302,8 @@ async def test_w4_the_retry_policy_of_the_yaml_is_the_nodes_own(database):
     assert allowed == {"plain": 3, "patient": 9, "spread__0": 1}
 
 
-async def test_w4_stage_and_importance_stay_with_the_jobs_definition(database):
+@pytest.mark.requirement("W4")
+async def test_stage_and_importance_stay_with_the_jobs_definition(database):
     definition = workflow("""
         workflow_id: staged
         version: 1
@@ -313,7 +324,7 @@ async def test_w4_stage_and_importance_stay_with_the_jobs_definition(database):
     }  # fmt: skip
 
 
-# W5
+# Templates
 
 
 TEMPLATES = """
@@ -352,7 +363,8 @@ TEMPLATES = """
     """
 
 
-async def test_w5_an_expression_that_is_the_whole_value_keeps_its_type_and_keys_win_over_methods(database):
+@pytest.mark.requirement("W5")
+async def test_an_expression_that_is_the_whole_value_keeps_its_type_and_keys_win_over_methods(database):
     async with engine(database) as running:
         job = await running.run(workflow(TEMPLATES), files=["a", "b"], box={"west": 1.5}, count=3)
 
@@ -375,7 +387,8 @@ async def test_w5_an_expression_that_is_the_whole_value_keeps_its_type_and_keys_
     }
 
 
-async def test_w5_a_value_that_is_missing_fails_the_node_and_says_which(database):
+@pytest.mark.requirement("W5")
+async def test_a_value_that_is_missing_fails_the_node_and_says_which(database):
     definition = workflow("""
         workflow_id: missing
         version: 1
@@ -400,7 +413,8 @@ async def test_w5_a_value_that_is_missing_fails_the_node_and_says_which(database
     assert nodes["second"]["attempt"] == 0
 
 
-async def test_w5_a_template_that_fails_is_retried_like_any_failure(database):
+@pytest.mark.requirement("W5")
+async def test_a_template_that_fails_is_retried_like_any_failure(database):
     definition = workflow("""
         workflow_id: retried_template
         version: 1
@@ -423,7 +437,7 @@ async def test_w5_a_template_that_fails_is_retried_like_any_failure(database):
     assert events == ["node_ready", "node_failed", "node_retried", "node_failed", "node_retried", "node_failed"]
 
 
-# W6
+# Conditionals
 
 
 def _conditional(condition):
@@ -447,6 +461,7 @@ def _conditional(condition):
         """)
 
 
+@pytest.mark.requirement("W6")
 @pytest.mark.parametrize(
     "condition",
     [
@@ -456,7 +471,7 @@ def _conditional(condition):
     ],
 )
 @pytest.mark.parametrize("size", [250, 100])
-async def test_w6_a_condition_takes_one_branch_and_skips_what_only_the_other_reaches(database, condition, size):
+async def test_a_condition_takes_one_branch_and_skips_what_only_the_other_reaches(database, condition, size):
     async with engine(database) as running:
         job = await running.run(_conditional(condition), size=size)
         nodes = await running.nodes(job["job_id"])
@@ -493,10 +508,11 @@ BRANCHES = """
     """
 
 
+@pytest.mark.requirement("W6")
 @pytest.mark.parametrize(
     ("size", "taken"), [(99, {"direct"}), (100, {"tiled", "noted"}), (999, {"tiled", "noted"}), (1000, {"refused"})]
 )
-async def test_w6_of_branches_the_first_that_holds_is_taken_else_the_default(database, size, taken):
+async def test_of_branches_the_first_that_holds_is_taken_else_the_default(database, size, taken):
     async with engine(database) as running:
         job = await running.run(workflow(BRANCHES), size=size)
         nodes = await running.nodes(job["job_id"])
@@ -508,7 +524,8 @@ async def test_w6_of_branches_the_first_that_holds_is_taken_else_the_default(dat
     assert nodes["end"]["status"] == "completed"
 
 
-async def test_w6_skipped_satisfies_all_of_but_any_of_needs_one_completed(database):
+@pytest.mark.requirement("W6")
+async def test_skipped_satisfies_all_of_but_any_of_needs_one_completed(database):
     definition = workflow("""
         workflow_id: skipping
         version: 1
@@ -533,7 +550,8 @@ async def test_w6_skipped_satisfies_all_of_but_any_of_needs_one_completed(databa
     assert (nodes["any_join"]["status"], nodes["any_join"]["reason"]) == ("skipped", "branch_not_taken")
 
 
-async def test_w6_a_condition_that_cannot_be_compared_fails_clearly(database):
+@pytest.mark.requirement("W6")
+async def test_a_condition_that_cannot_be_compared_fails_clearly(database):
     async with engine(database) as running:
         definition = _conditional("{{ nodes.measure.output.name }} > 100")
         job = await running.run(definition, size=1)
@@ -544,10 +562,11 @@ async def test_w6_a_condition_that_cannot_be_compared_fails_clearly(database):
     assert "name" in nodes["choose"]["error_message"]
 
 
-# W9
+# Stored definitions
 
 
-async def test_w9_a_job_keeps_the_definition_it_started_with_whatever_is_deployed_later(database):
+@pytest.mark.requirement("W9")
+async def test_a_job_keeps_the_definition_it_started_with_whatever_is_deployed_later(database):
     def version(number, last):
         return workflow(f"""
             workflow_id: evolving
@@ -576,7 +595,8 @@ async def test_w9_a_job_keeps_the_definition_it_started_with_whatever_is_deploye
     assert (jobs[1]["workflow_version"], jobs[2]["workflow_version"]) == ("1", "2")
 
 
-async def test_w9_the_same_definition_is_stored_once(database):
+@pytest.mark.requirement("W9")
+async def test_the_same_definition_is_stored_once(database):
     async with engine(database) as running:
         jobs = [await running.run("echo_test", message=text) for text in ("a", "b")]
 
@@ -584,7 +604,7 @@ async def test_w9_the_same_definition_is_stored_once(database):
         assert await running.value("SELECT count(*) FROM dagapp.dag_workflow_definitions") == 1
 
 
-# W10
+# Workflows that ship
 
 
 SHIPPED = {
@@ -603,8 +623,9 @@ OF_RASTERS = {
 }  # fmt: skip
 
 
+@pytest.mark.requirement("W10")
 @pytest.mark.parametrize("workflow_id", SHIPPED)
-async def test_w10_the_shipped_test_workflows_run(database, workflow_id):
+async def test_the_shipped_test_workflows_run(database, workflow_id):
     inputs, result = SHIPPED[workflow_id]
 
     async with engine(database) as running:
@@ -615,22 +636,25 @@ async def test_w10_the_shipped_test_workflows_run(database, workflow_id):
         assert job["result_data"] == result
 
 
-def test_w10_every_shipped_workflow_is_run_here():
+@pytest.mark.requirement("W10")
+def test_every_shipped_workflow_is_run_here():
     assert {path.stem for path in shipped()} == {*SHIPPED, *OF_RASTERS}
 
 
+@pytest.mark.requirement("W10")
 @pytest.mark.parametrize(("size_mb", "path", "route"), [(50, "small", "direct"), (5000, "large", "distributed")])
-async def test_w10_conditional_test_takes_every_route(database, size_mb, path, route):
+async def test_conditional_test_takes_every_route(database, size_mb, path, route):
     async with engine(database) as running:
         job = await running.run("conditional_test", size_mb=size_mb)
 
     assert job["result_data"] == {"size_mb": size_mb, "path": path, "route": route}
 
 
-# W11
+# Limits
 
 
-async def test_w11_inputs_that_are_too_large_are_refused_at_submission(database):
+@pytest.mark.requirement("W11")
+async def test_inputs_that_are_too_large_are_refused_at_submission(database):
     async with engine(database, orchestrators=0, workers=0) as running:
         with pytest.raises(InvalidRequest) as refusal:
             await running.submit("echo_test", message="x" * 300_000)
@@ -639,7 +663,8 @@ async def test_w11_inputs_that_are_too_large_are_refused_at_submission(database)
         assert await running.value("SELECT count(*) FROM dagapp.dag_jobs") == 0
 
 
-async def test_w11_the_limit_on_inputs_is_a_setting(database):
+@pytest.mark.requirement("W11")
+async def test_the_limit_on_inputs_is_a_setting(database):
     async with engine(database, orchestrators=0, workers=0, max_inputs_bytes=100) as running:
         with pytest.raises(InvalidRequest) as refusal:
             await running.submit("echo_test", message="x" * 200)
@@ -647,7 +672,8 @@ async def test_w11_the_limit_on_inputs_is_a_setting(database):
     assert refusal.value.code == "inputs.too-large"
 
 
-async def test_w11_params_that_are_too_large_fail_the_node_with_the_reason(database):
+@pytest.mark.requirement("W11")
+async def test_params_that_are_too_large_fail_the_node_with_the_reason(database):
     definition = workflow("""
         workflow_id: bulky
         version: 1
@@ -672,10 +698,11 @@ async def test_w11_params_that_are_too_large_fail_the_node_with_the_reason(datab
         assert await running.tasks(job["job_id"]) == []
 
 
-# E26
+# Outputs of a job
 
 
-async def test_e26_the_outputs_mapping_names_the_result(database):
+@pytest.mark.requirement("E26")
+async def test_the_outputs_mapping_names_the_result(database):
     definition = workflow("""
         workflow_id: mapped
         version: 1
@@ -697,7 +724,8 @@ async def test_e26_the_outputs_mapping_names_the_result(database):
     assert job["result_data"] == {"blob": "a.tif", "sizes": [1, 2], "name": "x", "fixed": 5}
 
 
-async def test_e26_by_default_the_result_is_the_outputs_of_the_nodes_before_an_end(database):
+@pytest.mark.requirement("E26")
+async def test_by_default_the_result_is_the_outputs_of_the_nodes_before_an_end(database):
     definition = workflow("""
         workflow_id: unmapped
         version: 1
@@ -716,7 +744,8 @@ async def test_e26_by_default_the_result_is_the_outputs_of_the_nodes_before_an_e
     assert job["result_data"] == {"two": 2, "three": 3}
 
 
-async def test_e26_outputs_that_have_no_value_fail_the_job_and_say_so(database):
+@pytest.mark.requirement("E26")
+async def test_outputs_that_have_no_value_fail_the_job_and_say_so(database):
     definition = workflow("""
         workflow_id: unmappable
         version: 1
@@ -734,7 +763,8 @@ async def test_e26_outputs_that_have_no_value_fail_the_job_and_say_so(database):
     assert job["error_message"] == "the workflow's outputs: `nodes.one.output.b` is undefined"
 
 
-async def test_e17_outputs_of_what_failed_are_null_in_a_partial_success(database):
+@pytest.mark.requirement("E17")
+async def test_outputs_of_what_failed_are_null_in_a_partial_success(database):
     text = """
         workflow_id: partly
         outputs: {good: "{{ nodes.good.output.echoed_params.n }}", bad: "{{ nodes.bad.output.n }}"}

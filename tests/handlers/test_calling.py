@@ -1,4 +1,4 @@
-"""What a handler takes and may return [H1]."""
+"""What a handler takes and may return."""
 
 import enum
 from types import ModuleType
@@ -41,13 +41,15 @@ def plan_of(name: str, is_async: bool = True) -> Plan:
     return calling.plan(Registration(name, f"{__name__}:{name}", is_async=is_async))
 
 
-def test_h1_the_annotation_of_the_second_parameter_validates_params() -> None:
+@pytest.mark.requirement("H1")
+def test_the_annotation_of_the_second_parameter_validates_params() -> None:
     assert plan_of("typed").parse({"size": 3}) == Tile(size=3)
     assert plan_of("untyped").parse({"x": 1}) == {"x": 1}
     assert plan_of("loose") == Plan(loose, True, None)
 
 
-def test_e12_params_that_do_not_fit_are_the_datas_fault_and_name_the_field_without_its_value() -> None:
+@pytest.mark.requirement("E12")
+def test_params_that_do_not_fit_are_the_datas_fault_and_name_the_field_without_its_value() -> None:
     with pytest.raises(UnfitData) as caught:
         plan_of("typed").parse({"size": "s3cret-value", "token": "x"})
 
@@ -56,18 +58,21 @@ def test_e12_params_that_do_not_fit_are_the_datas_fault_and_name_the_field_witho
     assert "s3cret" not in caught.value.message
 
 
-def test_h1_a_handler_that_this_worker_cannot_import_is_the_environments_fault() -> None:
+@pytest.mark.requirement("H1")
+def test_a_handler_that_this_worker_cannot_import_is_the_environments_fault() -> None:
     with pytest.raises(Unavailable, match="no_such_module") as caught:
         calling.plan(Registration("x", "no_such_module:f"))
     assert caught.value.code == calling.UNLOADABLE
 
 
-def test_h1_a_handler_registered_as_the_wrong_kind_says_so() -> None:
+@pytest.mark.requirement("H1")
+def test_a_handler_registered_as_the_wrong_kind_says_so() -> None:
     with pytest.raises(HandlerFailed, match="registered as async"):
         plan_of("plain", is_async=True)
 
 
-def test_h1_marked_handlers_are_found_in_their_module() -> None:
+@pytest.mark.requirement("H1")
+def test_marked_handlers_are_found_in_their_module() -> None:
     import sys
 
     assert Registration("marked.one", f"{__name__}:marked", False, "container-tasks", None, 100) in handlers_in(
@@ -75,7 +80,8 @@ def test_h1_marked_handlers_are_found_in_their_module() -> None:
     )
 
 
-def test_h1_a_package_may_list_its_handlers_without_importing_them() -> None:
+@pytest.mark.requirement("H1")
+def test_a_package_may_list_its_handlers_without_importing_them() -> None:
     listing = ModuleType("their_package")
     listing.REGISTRATIONS = (Registration("theirs", "their_package.with_gdal:run", False),)  # type: ignore[attr-defined]
 
@@ -91,7 +97,8 @@ class Answer(BaseModel):
     values: tuple[float, ...] = ()
 
 
-def test_h1_outputs_become_plain_json() -> None:
+@pytest.mark.requirement("H1")
+def test_outputs_become_plain_json() -> None:
     returned = accept({"a": (1, 2.5), "m": Answer(tile=Tile(size=1), values=(1.0,)), "c": Colour.RED, "n": None})
 
     assert returned.output == {
@@ -101,7 +108,8 @@ def test_h1_outputs_become_plain_json() -> None:
     assert orjson.loads(returned.encoded) == returned.output
 
 
-def test_h1_a_handler_result_carries_output_and_metrics_or_a_failure() -> None:
+@pytest.mark.requirement("H1")
+def test_a_handler_result_carries_output_and_metrics_or_a_failure() -> None:
     assert accept(HandlerResult(output={"a": 1}, metrics={"pixels": 3})) == calling.Returned(
         {"a": 1}, {"pixels": 3}, b'{"a":1}'
     )
@@ -114,6 +122,7 @@ for _ in range(300):
     DEEP = [DEEP]
 
 
+@pytest.mark.requirement("H1")
 @pytest.mark.parametrize(
     ("output", "told"),
     [
@@ -131,14 +140,15 @@ for _ in range(300):
         ({"a": {1, 2}}, "output.a is a set"),
     ],
 )
-def test_h1_what_jsonb_cannot_hold_is_refused_with_its_path(output: Any, told: str) -> None:
+def test_what_jsonb_cannot_hold_is_refused_with_its_path(output: Any, told: str) -> None:
     with pytest.raises(HandlerFailed) as caught:
         accept(output)
     assert told in caught.value.message
     assert caught.value.code == "handler.bad-output"
 
 
-def test_e18_an_output_beyond_the_hard_limit_fails_with_size_and_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.requirement("E18")
+def test_an_output_beyond_the_hard_limit_fails_with_size_and_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calling, "MAX_OUTPUT_BYTES", 1000)
 
     with pytest.raises(HandlerFailed, match=r"2,002 bytes, more than the 1,000 allowed") as caught:
@@ -146,11 +156,13 @@ def test_e18_an_output_beyond_the_hard_limit_fails_with_size_and_limit(monkeypat
     assert caught.value.code == "handler.output-too-large"
 
 
-def test_h1_the_largest_integers_that_fit_pass() -> None:
+@pytest.mark.requirement("H1")
+def test_the_largest_integers_that_fit_pass() -> None:
     assert to_json([(1 << 64) - 1, -(1 << 63)], "output") == [(1 << 64) - 1, -(1 << 63)]
 
 
-def test_h2_metrics_are_small() -> None:
+@pytest.mark.requirement("H1")
+def test_metrics_are_small() -> None:
     with pytest.raises(HandlerFailed, match="more than the 65,536 allowed") as refusal:
         accept(HandlerResult(output=1, metrics={"all": "x" * 70_000}))
     assert refusal.value.code == "handler.metrics-too-large"

@@ -1,4 +1,4 @@
-"""Checkpoints and their artifacts, as handlers of both kinds see them [E22]."""
+"""Checkpoints and their artifacts, as handlers of both kinds see them."""
 
 import os
 import tempfile
@@ -45,8 +45,9 @@ def files(tmp_path: Path) -> list[Path]:
     return made
 
 
+@pytest.mark.requirement("E22")
 @both
-def test_e22_the_last_checkpoint_whose_artifact_still_validates_is_found(loading, files) -> None:
+def test_the_last_checkpoint_whose_artifact_still_validates_is_found(loading, files) -> None:
     trial = saving(first=files[0], second=[files[1], str(files[2])])
 
     assert run_handler(loading(), after=trial).output == ["second", {"of": "second"}]
@@ -69,14 +70,13 @@ def grow(file: Path) -> None:
     file.write_bytes(file.read_bytes() + b"more")
 
 
+@pytest.mark.requirement("E22")
 @both
 @pytest.mark.parametrize(
     ("harm", "why"),
     [(vanish, "is gone"), (turn_into_a_folder, "is gone"), (change_a_byte, "its sha256"), (grow, "its size_bytes")],
 )
-def test_e22_a_checkpoint_whose_artifact_vanished_or_changed_is_not_trusted_and_told_of(
-    loading, harm, why, files
-) -> None:
+def test_a_checkpoint_whose_artifact_vanished_or_changed_is_not_trusted_and_told_of(loading, harm, why, files) -> None:
     trial = saving(first=files[0], second=[files[1], files[2]])
     harm(files[2])
 
@@ -89,16 +89,18 @@ def test_e22_a_checkpoint_whose_artifact_vanished_or_changed_is_not_trusted_and_
     assert why in line
 
 
+@pytest.mark.requirement("E22")
 @both
-def test_e22_without_any_valid_checkpoint_a_handler_begins_at_the_beginning(loading, files) -> None:
+def test_without_any_valid_checkpoint_a_handler_begins_at_the_beginning(loading, files) -> None:
     trial = saving(first=files[0])
     vanish(files[0])
 
     assert run_handler(loading(), after=trial).output is None
 
 
+@pytest.mark.requirement("E22")
 @both
-def test_e22_a_file_too_large_to_be_hashed_is_known_by_its_time(loading, files) -> None:
+def test_a_file_too_large_to_be_hashed_is_known_by_its_time(loading, files) -> None:
     trial = saving(first=None, second=Artifact.of(files[0], by="modified_ns"))
     kept = run_handler(loading(), after=trial)
     os.utime(files[0], ns=(1, 1))
@@ -111,8 +113,9 @@ def test_e22_a_file_too_large_to_be_hashed_is_known_by_its_time(loading, files) 
 ELSEWHERE = Artifact("s3://bucket/tiles/1", {"etag": "abc"})
 
 
+@pytest.mark.requirement("E22")
 @both
-def test_e22_what_nothing_here_can_check_is_checked_by_the_handler_or_not_trusted(loading) -> None:
+def test_what_nothing_here_can_check_is_checked_by_the_handler_or_not_trusted(loading) -> None:
     trial = saving(first=None, second=ELSEWHERE)
     seen: list[Artifact] = []
 
@@ -129,21 +132,24 @@ def test_e22_what_nothing_here_can_check_is_checked_by_the_handler_or_not_truste
     assert "nothing here can check s3://bucket/tiles/1" in unchecked.log[0]
 
 
-def test_e22_an_async_handler_may_ask_a_store_to_check() -> None:
+@pytest.mark.requirement("E22")
+def test_an_async_handler_may_ask_a_store_to_check() -> None:
     async def check(artifact: Artifact) -> bool:
         return artifact == ELSEWHERE
 
     assert run_handler(coroutine(check=check), after=saving(first=ELSEWHERE)).output[0] == "first"
 
 
+@pytest.mark.requirement("E22")
 @both
-def test_e22_a_store_that_cannot_be_asked_is_the_environments_fault_and_no_proof(loading) -> None:
+def test_a_store_that_cannot_be_asked_is_the_environments_fault_and_no_proof(loading) -> None:
     def check(_artifact: Artifact) -> bool:
         raise ConnectionError("the store is away")
 
     assert run_handler(loading(check=check), after=saving(first=ELSEWHERE)).blame == "environment"
 
 
+@pytest.mark.requirement("E22")
 @pytest.mark.parametrize(
     ("artifact", "code"),
     [
@@ -152,7 +158,7 @@ def test_e22_a_store_that_cannot_be_asked_is_the_environments_fault_and_no_proof
         ("s3://bucket/tiles/1", "checkpoint.bad-artifact"),
     ],
 )
-def test_e22_what_cannot_be_described_cannot_be_saved(artifact, code) -> None:
+def test_what_cannot_be_described_cannot_be_saved(artifact, code) -> None:
     trial = saving(first=artifact)
 
     assert trial.error is not None
@@ -160,8 +166,9 @@ def test_e22_what_cannot_be_described_cannot_be_saved(artifact, code) -> None:
     assert not trial.saved
 
 
+@pytest.mark.requirement("E22")
 @pytest.mark.parametrize("is_async", [False, True])
-def test_e22_a_checkpoint_has_a_size_limit_that_is_told(is_async) -> None:
+def test_a_checkpoint_has_a_size_limit_that_is_told(is_async) -> None:
     def save(ctx: Any) -> None:
         ctx.save_checkpoint("much", "x" * MAX_BYTES)
 
@@ -177,14 +184,16 @@ def test_e22_a_checkpoint_has_a_size_limit_that_is_told(is_async) -> None:
     assert run_handler(lambda ctx: ctx.save_checkpoint("fits", "x" * (MAX_BYTES - 100))).status == "succeeded"
 
 
+@pytest.mark.requirement("E22")
 @pytest.mark.parametrize("name", ["", "x" * 201, None, "nul\0"])
-def test_e22_a_checkpoint_has_a_name_that_can_be_kept(name) -> None:
+def test_a_checkpoint_has_a_name_that_can_be_kept(name) -> None:
     assert run_handler(lambda ctx: ctx.save_checkpoint(name)).status == "failed"
 
 
+@pytest.mark.requirement("E22")
 @pytest.mark.parametrize("flag", ["cancelled", "shutting_down"])
 @pytest.mark.parametrize("is_async", [False, True])
-def test_e22_a_handler_that_was_told_to_stop_stops_where_it_saves(flag, is_async) -> None:
+def test_a_handler_that_was_told_to_stop_stops_where_it_saves(flag, is_async) -> None:
     def go_on(ctx: Any) -> None:
         assert getattr(ctx, flag)
         ctx.save_checkpoint("kept")
@@ -201,7 +210,8 @@ def test_e22_a_handler_that_was_told_to_stop_stops_where_it_saves(flag, is_async
     assert list(trial.checkpoints) == ["kept"]
 
 
-def test_e22_an_artifact_is_known_by_whatever_name_its_place_has(tmp_path, monkeypatch) -> None:
+@pytest.mark.requirement("E22")
+def test_an_artifact_is_known_by_whatever_name_its_place_has(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "a b#c?%20ä.bin"
     file.write_text("x")
@@ -212,7 +222,8 @@ def test_e22_an_artifact_is_known_by_whatever_name_its_place_has(tmp_path, monke
     assert problem_of(by_path) is None
 
 
-def test_h3_multi_phase_gives_the_same_result_wherever_it_was_interrupted(tmp_path, monkeypatch) -> None:
+@pytest.mark.requirement("H3")
+def test_multi_phase_gives_the_same_result_wherever_it_was_interrupted(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr("time.sleep", lambda _: None)
     names = [f"phase_{number}" for number in range(1, 5)]

@@ -1,4 +1,4 @@
-"""The handlers that ship for tests and demonstrations [H3]."""
+"""The handlers that ship for tests and demonstrations."""
 
 from typing import Any
 
@@ -14,12 +14,14 @@ def call(name: str, /, **params: Any) -> Any:
     return run_handler(name, params).output
 
 
-def test_h3_every_shipped_handler_resolves_as_it_is_registered() -> None:
+@pytest.mark.requirement("H3")
+def test_every_shipped_handler_resolves_as_it_is_registered() -> None:
     for registration in installed().values():
         assert calling.plan(registration).function.__name__ == registration.target.split(":")[1]
 
 
-def test_h3_echo_hello_size_chunk_and_list_answer_as_documented() -> None:
+@pytest.mark.requirement("H3")
+def test_echo_hello_size_chunk_and_list_answer_as_documented() -> None:
     assert call("echo", a=[1]) == {"echoed_params": {"a": [1]}}
     assert call("hello_world") == {"message": "Hello, World!"}
     assert call("hello_world", name="Ada") == {"message": "Hello, Ada!"}
@@ -31,8 +33,9 @@ def test_h3_echo_hello_size_chunk_and_list_answer_as_documented() -> None:
     assert call("noop", anything=1) is None
 
 
+@pytest.mark.requirement("H3")
 @pytest.mark.parametrize("blame", ["data", "environment", "handler"])
-def test_h3_fail_raises_the_error_whose_move_it_is(blame: str) -> None:
+def test_fail_raises_the_error_whose_move_it_is(blame: str) -> None:
     trial = run_handler("fail", {"message": "no good", "blame": blame})
 
     assert trial.blame == blame
@@ -46,7 +49,8 @@ def flaky(attempt: int, node: str = "n", rate: float = 0.5) -> bool:
     return trial.error is None
 
 
-def test_h3_flaky_echo_fails_the_same_attempts_for_the_same_seed_and_at_about_its_rate() -> None:
+@pytest.mark.requirement("H3")
+def test_flaky_echo_fails_the_same_attempts_for_the_same_seed_and_at_about_its_rate() -> None:
     first = [flaky(1, node=f"n__{i}") for i in range(400)]
     again = [flaky(1, node=f"n__{i}") for i in range(400)]
 
@@ -54,30 +58,35 @@ def test_h3_flaky_echo_fails_the_same_attempts_for_the_same_seed_and_at_about_it
     assert 150 < sum(first) < 250
 
 
-def test_h3_a_seeded_flaky_echo_succeeds_after_four_retries_at_the_latest() -> None:
+@pytest.mark.requirement("H3")
+def test_a_seeded_flaky_echo_succeeds_after_four_retries_at_the_latest() -> None:
     assert not flaky(4, rate=1.0)
     assert flaky(5, rate=1.0)
 
 
-def test_h3_flaky_echo_without_a_seed_is_random_and_echoes_everything() -> None:
+@pytest.mark.requirement("H3")
+def test_flaky_echo_without_a_seed_is_random_and_echoes_everything() -> None:
     assert call("flaky_echo", failure_rate=0, index=4) == {
         "echoed_params": {"failure_rate": 0.0, "index": 4}, "attempt": 1,
     }  # fmt: skip
 
 
+@pytest.mark.requirement("E14")
 @pytest.mark.parametrize(("flag", "status"), [("cancelled_after", "cancelled"), ("shutting_down_after", "returned")])
-def test_e14_sleep_stops_at_its_next_check(flag: str, status: str) -> None:
+def test_sleep_stops_at_its_next_check(flag: str, status: str) -> None:
     trial = run_handler("sleep", {"seconds": 60}, **{flag: 10})  # type: ignore[arg-type]
 
     assert trial.status == status
     assert trial.metrics["seconds"] == pytest.approx(1.0)
 
 
-def test_h3_sleep_sleeps_as_long_as_asked_for() -> None:
+@pytest.mark.requirement("H3")
+def test_sleep_sleeps_as_long_as_asked_for() -> None:
     assert run_handler("sleep", {"seconds": 60}).metrics["seconds"] == pytest.approx(60.0)
 
 
-def test_w8_collect_results_sums_what_completed() -> None:
+@pytest.mark.requirement("W8")
+def test_collect_results_sums_what_completed() -> None:
     results = [{"value": 2}, ChildResult(1, "f__1", "failed", None, "boom"), 0.5]
 
     assert run_handler("collect_results", results=results).output == {"count": 2, "total": 2.5}

@@ -1,4 +1,4 @@
-"""Handlers that make one COG of several files [R1 R10], called as a worker calls them on a folder as storage."""
+"""Handlers that make one COG of several files, called as a worker calls them on a folder as storage."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,7 +47,8 @@ def made(folder: Path, trial: Trial) -> Path:
     return folder / "silver" / "silver" / trial.output["cog_blob"]
 
 
-def test_r1_every_handler_of_rasters_ships() -> None:
+@pytest.mark.requirement("R1")
+def test_every_handler_of_rasters_ships() -> None:
     names = (
         "validate create_cog blob_to_mount generate_tiling_scheme inventory process_tile process_tile_batch "
         "create_mosaic band_stack merge stac_ensure_collection stac_register_item stac_register_items stac_finalize"
@@ -58,7 +59,8 @@ def test_r1_every_handler_of_rasters_ships() -> None:
         assert callable(installed()[f"raster.{name}"].resolve())
 
 
-def test_r1_files_of_the_same_ground_become_the_bands_of_a_cog(storage: Path) -> None:
+@pytest.mark.requirement("R1")
+def test_files_of_the_same_ground_become_the_bands_of_a_cog(storage: Path) -> None:
     names = [depths(storage, f"rp{years}.tif", years) for years in (10, 100)]
     about = ABOUT | {"band_names": ["rp10", "rp100"]}
 
@@ -77,7 +79,8 @@ def test_r1_files_of_the_same_ground_become_the_bands_of_a_cog(storage: Path) ->
     assert item["properties"]["processing:lineage"].startswith("bands of rp10.tif, rp100.tif stacked, to EPSG:4326")
 
 
-def test_r10_tiles_that_an_earlier_job_made_are_merged_to_a_larger_one(storage: Path) -> None:
+@pytest.mark.requirement("R10")
+def test_tiles_that_an_earlier_job_made_are_merged_to_a_larger_one(storage: Path) -> None:
     names = [depths(storage, f"tiles/{at}.tif", at + 1, col=400 * at, zone="silver") for at in range(12)]
 
     trial = run_handler(
@@ -94,7 +97,8 @@ def test_r10_tiles_that_an_earlier_job_made_are_merged_to_a_larger_one(storage: 
     assert "9.tif and 2 more merged, kept in EPSG:32633" in lineage
 
 
-def test_r1_a_second_attempt_finds_what_the_first_one_made(storage: Path) -> None:
+@pytest.mark.requirement("R1")
+def test_a_second_attempt_finds_what_the_first_one_made(storage: Path) -> None:
     params = {"blob_names": [depths(storage, "a.tif", 1), depths(storage, "b.tif", 2)], "about": ABOUT}
 
     first, again = (run_handler("raster.band_stack", params).output for _ in range(2))
@@ -102,8 +106,9 @@ def test_r1_a_second_attempt_finds_what_the_first_one_made(storage: Path) -> Non
     assert (first["sha256"], first["stac_item"]) == (again["sha256"], again["stac_item"])
 
 
+@pytest.mark.requirement("R1")
 @pytest.mark.parametrize("handler", ["raster.band_stack", "raster.merge"])
-def test_r1_files_that_do_not_go_together_are_the_datas_fault_and_leave_nothing(storage: Path, handler: str) -> None:
+def test_files_that_do_not_go_together_are_the_datas_fault_and_leave_nothing(storage: Path, handler: str) -> None:
     names = [depths(storage, "a.tif", 1), depths(storage, "b.tif", 2, crs="EPSG:32634")]
 
     trial = run_handler(handler, {"blob_names": names, "about": ABOUT})
@@ -115,14 +120,16 @@ def test_r1_files_that_do_not_go_together_are_the_datas_fault_and_leave_nothing(
     assert not list(storage.rglob("cogs/**/*"))
 
 
-def test_r1_a_file_that_is_not_there_is_named(storage: Path) -> None:
+@pytest.mark.requirement("R1")
+def test_a_file_that_is_not_there_is_named(storage: Path) -> None:
     trial = run_handler("raster.merge", {"blob_names": [depths(storage, "a.tif", 1), "gone.tif"], "about": ABOUT})
 
     assert trial.error is not None
     assert "gone.tif" in trial.error["message"]
 
 
-def test_r2_whole_numbers_that_are_too_wide_are_stored_as_what_they_fit(storage: Path) -> None:
+@pytest.mark.requirement("R2")
+def test_whole_numbers_that_are_too_wide_are_stored_as_what_they_fit(storage: Path) -> None:
     """What validation promises (`narrow-dtype`) is what the COG is."""
     path = storage / "bronze" / "bronze" / "wide.tif"
     path.parent.mkdir(parents=True)

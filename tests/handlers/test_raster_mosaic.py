@@ -1,4 +1,4 @@
-"""What goes into a mosaic [R7]."""
+"""What goes into a mosaic."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -8,6 +8,8 @@ import pytest
 from dagmaster.errors import UnfitData
 from dagmaster.handlers.raster.mosaic import _gather
 from dagmaster.jobs.states import NodeStatus
+
+pytestmark = pytest.mark.requirement("R7")
 
 BOX = [10.0, 50.0, 11.0, 51.0]
 SQUARE = {"type": "Polygon", "coordinates": [[[10, 50], [11, 50], [11, 51], [10, 51], [10, 50]]]}
@@ -25,13 +27,13 @@ def children_of(*cogs: dict[str, Any]) -> Any:
     return SimpleNamespace(results=lambda page: results)
 
 
-def test_r7_a_tile_without_data_is_counted_and_not_shown():
+def test_a_tile_without_data_is_counted_and_not_shown():
     gathered = _gather(children_of(a_cog("a.tif"), a_cog("b.tif", is_empty=True), a_cog("c.tif")))
 
     assert [asset.name for asset in gathered.assets] == ["a.tif", "c.tif"]
     assert (gathered.count, len(gathered.grounds)) == (3, 2)
 
 
-def test_r7_nothing_but_tiles_without_data_make_no_mosaic():
+def test_nothing_but_tiles_without_data_make_no_mosaic():
     with pytest.raises(UnfitData, match="no COG to make a mosaic of"):
         _gather(children_of(a_cog("a.tif", is_empty=True)))

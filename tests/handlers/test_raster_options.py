@@ -1,4 +1,4 @@
-"""What can't be is refused before anything is made, and what an edition is made by is kept with it [R6]."""
+"""What can't be is refused before anything is made, and what an edition is made by is kept with it."""
 
 import pytest
 
@@ -19,6 +19,8 @@ from dagmaster.settings import Settings
 from dagmaster.storage.location import Edition, Zone
 from dagmaster.storage.zones import open_storage
 from dagmaster.workflows.load import read, shipped
+
+pytestmark = pytest.mark.requirement("R6")
 
 PICTURE = tuple(BandFacts("uint8", color) for color in ("red", "green", "blue"))
 HEIGHTS = (BandFacts("float32", "gray"),)

@@ -1,4 +1,4 @@
-"""Handlers that write to the STAC catalogue [C1]: what was promised is there, or the job is told what is not."""
+"""Handlers that write to the STAC catalogue: what was promised is there, or the job is told what is not."""
 
 from typing import Any
 
@@ -81,7 +81,8 @@ async def bench(catalog_database):
 TILES = {"results_of": {"node_id": "tiles"}}
 
 
-async def test_c1_a_single_raster_is_registered_and_finalized(bench):
+@pytest.mark.requirement("C1")
+async def test_a_single_raster_is_registered_and_finalized(bench):
     assert await bench.call("ensure_collection", collection=a_collection()) == {
         "stac_collection_id": "dem",
         "is_new": True,
@@ -102,7 +103,8 @@ async def test_c1_a_single_raster_is_registered_and_finalized(bench):
     assert (await bench.catalog.get_collection("dem"))["extent"] == extent
 
 
-async def test_c1_items_are_taken_from_the_results_of_children_and_run_twice_are_there_once(bench, monkeypatch):
+@pytest.mark.requirement("C1")
+async def test_items_are_taken_from_the_results_of_children_and_run_twice_are_there_once(bench, monkeypatch):
     monkeypatch.setattr(stac, "BATCH_ITEMS", 2)
     bench.completed(*({"stac_item": an_item(f"t{n}", west=n)} for n in range(3)), {"stac_item": None})
     bench.completed({"stac_item": [an_item("t8"), an_item("t9")]})
@@ -120,7 +122,8 @@ async def test_c1_items_are_taken_from_the_results_of_children_and_run_twice_are
     assert await bench.catalog.missing_items("dem", ["t0", "t1", "t2", "t8", "t9"]) == []
 
 
-async def test_c1_a_slice_of_the_results_is_enough_for_one_batch_of_many(bench):
+@pytest.mark.requirement("C1")
+async def test_a_slice_of_the_results_is_enough_for_one_batch_of_many(bench):
     bench.completed(*({"tile": an_item(f"t{n}")} for n in range(10)))
     await bench.call("ensure_collection", collection=a_collection())
 
@@ -138,14 +141,16 @@ async def test_c1_a_slice_of_the_results_is_enough_for_one_batch_of_many(bench):
     ]
 
 
-async def test_c1_items_may_be_given_and_may_be_none(bench):
+@pytest.mark.requirement("C1")
+async def test_items_may_be_given_and_may_be_none(bench):
     await bench.call("ensure_collection", collection=a_collection())
 
     assert (await bench.call("register_items", items=[an_item("a"), an_item("b")]))["item_count"] == 2
     assert await bench.call("register_items", items=[]) == {"stac_collection_id": None, "item_count": 0}
 
 
-async def test_c1_a_missing_item_fails_the_job_by_its_name(bench):
+@pytest.mark.requirement("C1")
+async def test_a_missing_item_fails_the_job_by_its_name(bench):
     bench.completed(*({"stac_item": an_item(f"t{n:02}")} for n in range(30)))
     await bench.call("ensure_collection", collection=a_collection())
     await bench.call("register_items", items=[an_item(f"t{n:02}") for n in range(29)])
@@ -160,7 +165,8 @@ async def test_c1_a_missing_item_fails_the_job_by_its_name(bench):
     assert many.value.message.endswith("x08, x09 and 2 more")
 
 
-async def test_c1_a_wrong_count_or_a_name_promised_twice_is_an_error(bench):
+@pytest.mark.requirement("C1")
+async def test_a_wrong_count_or_a_name_promised_twice_is_an_error(bench):
     await bench.call("ensure_collection", collection=a_collection())
     await bench.call("register_items", items=[an_item("a")])
 
@@ -172,7 +178,8 @@ async def test_c1_a_wrong_count_or_a_name_promised_twice_is_an_error(bench):
     assert (wrong.value.code, doubled.value.code) == ("stac.wrong-count", "stac.duplicate-items")
 
 
-async def test_c1_tiles_that_a_new_revision_no_longer_has_are_removed(bench):
+@pytest.mark.requirement("C1")
+async def test_tiles_that_a_new_revision_no_longer_has_are_removed(bench):
     await bench.call("ensure_collection", collection=a_collection())
     await bench.call("register_items", items=[an_item("t0"), an_item("t1", west=50)])
     await bench.call("register_items", items=[an_item("t0", revision=2)])
@@ -183,7 +190,8 @@ async def test_c1_tiles_that_a_new_revision_no_longer_has_are_removed(bench):
     assert told["extent"]["spatial"]["bbox"] == [[1.0, 2.0, 2.0, 3.0]]
 
 
-async def test_c1_what_is_not_there_yet_removes_nothing(bench):
+@pytest.mark.requirement("C1")
+async def test_what_is_not_there_yet_removes_nothing(bench):
     """An earlier revision is served until the new one is whole."""
     await bench.call("ensure_collection", collection=a_collection())
     await bench.call("register_items", items=[an_item("t0")])
@@ -194,7 +202,8 @@ async def test_c1_what_is_not_there_yet_removes_nothing(bench):
     assert await bench.catalog.count_items("dem") == 1
 
 
-async def test_c1_a_child_that_tells_no_item_is_named(bench):
+@pytest.mark.requirement("C1")
+async def test_a_child_that_tells_no_item_is_named(bench):
     bench.completed({"cog_blob": "x"})
     await bench.call("ensure_collection", collection=a_collection())
 
@@ -204,7 +213,8 @@ async def test_c1_a_child_that_tells_no_item_is_named(bench):
     assert "tiles__0" in told.value.message
 
 
-async def test_c1_items_of_several_collections_are_refused_before_any_more_is_written(bench, monkeypatch):
+@pytest.mark.requirement("C1")
+async def test_items_of_several_collections_are_refused_before_any_more_is_written(bench, monkeypatch):
     monkeypatch.setattr(stac, "BATCH_ITEMS", 1)
     for name in ("dem", "other"):
         await bench.call("ensure_collection", collection=a_collection(name))
@@ -215,7 +225,8 @@ async def test_c1_items_of_several_collections_are_refused_before_any_more_is_wr
     assert await bench.catalog.count_items("other") == 0
 
 
-async def test_e13_registering_stops_between_batches_when_told(bench, monkeypatch):
+@pytest.mark.requirement("E14")
+async def test_registering_stops_between_batches_when_told(bench, monkeypatch):
     monkeypatch.setattr(stac, "BATCH_ITEMS", 1)
     await bench.call("ensure_collection", collection=a_collection())
     context = bench.context({"items": [an_item("a"), an_item("b")]})

@@ -1,4 +1,4 @@
-"""How a source becomes children, and how children's results become one output [W7, W8]."""
+"""How a source becomes children, and how children's results become one output."""
 
 import pytest
 
@@ -20,13 +20,15 @@ def a_fan_out(tolerate=0):
     )
 
 
+@pytest.mark.requirement("W7")
 @pytest.mark.parametrize(
     ("items", "size", "count"), [(0, None, 0), (7, None, 7), (0, 3, 0), (1, 3, 1), (6, 3, 2), (7, 3, 3), (5, 10, 1)]
 )
-def test_w7_batches_cover_every_item(items, size, count):
+def test_batches_cover_every_item(items, size, count):
     assert batch_count(items, size) == count
 
 
+@pytest.mark.requirement("W7")
 @pytest.mark.parametrize(
     ("tolerate", "total", "allowed"),
     [
@@ -41,10 +43,11 @@ def test_w7_batches_cover_every_item(items, size, count):
         (0.5, 0, 0),
     ],
 )
-def test_w7_a_number_counts_children_and_a_share_is_rounded_down(tolerate, total, allowed):
+def test_a_number_counts_children_and_a_share_is_rounded_down(tolerate, total, allowed):
     assert tolerated(a_fan_out(tolerate), total) == allowed
 
 
+@pytest.mark.requirement("W8")
 @pytest.mark.parametrize(
     ("mode", "outputs", "result"),
     [
@@ -60,11 +63,12 @@ def test_w7_a_number_counts_children_and_a_share_is_rounded_down(tolerate, total
         ("last", [], {"result": None, "count": 0}),
     ],
 )
-def test_w8_children_become_one_output_in_index_order(mode, outputs, result):
+def test_children_become_one_output_in_index_order(mode, outputs, result):
     assert aggregate(Aggregation(mode), children(*outputs)) == result
 
 
-def test_w8_tolerated_failures_are_listed_and_not_counted():
+@pytest.mark.requirement("W8")
+def test_tolerated_failures_are_listed_and_not_counted():
     gathered = aggregate(Aggregation.COLLECT, children("a", "b", "c", failed={1}))
 
     assert gathered == {
@@ -74,18 +78,21 @@ def test_w8_tolerated_failures_are_listed_and_not_counted():
     }
 
 
-def test_w8_first_and_last_are_of_those_that_completed():
+@pytest.mark.requirement("W8")
+def test_first_and_last_are_of_those_that_completed():
     given = children("a", "b", "c", failed={0, 2})
 
     assert aggregate(Aggregation.FIRST, given)["result"] == "b"
     assert aggregate(Aggregation.LAST, given)["result"] == "b"
 
 
-def test_w7_a_fan_out_names_its_children_while_the_list_is_small():
+@pytest.mark.requirement("W7")
+def test_a_fan_out_names_its_children_while_the_list_is_small():
     assert fan_out_output("tile", 2) == {"fan_out_count": 2, "child_node_ids": ["tile__0", "tile__1"]}
     assert fan_out_output("tile", 100_000) == {"fan_out_count": 100_000}
 
 
+@pytest.mark.requirement("E18")
 @pytest.mark.parametrize("name", ["t", "a" * 64])
-def test_e18_the_output_of_a_fan_out_never_exceeds_what_is_kept_inline(name):
+def test_the_output_of_a_fan_out_never_exceeds_what_is_kept_inline(name):
     assert all(size_bytes(fan_out_output(name, total)) <= INLINE_BYTES for total in (3000, 17_000, 25_000, 100_000))

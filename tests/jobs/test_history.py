@@ -1,4 +1,4 @@
-"""Rebuilding a job from its events alone, and finding what cannot have been [E4]. Damage to a database: tests/database."""
+"""Rebuilding a job from its events alone, and finding what cannot have been. Damage to a database: tests/database."""
 
 import tracemalloc
 from functools import cache
@@ -14,6 +14,8 @@ from dagmaster.testing.history import audit, event_of, findings_of
 from tests.jobs.random_workflows import Case
 from tests.jobs.simulation import Simulation
 from tests.workflows.builders import a_graph, a_workflow
+
+pytestmark = pytest.mark.requirement("E4")
 
 FAN = """
   start: {type: start, next: tiles}
@@ -51,7 +53,7 @@ SOUND = [*OPENING, "tiles__0 ready", "tiles__0 dispatched 1", "job running", "ti
          *child(1), "tiles completed", *CLOSING]  # fmt: skip
 
 
-def test_e4_the_events_alone_rebuild_every_state():
+def test_the_events_alone_rebuild_every_state():
     rebuilt = replay(told(*SOUND), JOB, a_graph(FAN))
 
     assert rebuilt.findings == []
@@ -66,7 +68,7 @@ def test_e4_the_events_alone_rebuild_every_state():
     }
 
 
-def test_e4_without_a_graph_the_steps_are_still_checked():
+def test_without_a_graph_the_steps_are_still_checked():
     rebuilt = replay(told(*OPENING, "tiles completed", "tiles completed"))
 
     assert [finding.code for finding in rebuilt.findings] == [Code.TRANSITION]

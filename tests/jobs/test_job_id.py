@@ -1,5 +1,6 @@
-"""A job's id is a version 7 UUID: ids sort by the time they were made [D2]."""
+"""A job's id is a version 7 UUID: ids sort by the time they were made."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -31,7 +32,8 @@ def test_ids_of_the_same_moment_differ():
     assert len({new_job_id(1_900_000_000_000) for _ in range(1000)}) == 1000
 
 
-def test_e7_a_task_is_named_after_job_node_and_attempt():
+@pytest.mark.requirement("E7")
+def test_a_task_is_named_after_job_node_and_attempt():
     job_id = new_job_id(0, bytes(10))
 
     assert task_id(job_id, child_id("tile", 3), 2) == f"{job_id}_tile__3_2"

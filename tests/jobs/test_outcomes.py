@@ -1,12 +1,16 @@
-"""What people are told came of a job [E17]."""
+"""What people are told came of a job."""
 
 from uuid import UUID
+
+import pytest
 
 from dagmaster.jobs.outcomes import deliverables, outcomes
 from dagmaster.jobs.states import JobStatus, NodeStatus, SkipReason
 from dagmaster.jobs.view import JobView, NodeView
 from dagmaster.workflows.graph import build
 from tests.workflows.builders import a_workflow
+
+pytestmark = pytest.mark.requirement("E17")
 
 JOB = UUID(int=7)
 WORKFLOW = a_workflow(
@@ -26,7 +30,7 @@ def view(status: JobStatus, **nodes: NodeView) -> JobView:
     return JobView(JOB, build(WORKFLOW), {}, status, nodes=dict.fromkeys(WORKFLOW.nodes, DONE) | nodes)
 
 
-def test_e17_a_job_that_succeeded_in_part_says_what_is_missing_and_how_to_get_it():
+def test_a_job_that_succeeded_in_part_says_what_is_missing_and_how_to_get_it():
     failed = NodeView(NodeStatus.FAILED, error_message="no space left")
     told = outcomes(view(JobStatus.PARTIAL_SUCCESS, preview=failed, end=NodeView(NodeStatus.SKIPPED)))
 
@@ -37,14 +41,14 @@ def test_e17_a_job_that_succeeded_in_part_says_what_is_missing_and_how_to_get_it
     assert second.recovery == f"POST /api/v1/jobs/{JOB}/resume"
 
 
-def test_e17_optional_failures_are_told_but_there_is_nothing_to_resume():
+def test_optional_failures_are_told_but_there_is_nothing_to_resume():
     told = outcomes(view(JobStatus.COMPLETED, notify=NodeView(NodeStatus.FAILED, error_message="no mail")))
 
     assert told.primary.status == "completed"
     assert [(second.node_id, second.recovery) for second in told.secondary] == [("notify", None)]
 
 
-def test_e17_a_failed_job_names_what_failed():
+def test_a_failed_job_names_what_failed():
     skipped = NodeView(NodeStatus.SKIPPED, reason=SkipReason.UPSTREAM_FAILED)
     told = outcomes(view(JobStatus.FAILED, cog=NodeView(NodeStatus.FAILED), preview=skipped))
 
@@ -52,7 +56,7 @@ def test_e17_a_failed_job_names_what_failed():
     assert [(second.node_id, second.error) for second in told.secondary] == [("preview", "upstream failed")]
 
 
-def test_e17_deliverables_are_counted_and_located():
+def test_deliverables_are_counted_and_located():
     told = deliverables(
         JOB,
         {

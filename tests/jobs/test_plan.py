@@ -1,5 +1,7 @@
 """Decisions that went wrong once, each by itself. What must hold in general is in test_plan_properties.py."""
 
+import pytest
+
 from dagmaster.jobs.states import TaskStatus
 from dagmaster.testing.history import findings_of
 from tests.jobs.random_workflows import Case
@@ -27,7 +29,8 @@ def both_taken(**scripts):
     return run, lambda name: run.report(next(task for task in run.held if task.node_id == name))
 
 
-def test_e17_a_job_in_which_nothing_was_dispatched_can_end_in_partial_success():
+@pytest.mark.requirement("E17")
+def test_a_job_in_which_nothing_was_dispatched_can_end_in_partial_success():
     """There is no step from pending to partial_success, so it passes through running."""
     nodes = """
   start: {type: start, next: choose}
@@ -42,7 +45,8 @@ def test_e17_a_job_in_which_nothing_was_dispatched_can_end_in_partial_success():
     assert findings_of(run.database) == []
 
 
-def test_e1_what_comes_in_together_with_a_critical_failure_is_not_sent_out_again():
+@pytest.mark.requirement("E1")
+def test_what_comes_in_together_with_a_critical_failure_is_not_sent_out_again():
     run, report = both_taken(a=["data"], b=["returned"])
     report("a")
     report("b")
@@ -55,7 +59,8 @@ def test_e1_what_comes_in_together_with_a_critical_failure_is_not_sent_out_again
     assert findings_of(run.database) == []
 
 
-def test_e1_a_wait_that_began_together_with_a_critical_failure_ends_with_it():
+@pytest.mark.requirement("E1")
+def test_a_wait_that_began_together_with_a_critical_failure_ends_with_it():
     run, report = both_taken(a=["data"], b=["handler"])
     report("b")
     report("a")
@@ -68,7 +73,8 @@ def test_e1_a_wait_that_began_together_with_a_critical_failure_ends_with_it():
     assert findings_of(run.database) == []
 
 
-def test_w6_a_node_beside_the_branches_runs_whichever_is_taken():
+@pytest.mark.requirement("W6")
+def test_a_node_beside_the_branches_runs_whichever_is_taken():
     nodes = """
   start: {type: start, next: choose}
   choose: {type: conditional, condition: "{{ 1 }} > 2", on_true: taken}
@@ -84,7 +90,8 @@ def test_w6_a_node_beside_the_branches_runs_whichever_is_taken():
     assert run.states()["beside"] == ("completed", None)
 
 
-def test_w8_a_fan_in_far_behind_its_fan_out_goes_when_the_last_child_has_ended():
+@pytest.mark.requirement("W8")
+def test_a_fan_in_far_behind_its_fan_out_goes_when_the_last_child_has_ended():
     nodes = """
   start: {type: start, next: [tiles, quick]}
   quick: {handler: echo}

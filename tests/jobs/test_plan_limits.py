@@ -1,4 +1,4 @@
-"""Templates and values that would hold up others, or that can't be stored, stay the matter of their own job [E27, W5]."""
+"""Templates and values that would hold up others, or that can't be stored, stay the matter of their own job."""
 
 import textwrap
 from dataclasses import replace
@@ -51,7 +51,8 @@ def a_view(expression: str) -> JobView:
     return JobView(UUID(int=1), build(workflow), {"n": list(range(10))}, nodes=nodes)
 
 
-def test_e27_a_slow_expansion_ends_its_transaction_early_and_goes_on_in_the_next():
+@pytest.mark.requirement("E9")
+def test_a_slow_expansion_ends_its_transaction_early_and_goes_on_in_the_next():
     ticks = count()
     planner = Planner(AnyRoute(), clock=lambda: next(ticks) * 0.2, expansion_seconds=0.5)
     view, made = a_view("{{ item }}"), []
@@ -68,7 +69,8 @@ def test_e27_a_slow_expansion_ends_its_transaction_early_and_goes_on_in_the_next
     assert view.nodes["split"].status is NodeStatus.COMPLETED
 
 
-def test_w5_params_that_do_not_depend_on_the_child_are_rendered_once():
+@pytest.mark.requirement("W5")
+def test_params_that_do_not_depend_on_the_child_are_rendered_once():
     plan = Planner(AnyRoute()).decide(a_view("{{ inputs.n | length }}"), [], epoch=1, sequence=0, look_at_all=True)
 
     values = [task.params["x"] for task in plan.changes.tasks]
@@ -89,7 +91,8 @@ def single_view(node: str, text: Any, job: int = 1) -> JobView:
     return JobView(UUID(int=job), build(workflow), {"text": text}, nodes=nodes)
 
 
-def test_e18_params_that_children_share_are_encoded_once_and_are_one_payload(monkeypatch):
+@pytest.mark.requirement("E18")
+def test_params_that_children_share_are_encoded_once_and_are_one_payload(monkeypatch):
     encodings = []
     monkeypatch.setattr("dagmaster.jobs.plan.encode", lambda value, what: encodings.append(what) or encode(value, what))
 
@@ -102,7 +105,8 @@ def test_e18_params_that_children_share_are_encoded_once_and_are_one_payload(mon
     assert len(plan.changes.tasks) == 2000
 
 
-def test_e18_a_transaction_holds_so_many_bytes_of_payloads_and_the_rest_waits_for_the_next():
+@pytest.mark.requirement("E18")
+def test_a_transaction_holds_so_many_bytes_of_payloads_and_the_rest_waits_for_the_next():
     view, payloads, tasks = large_view("{{ [inputs.text, item] }}", ["x" * MB] * 4), [], 0
 
     while True:
@@ -118,7 +122,8 @@ def test_e18_a_transaction_holds_so_many_bytes_of_payloads_and_the_rest_waits_fo
     assert len(payloads) > 1
 
 
-def test_e18_params_in_rows_count_too_for_what_a_transaction_holds():
+@pytest.mark.requirement("E18")
+def test_params_in_rows_count_too_for_what_a_transaction_holds():
     plan = decide(large_view("{{ inputs.text }}", "x" * 100_000, children=2000))
 
     assert plan.is_unfinished
@@ -126,7 +131,8 @@ def test_e18_params_in_rows_count_too_for_what_a_transaction_holds():
     assert plan.changes.payloads == {}
 
 
-def test_e18_jobs_of_one_transaction_share_what_it_holds():
+@pytest.mark.requirement("E18")
+def test_jobs_of_one_transaction_share_what_it_holds():
     node, room = "{handler: noop, params: {x: '{{ inputs.text }}'}, next: end}", Room(bytes_left=300_000)
     first = decide(single_view(node, "x" * 400_000), room=room)
     second = decide(single_view(node, "x" * 400_000, job=2), room=room)
@@ -138,14 +144,16 @@ def test_e18_jobs_of_one_transaction_share_what_it_holds():
     assert (len(later.changes.tasks), later.is_unfinished) == (1, False)
 
 
-def test_e18_params_beyond_the_limit_are_refused_with_their_size():
+@pytest.mark.requirement("E18")
+def test_params_beyond_the_limit_are_refused_with_their_size():
     plan = decide(large_view("{{ inputs.text }}", "x" * LOADABLE_BYTES))
 
     told = plan.view.nodes["split"].error_message
     assert told.startswith(f"child 0: the params have {LOADABLE_BYTES + 8:,} bytes; the limit is {LOADABLE_BYTES:,}")
 
 
-def test_e18_a_conditional_keeps_no_large_value():
+@pytest.mark.requirement("E18")
+def test_a_conditional_keeps_no_large_value():
     branches = "[{condition: '== 1', next: end}, {default: true, next: end}]"
     view = single_view(
         f"{{type: conditional, condition_field: '{{{{ inputs.text }}}}', branches: {branches}}}",
@@ -155,15 +163,17 @@ def test_e18_a_conditional_keeps_no_large_value():
     assert f"the limit is {INLINE_BYTES:,}" in decide(view).view.nodes["a"].error_message
 
 
+@pytest.mark.requirement("W5")
 @pytest.mark.parametrize("expression", ["{{ '\\\\x00' ~ item }}", "{{ '\\\\ud800' ~ item }}"])
-def test_w5_text_that_can_not_be_stored_fails_its_node(expression):
+def test_text_that_can_not_be_stored_fails_its_node(expression):
     plan = Planner(AnyRoute()).decide(a_view(expression), [], epoch=1, sequence=0, look_at_all=True)
 
     assert plan.view.nodes["split"].status is NodeStatus.FAILED
     assert "child 0" in (plan.view.nodes["split"].error_message or "")
 
 
-def test_w11_inputs_too_deep_to_store_are_refused_at_submission():
+@pytest.mark.requirement("W11")
+def test_inputs_too_deep_to_store_are_refused_at_submission():
     workflow = read(textwrap.dedent(FAN.format(expression="{{ item }}")), "test")
     deep: list = []
     for _ in range(300):
@@ -173,7 +183,8 @@ def test_w11_inputs_too_deep_to_store_are_refused_at_submission():
         prepare(Catalog({"fan": workflow}), Submission(workflow_id="fan", input_params={"n": deep}))
 
 
-def test_w11_the_text_of_an_escape_is_no_nul():
+@pytest.mark.requirement("W11")
+def test_the_text_of_an_escape_is_no_nul():
     workflow = read(textwrap.dedent(FAN.format(expression="{{ item }}")), "test")
 
     job = prepare(Catalog({"fan": workflow}), Submission(workflow_id="fan", input_params={"n": ["\\u0000"]}))
@@ -181,10 +192,11 @@ def test_w11_the_text_of_an_escape_is_no_nul():
     assert job.input_params["n"] == ["\\u0000"]
 
 
+@pytest.mark.requirement("W4")
 @pytest.mark.parametrize(
     "field", ["timeout_seconds: 1e300", "queue_timeout_seconds: 1e300", "retry: {max_attempts: 2147483648}"]
 )
-def test_w4_times_and_counts_beyond_reason_are_refused(field):
+def test_times_and_counts_beyond_reason_are_refused(field):
     work = f"  a: {{handler: noop, {field}, next: end}}"
     text = f"workflow_id: w\nnodes:\n  start: {{type: start, next: a}}\n{work}\n  end: {{type: end}}\n"
 

@@ -1,7 +1,7 @@
 """The planner against a naive reference: random workflows, random workers, random mishaps, and always the right end.
 
 Each case runs one job through the real planner over the ledger in memory (`simulation`), then asks the reference what each
-node must have come to, and the history check whether the way there was sound [E1, E4, E6, E7, E12, W6, W7, W8].
+node must have come to, and the history check whether the way there was sound.
 """
 
 import pytest
@@ -12,6 +12,8 @@ from dagmaster.workflows.model import FanInNode, FanOutNode, Importance
 from tests.jobs.random_workflows import Case, cases
 from tests.jobs.reference import DONE, FAILED, LOST, SKIPPED, Reference
 from tests.jobs.simulation import MAX_LOSSES, Simulation
+
+pytestmark = pytest.mark.requirement("W6", "W7", "W8", "E1", "E4", "E6", "E7", "E12")
 
 STATES = {
     ("completed", None): DONE,

@@ -1,4 +1,4 @@
-"""Who is tried again, how often, and after how long [E12]."""
+"""Who is tried again, how often, and after how long."""
 
 from random import Random
 
@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from dagmaster.jobs.retry import LOSS_POLICY, Again, after_failure, after_loss, backoff_seconds
 from dagmaster.jobs.states import Blame
 from dagmaster.workflows.model import Retry
+
+pytestmark = pytest.mark.requirement("E12")
 
 PLAIN = Retry(max_attempts=2, backoff="exponential", initial_delay_seconds=2, max_delay_seconds=10, jitter=False)
 

@@ -1,5 +1,5 @@
 """Cancel, resume and retry under disorder: random workflows, random mishaps; whatever is done to a job, its history holds, it ends,
-and what had completed is not run again by a resume [E14 E15].
+and what had completed is not run again by a resume.
 """
 
 from random import Random
@@ -88,15 +88,17 @@ def _a_part(run: Simulation, random: Random) -> dict[str, str] | None:
     return random.choice(choices) if choices else None
 
 
+@pytest.mark.requirement("E15")
 @settings(max_examples=150, deadline=None, derandomize=True, database=None, suppress_health_check=_CHECKS)
 @given(cases())
-def test_e15_a_job_is_cancelled_and_resumed_again_and_again(case):
+def test_a_job_is_cancelled_and_resumed_again_and_again(case):
     run_cancel_and_resume(case)
 
 
+@pytest.mark.requirement("E15")
 @settings(max_examples=150, deadline=None, derandomize=True, database=None, suppress_health_check=_CHECKS)
 @given(cases())
-def test_e15_parts_of_a_job_are_retried_again_and_again(case):
+def test_parts_of_a_job_are_retried_again_and_again(case):
     run_and_retry(case)
 
 

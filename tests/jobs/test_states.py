@@ -1,4 +1,4 @@
-"""The transition tables are those of the specification, word for word [E1], and hang together."""
+"""The transition tables are those of the specification, word for word, and hang together."""
 
 import re
 
@@ -6,6 +6,8 @@ import pytest
 
 from dagmaster.jobs import states
 from dagmaster.jobs.states import JobStatus, NodeStatus, TaskStatus
+
+pytestmark = pytest.mark.requirement("E1")
 
 # As the specification puts it, without its remarks in brackets.
 JOB = """
@@ -42,7 +44,7 @@ def moves_of(text):
     ],
     ids=["job", "job revived", "node", "node revived", "task"],
 )
-def test_e1_every_transition_of_the_specification_exists_and_no_other(text, table):
+def test_every_transition_of_the_specification_exists_and_no_other(text, table):
     assert {state: set(targets) for state, targets in table.items() if targets} == moves_of(text)
 
 
@@ -51,7 +53,7 @@ def test_e1_every_transition_of_the_specification_exists_and_no_other(text, tabl
     [(JobStatus, states.JOB_MOVES), (NodeStatus, states.NODE_MOVES), (TaskStatus, states.TASK_MOVES)],
     ids=["job", "node", "task"],
 )
-def test_e1_every_state_is_in_the_table_and_can_be_reached(kind, table):
+def test_every_state_is_in_the_table_and_can_be_reached(kind, table):
     reached = {next(iter(kind))}
     for state in kind:
         reached |= table[state] if state in reached else set()
@@ -60,17 +62,17 @@ def test_e1_every_state_is_in_the_table_and_can_be_reached(kind, table):
     assert reached | set().union(*table.values()) == set(kind)
 
 
-def test_e1_only_what_has_ended_can_be_revived():
+def test_only_what_has_ended_can_be_revived():
     assert set(states.JOB_REVIVALS) == states.JOB_TERMINAL
     assert set(states.NODE_REVIVALS) == states.NODE_TERMINAL
 
 
-def test_e1_states_are_lower_case_words():
+def test_states_are_lower_case_words():
     words = [state.value for kind in (JobStatus, NodeStatus, TaskStatus) for state in kind]
 
     assert all(re.fullmatch("[a-z_]+", word) for word in words)
 
 
-def test_e1_what_is_live_is_neither_ended_nor_waiting():
+def test_what_is_live_is_neither_ended_nor_waiting():
     assert not states.NODE_LIVE & states.NODE_TERMINAL
     assert not states.NODE_LIVE & {NodeStatus.PENDING, NodeStatus.READY}

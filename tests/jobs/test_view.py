@@ -1,4 +1,4 @@
-"""Whether a node may go, waits, or never will: one table a rule [W3, W6, W7, E1, E17]."""
+"""Whether a node may go, waits, or never will: one table a rule."""
 
 from uuid import UUID
 
@@ -51,6 +51,7 @@ def two(how, first, second, importance="critical"):
     return verdict(a_view(TWO.format(how=how, importance=importance), start=DONE, a=first, b=second), "c")
 
 
+@pytest.mark.requirement("W6")
 @pytest.mark.parametrize(
     ("first", "second", "expected"),
     [
@@ -66,11 +67,12 @@ def two(how, first, second, importance="critical"):
         (BRANCHED, LOST, Verdict.SKIP_FAILED),
     ],
 )
-def test_w6_all_of_needs_every_one_and_skipped_by_a_branch_satisfies(first, second, expected):
+def test_all_of_needs_every_one_and_skipped_by_a_branch_satisfies(first, second, expected):
     assert two("all_of", first, second) is expected
     assert two("all_of", second, first) is expected
 
 
+@pytest.mark.requirement("W6")
 @pytest.mark.parametrize(
     ("first", "second", "expected"),
     [
@@ -84,11 +86,12 @@ def test_w6_all_of_needs_every_one_and_skipped_by_a_branch_satisfies(first, seco
         (LOST, CANCELLED, Verdict.SKIP_FAILED),
     ],
 )
-def test_w6_any_of_needs_one_that_completed(first, second, expected):
+def test_any_of_needs_one_that_completed(first, second, expected):
     assert two("any_of", first, second) is expected
     assert two("any_of", second, first) is expected
 
 
+@pytest.mark.requirement("E1")
 @pytest.mark.parametrize(
     ("importance", "how", "expected"),
     [
@@ -98,15 +101,16 @@ def test_w6_any_of_needs_one_that_completed(first, second, expected):
         ("important", "any_of", Verdict.SKIP_FAILED),
     ],
 )
-def test_e1_only_a_failed_optional_node_satisfies_and_never_as_one_of_any(importance, how, expected):
+def test_only_a_failed_optional_node_satisfies_and_never_as_one_of_any(importance, how, expected):
     assert two(how, FAILED, FAILED, importance) is expected
 
 
+@pytest.mark.requirement("W6")
 @pytest.mark.parametrize(
     ("target", "expected"),
     [("left", Verdict.GO), ("right", Verdict.SKIP_BRANCH), ("beside", Verdict.GO), ("join", Verdict.WAIT)],
 )
-def test_w6_a_conditional_opens_the_branch_it_chose_and_whatever_is_on_none(target, expected):
+def test_a_conditional_opens_the_branch_it_chose_and_whatever_is_on_none(target, expected):
     view = a_view(BRANCH, start=DONE, choose=NodeView(NodeStatus.COMPLETED, chosen=("left",)))
 
     assert verdict(view, target) is expected
@@ -118,18 +122,21 @@ def fan(target, importance="critical", tolerate=0, other=RUNNING, **tiles):
     return verdict(a_view(text, start=DONE, other=other, tiles=NodeView(**tiles)), target)
 
 
+@pytest.mark.requirement("W7")
 @pytest.mark.parametrize("target", ["gather", "after"])
-def test_w7_everything_after_a_fan_out_waits_for_all_children(target):
+def test_everything_after_a_fan_out_waits_for_all_children(target):
     assert fan(target, remaining=1) is Verdict.WAIT
     assert fan(target, remaining=0) is Verdict.GO
 
 
-def test_w8_a_fan_in_waits_for_all_children_even_where_its_edges_would_let_it_go():
+@pytest.mark.requirement("W8")
+def test_a_fan_in_waits_for_all_children_even_where_its_edges_would_let_it_go():
     assert fan("gather", other=DONE, remaining=1) is Verdict.WAIT
     assert fan("gather", other=DONE, status=NodeStatus.READY, expanded=1, remaining=3) is Verdict.WAIT
     assert fan("gather", other=DONE, remaining=0) is Verdict.GO
 
 
+@pytest.mark.requirement("W7")
 @pytest.mark.parametrize(
     ("importance", "tolerate", "failed", "expected"),
     [
@@ -141,11 +148,12 @@ def test_w8_a_fan_in_waits_for_all_children_even_where_its_edges_would_let_it_go
         ("critical", 0.5, 1, Verdict.GO),
     ],
 )
-def test_w7_more_failed_children_than_tolerated_stop_what_comes_after(importance, tolerate, failed, expected):
+def test_more_failed_children_than_tolerated_stop_what_comes_after(importance, tolerate, failed, expected):
     assert fan("after", importance, tolerate, failed=failed) is expected
     assert fan("gather", importance, tolerate, failed=failed) is Verdict.GO  # and says itself what failed
 
 
+@pytest.mark.requirement("E17")
 @pytest.mark.parametrize(
     ("a", "b", "importance", "expected"),
     [
@@ -159,21 +167,23 @@ def test_w7_more_failed_children_than_tolerated_stop_what_comes_after(importance
         (FAILED, FAILED, "optional", JobStatus.COMPLETED),
     ],
 )
-def test_e17_the_outcome_follows_from_what_failed_and_how_much_it_matters(a, b, importance, expected):
+def test_the_outcome_follows_from_what_failed_and_how_much_it_matters(a, b, importance, expected):
     text = TWO.format(how="any_of", importance=importance)
 
     assert outcome(a_view(text, start=DONE, a=a, b=b, c=DONE, end=DONE)) is expected
 
 
-def test_e17_the_end_itself_carries_no_work_and_does_not_count():
+@pytest.mark.requirement("E17")
+def test_the_end_itself_carries_no_work_and_does_not_count():
     text = TWO.format(how="any_of", importance="important")
     view = a_view(text, start=DONE, a=DONE, b=DONE, c=DONE, end=LOST)
 
     assert outcome(view) is JobStatus.COMPLETED
 
 
+@pytest.mark.requirement("E1")
 @pytest.mark.parametrize(("importance", "expected"), [("critical", True), ("important", False), ("optional", False)])
-def test_e1_only_a_critical_failure_makes_a_job_fail_at_once(importance, expected):
+def test_only_a_critical_failure_makes_a_job_fail_at_once(importance, expected):
     assert is_failing(a_view(TWO.format(how="any_of", importance=importance), a=FAILED)) is expected
 
 

@@ -477,7 +477,8 @@ def test_the_pages_tell_the_truth(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert (failed, tried > 3) == (0, True)
 
 
-def test_r2_a_band_wrongly_marked_as_alpha_is_kept_as_data(tmp_path: Path) -> None:
+@pytest.mark.requirement("R2")
+def test_a_band_wrongly_marked_as_alpha_is_kept_as_data(tmp_path: Path) -> None:
     """GDAL marks the fourth band of an 8-bit picture as alpha, also where it is near infrared."""
     source, target = tmp_path / "rgbn.tif", tmp_path / "cog.tif"
     bands = np.random.default_rng(1).integers(0, 255, (4, 600, 600), dtype="uint8")
@@ -497,7 +498,8 @@ def test_r2_a_band_wrongly_marked_as_alpha_is_kept_as_data(tmp_path: Path) -> No
     assert made.validity == "all"
 
 
-def test_r5_the_fourth_band_of_rgba_is_alpha_also_where_the_file_does_not_say_so(tmp_path: Path) -> None:
+@pytest.mark.requirement("R5")
+def test_the_fourth_band_of_rgba_is_alpha_also_where_the_file_does_not_say_so(tmp_path: Path) -> None:
     source, target = tmp_path / "rgba.tif", tmp_path / "cog.tif"
     bands = np.full((4, 600, 600), 90, dtype="uint8")
     bands[3] = 255

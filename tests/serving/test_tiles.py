@@ -322,8 +322,9 @@ def test_head_answers_as_get_without_the_body(client, path):
         assert told.headers.get(name) == got.headers.get(name), name
 
 
+@pytest.mark.requirement("C2")
 @pytest.mark.parametrize(("version", "value", "west"), [("0", 10, 10.0), ("1", 30, 11.0), ("latest", 30, 11.0)])
-def test_c2_every_tiled_version_is_served_from_its_own_mosaic(client, version, value, west):
+def test_every_tiled_version_is_served_from_its_own_mosaic(client, version, value, west):
     told = client.get(f"/tiles/grown/WebMercatorQuad/tilejson.json?version={version}").json()
     tile = GRID.tile(west + 0.5, 50.5, 8)
     address = told["tiles"][0].format(z=8, x=tile.x, y=tile.y)

@@ -1,17 +1,24 @@
 """What must hold, looked at after every commit and once more at the end.
 
 The rules of the ledger are written down here a second time, on what its calls have left in the tables: who may claim, who may
-write, what a lease protects. Of the reliability plan's invariants, by the names of their checks:
+write, what a lease protects. Which check verifies which invariant:
 
-    I1   `_submissions`                        I8, I9, I10  the history check (fan_ins, skips, outcome)
-    I2   the history check, `_events`          I11  the history check (retries, waits), `_node` (waits that were kept)
-    I3   the history check                     I12  the history check, `_task` (nothing starts in a job that is over)
-    I4   `_new_task`, `_claimed`               I13  `_accepted`, `_published`
-    I5   the history check, `_accepted`        I14, I20  `World.run` in liveness mode, `_leftovers`
-    I6   the history check, `_job`, `_claim`   I15  `_dead_letters`
-    I7   the history check                     I16, I17  the history check (payloads, definition)
+    each submission makes one job                        `_submissions`
+    events have no gaps, transitions are allowed         the history check, `_events`
+    the events rebuild every row                         the history check
+    a node has one live attempt                          `_new_task`, `_claimed`
+    each result counts once                              the history check, `_accepted`
+    only the owner writes to a job                       the history check, `_job`, `_claim`
+    no node starts before what it waits for              the history check
+    fan_ins, skips and outcomes follow from the nodes    the history check
+    retries and waits follow the policy                  the history check, `_node`
+    nothing starts in a job that has ended               the history check, `_task`
+    each effect is published once                        `_accepted`, `_published`
+    every job ends after the last fault                  `World.run` in liveness mode, `_leftovers`
+    a dead letter has its reason                         `_dead_letters`
+    payloads and definitions are what was stored         the history check
 
-Not here: I18 and I19. The janitor's log and callbacks are SQL, and have no twin in memory.
+Not verified here: the janitor's log and callbacks. They are SQL and have no in-memory counterpart.
 """
 
 from collections import Counter

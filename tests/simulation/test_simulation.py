@@ -1,4 +1,4 @@
-"""The engine under faults, by the seed: real loops, virtual time, and a judge at every commit [I1-I17, I20].
+"""The engine under faults, by the seed: real loops, virtual time, and a judge at every commit.
 
 pytest tests/simulation                     2,000 seeds
 pytest tests/simulation --seeds 50000       more of them

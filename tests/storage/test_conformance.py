@@ -1,4 +1,4 @@
-"""What every store promises [S1 S2 S4]."""
+"""What every store promises."""
 
 import hashlib
 import threading
@@ -29,7 +29,8 @@ def names(store, path: str = "", container: str = "silver") -> list[str]:
     return sorted(found.location.blob for found in store.list(Folder(Zone.SILVER, container, path)))
 
 
-def test_s2_what_is_put_is_got_and_described(store):
+@pytest.mark.requirement("S2")
+def test_what_is_put_is_got_and_described(store):
     data = b"some bytes"
 
     stored = store.put(at("a/b.bin"), data)
@@ -43,8 +44,9 @@ def test_s2_what_is_put_is_got_and_described(store):
     assert store.exists(at("a/b.bin"))
 
 
+@pytest.mark.requirement("S2")
 @pytest.mark.parametrize("data", [b"", b"\0" * 3_000_000], ids=["empty", "large"])
-def test_s2_any_size_goes_through_bytes_and_files(store, tmp_path, data):
+def test_any_size_goes_through_bytes_and_files(store, tmp_path, data):
     source, target = tmp_path / "in", tmp_path / "out"
     source.write_bytes(data)
 
@@ -55,7 +57,8 @@ def test_s2_any_size_goes_through_bytes_and_files(store, tmp_path, data):
     assert source.exists()
 
 
-def test_s2_names_may_have_spaces_accents_and_signs(store):
+@pytest.mark.requirement("S2")
+def test_names_may_have_spaces_accents_and_signs(store):
     odd = at("Été 2024/α β/100%#&+='.tif")
 
     store.put(odd, b"x")
@@ -64,8 +67,9 @@ def test_s2_names_may_have_spaces_accents_and_signs(store):
     assert names(store) == [odd.blob]
 
 
+@pytest.mark.requirement("S2")
 @pytest.mark.parametrize("verb", ["get", "head", "sha256"])
-def test_s2_what_is_not_there_is_not_found(store, verb):
+def test_what_is_not_there_is_not_found(store, verb):
     store.put(at("a"), b"x")
 
     for missing in (at("b"), at("a/below"), at("a", "other-container")):
@@ -75,7 +79,8 @@ def test_s2_what_is_not_there_is_not_found(store, verb):
         assert not store.exists(missing)
 
 
-def test_s2_a_file_is_made_only_of_an_object_that_exists(store, tmp_path):
+@pytest.mark.requirement("S2")
+def test_a_file_is_made_only_of_an_object_that_exists(store, tmp_path):
     with pytest.raises(NotFound):
         store.get_file(at("none"), tmp_path / "out")
     with pytest.raises(NotFound):
@@ -85,7 +90,8 @@ def test_s2_a_file_is_made_only_of_an_object_that_exists(store, tmp_path):
     assert not store.exists(at("none"))
 
 
-def test_s2_ranges_end_with_the_object(store):
+@pytest.mark.requirement("S2")
+def test_ranges_end_with_the_object(store):
     store.put(at("digits"), b"0123456789")
 
     assert store.get_range(at("digits"), 2, 3) == b"234"
@@ -98,7 +104,8 @@ def test_s2_ranges_end_with_the_object(store):
         store.get_range(at("none"), 0, 1)
 
 
-def test_s2_a_put_replaces_and_the_etag_tells(store):
+@pytest.mark.requirement("S2")
+def test_a_put_replaces_and_the_etag_tells(store):
     before = store.put(at("x"), b"one")
     after = store.put(at("x"), b"two")
 
@@ -107,9 +114,10 @@ def test_s2_a_put_replaces_and_the_etag_tells(store):
     assert after.is_new
 
 
+@pytest.mark.requirement("S4")
 @pytest.mark.parametrize("from_file", [False, True], ids=["bytes", "file"])
 @pytest.mark.parametrize("move", [False, True], ids=["copied", "moved"])
-def test_s4_what_is_published_is_never_overwritten(store, tmp_path, from_file, move):
+def test_what_is_published_is_never_overwritten(store, tmp_path, from_file, move):
     first = store.put(at("cog.tif"), b"served", create_only=True)
 
     def put(data: bytes):
@@ -130,7 +138,8 @@ def test_s4_what_is_published_is_never_overwritten(store, tmp_path, from_file, m
         assert (tmp_path / "file").read_bytes() == b"others"
 
 
-def test_s4_of_many_who_publish_at_once_one_wins_and_all_learn_what_is_there(store):
+@pytest.mark.requirement("S4")
+def test_of_many_who_publish_at_once_one_wins_and_all_learn_what_is_there(store):
     start = threading.Barrier(8)
 
     def publish(number: int) -> str:
@@ -147,7 +156,8 @@ def test_s4_of_many_who_publish_at_once_one_wins_and_all_learn_what_is_there(sto
     assert [told[number] == "conflict" for number in range(8)] == [number % 2 != winner for number in range(8)]
 
 
-def test_s4_a_reader_sees_the_old_or_the_new_object(store):
+@pytest.mark.requirement("S4")
+def test_a_reader_sees_the_old_or_the_new_object(store):
     contents = [bytes([digit]) * 500_000 for digit in range(4)]
     store.put(at("x"), contents[0])
     done = threading.Event()
@@ -167,7 +177,8 @@ def test_s4_a_reader_sees_the_old_or_the_new_object(store):
     assert all(content in contents for content in seen)
 
 
-def test_s4_a_moved_file_is_gone(store, tmp_path):
+@pytest.mark.requirement("S4")
+def test_a_moved_file_is_gone(store, tmp_path):
     file = tmp_path / "file"
     file.write_bytes(b"x")
 
@@ -177,7 +188,8 @@ def test_s4_a_moved_file_is_gone(store, tmp_path):
     assert store.get(at("x")) == b"x"
 
 
-def test_s2_a_listing_has_what_is_below_a_folder(store):
+@pytest.mark.requirement("S2")
+def test_a_listing_has_what_is_below_a_folder(store):
     for blob in ("a/b/c", "a/bc", "a/b/d/e", "f"):
         store.put(at(blob), b"x")
     store.put(at("a/b/other", "other-container"), b"x")
@@ -188,7 +200,8 @@ def test_s2_a_listing_has_what_is_below_a_folder(store):
     assert {found.size_bytes for found in store.list(Folder(Zone.SILVER, "silver"))} == {1}
 
 
-def test_s2_deleting_twice_is_deleting(store):
+@pytest.mark.requirement("S2")
+def test_deleting_twice_is_deleting(store):
     store.put(at("a/b"), b"x")
 
     store.delete(at("a/b"))
@@ -198,7 +211,8 @@ def test_s2_deleting_twice_is_deleting(store):
     store.put(at("a"), b"a folder that is empty is no folder")
 
 
-def test_s4_objects_come_while_others_of_their_folder_go(store):
+@pytest.mark.requirement("S4")
+def test_objects_come_while_others_of_their_folder_go(store):
     def come_and_go(number: int) -> None:
         for _ in range(50):
             store.put(at(f"deep/folder/{number}"), b"x", create_only=True)
@@ -210,7 +224,8 @@ def test_s4_objects_come_while_others_of_their_folder_go(store):
     assert names(store) == []
 
 
-def test_s4_folders_right_below_a_folder_are_named(store):
+@pytest.mark.requirement("S4")
+def test_folders_right_below_a_folder_are_named(store):
     for blob in ("a/x", "a/deep/y", "b/c/z", "file"):
         store.put(at(blob), b"x")
 
@@ -219,7 +234,8 @@ def test_s4_folders_right_below_a_folder_are_named(store):
     assert list(store.folders(Folder(Zone.SILVER, "never-made"))) == []
 
 
-def test_s4_a_folder_goes_with_all_that_is_in_it(store):
+@pytest.mark.requirement("S4")
+def test_a_folder_goes_with_all_that_is_in_it(store):
     for blob in ("a/x", "a/deep/y", "ab/x", "b"):
         store.put(at(blob), b"x")
 
@@ -234,7 +250,8 @@ def test_s4_a_folder_goes_with_all_that_is_in_it(store):
     assert names(store) == ["ab/x", "b"]
 
 
-def test_s4_a_scratch_folder_is_ones_own_and_goes_away(store):
+@pytest.mark.requirement("S4")
+def test_a_scratch_folder_is_ones_own_and_goes_away(store):
     with store.scratch(JOB) as mine, store.scratch(JOB) as other:
         (mine / "x").write_bytes(b"x")
         assert mine != other
@@ -245,7 +262,8 @@ def test_s4_a_scratch_folder_is_ones_own_and_goes_away(store):
     assert not other.exists()
 
 
-def test_s4_what_a_killed_task_left_in_its_scratch_folder_goes_with_the_job(store):
+@pytest.mark.requirement("S4")
+def test_what_a_killed_task_left_in_its_scratch_folder_goes_with_the_job(store):
     killed, alive = store.scratch(JOB), store.scratch(OTHER_JOB)
     left, kept = killed.__enter__(), alive.__enter__()
     (left / "half.tif").write_bytes(b"x")

@@ -1,4 +1,4 @@
-"""The folder that is a zone: crashes, links and file systems [S2 S4]."""
+"""The folder that is a zone: crashes, links and file systems."""
 
 import os
 import shutil
@@ -43,7 +43,8 @@ for number in range(1_000_000):
 """
 
 
-def test_s4_a_process_killed_in_the_middle_of_a_put_leaves_no_half_object(store, tmp_path, monkeypatch):
+@pytest.mark.requirement("S4")
+def test_a_process_killed_in_the_middle_of_a_put_leaves_no_half_object(store, tmp_path, monkeypatch):
     incoming = tmp_path / "silver" / ".incoming"
     for turn in range(4):
         left = len(list(incoming.iterdir())) if turn else 0
@@ -67,7 +68,8 @@ def test_s4_a_process_killed_in_the_middle_of_a_put_leaves_no_half_object(store,
     assert files_below(incoming) == []
 
 
-def test_s4_a_moved_file_is_not_copied(store):
+@pytest.mark.requirement("S4")
+def test_a_moved_file_is_not_copied(store):
     with store.scratch(JOB) as scratch:
         file = scratch / "large.tif"
         file.write_bytes(b"x" * 100_000)
@@ -84,7 +86,8 @@ def _rewritten(file: Path) -> Path:
     return file
 
 
-def test_s4_a_file_that_has_another_name_is_copied_so_that_nobody_can_change_the_object(store, tmp_path):
+@pytest.mark.requirement("S4")
+def test_a_file_that_has_another_name_is_copied_so_that_nobody_can_change_the_object(store, tmp_path):
     original, other_name = tmp_path / "a", tmp_path / "b"
     original.write_bytes(b"as stored")
     other_name.hardlink_to(original)
@@ -96,8 +99,9 @@ def test_s4_a_file_that_has_another_name_is_copied_so_that_nobody_can_change_the
     assert not original.exists()
 
 
+@pytest.mark.requirement("S4")
 @pytest.mark.parametrize("create_only", [False, True])
-def test_s4_a_file_from_another_file_system_is_copied(store, create_only):
+def test_a_file_from_another_file_system_is_copied(store, create_only):
     elsewhere = Path("/dev/shm") / f"dagmaster-test-{os.getpid()}"
     if not elsewhere.parent.is_dir():
         pytest.skip("no second file system")
@@ -114,8 +118,9 @@ def test_s4_a_file_from_another_file_system_is_copied(store, create_only):
         elsewhere.unlink(missing_ok=True)
 
 
+@pytest.mark.requirement("S1")
 @pytest.mark.parametrize("link", ["silver", "silver/folder", "silver/folder/x"])
-def test_s1_links_that_lead_out_are_not_followed(store, tmp_path, link):
+def test_links_that_lead_out_are_not_followed(store, tmp_path, link):
     outside = tmp_path / "outside"
     (outside / "folder").mkdir(parents=True)
     for secret in (outside / "x", outside / "folder" / "x"):
@@ -145,7 +150,8 @@ def test_s1_links_that_lead_out_are_not_followed(store, tmp_path, link):
     assert (outside / "x").read_bytes() == (outside / "folder" / "x").read_bytes() == b"secret"
 
 
-def test_s1_links_that_stay_inside_or_go_in_circles_do_no_harm(store, tmp_path):
+@pytest.mark.requirement("S1")
+def test_links_that_stay_inside_or_go_in_circles_do_no_harm(store, tmp_path):
     store.put(at("real/x"), b"x")
     root = tmp_path / "silver" / "silver"
     (root / "inside").symlink_to(root / "real")
@@ -156,7 +162,8 @@ def test_s1_links_that_stay_inside_or_go_in_circles_do_no_harm(store, tmp_path):
     assert [found.location.blob for found in store.list(Folder(Zone.SILVER, "silver"))] == ["real/x"]
 
 
-def test_s2_a_name_cannot_be_an_object_and_a_folder(store):
+@pytest.mark.requirement("S2")
+def test_a_name_cannot_be_an_object_and_a_folder(store):
     store.put(at("a"), b"x")
     store.put(at("b/c"), b"x")
 
@@ -168,7 +175,8 @@ def test_s2_a_name_cannot_be_an_object_and_a_folder(store):
     assert store.get(at("a")) == store.get(at("b/c")) == b"x"
 
 
-def test_s2_files_whose_names_break_the_rules_are_no_objects(store, tmp_path):
+@pytest.mark.requirement("S2")
+def test_files_whose_names_break_the_rules_are_no_objects(store, tmp_path):
     store.put(at("good"), b"x")
     (tmp_path / "silver" / "silver" / "e\u0301").write_bytes(b"x")
     (tmp_path / "silver" / "silver" / "bad\n").write_bytes(b"x")
@@ -176,7 +184,8 @@ def test_s2_files_whose_names_break_the_rules_are_no_objects(store, tmp_path):
     assert [found.location.blob for found in store.list(Folder(Zone.SILVER, "silver"))] == ["good"]
 
 
-def test_s2_a_full_disk_is_the_environments_fault_and_leaves_nothing(store, tmp_path, monkeypatch):
+@pytest.mark.requirement("S2")
+def test_a_full_disk_is_the_environments_fault_and_leaves_nothing(store, tmp_path, monkeypatch):
     def full(_descriptor: int) -> None:
         raise OSError(28, "No space left on device", str(tmp_path))
 
@@ -189,7 +198,8 @@ def test_s2_a_full_disk_is_the_environments_fault_and_leaves_nothing(store, tmp_
     assert files_below(tmp_path / "silver") == []
 
 
-def test_s4_deleting_leaves_no_folders_behind(store, tmp_path):
+@pytest.mark.requirement("S4")
+def test_deleting_leaves_no_folders_behind(store, tmp_path):
     store.put(at("a/b/c"), b"x")
     store.put(at("a/d"), b"x")
 
@@ -200,7 +210,8 @@ def test_s4_deleting_leaves_no_folders_behind(store, tmp_path):
     assert list((tmp_path / "silver" / "silver").iterdir()) == []
 
 
-def test_s1_zones_are_folders_of_the_data_folder_or_wherever_configured(tmp_path):
+@pytest.mark.requirement("S1")
+def test_zones_are_folders_of_the_data_folder_or_wherever_configured(tmp_path):
     settings = load(DAGMASTER_DATA=tmp_path / "data", external_folder=tmp_path / "public", silver_container="processed")
     storage = open_storage(settings)
 
@@ -214,7 +225,8 @@ def test_s1_zones_are_folders_of_the_data_folder_or_wherever_configured(tmp_path
     assert not any(tmp_path.iterdir())
 
 
-def test_s4_a_jobs_intermediate_files_go_and_others_stay(tmp_path):
+@pytest.mark.requirement("S4")
+def test_a_jobs_intermediate_files_go_and_others_stay(tmp_path):
     storage: Storage = open_storage(load(DAGMASTER_DATA=tmp_path))
     other = UUID("01890000-0000-7000-8000-000000000002")
     for blob in (f"{JOB}/a.tif", f"{JOB}/deep/b.tif", f"{other}/a.tif", "cogs/x/v0/r1/a.tif"):
@@ -233,7 +245,8 @@ def test_s4_a_jobs_intermediate_files_go_and_others_stay(tmp_path):
     assert not list((tmp_path / "storage/silver/silver").glob(f"{JOB}*"))
 
 
-def test_s4_a_folder_goes_also_with_what_is_no_object(store, tmp_path):
+@pytest.mark.requirement("S4")
+def test_a_folder_goes_also_with_what_is_no_object(store, tmp_path):
     store.put(at(f"{JOB}/a.tif"), b"x")
     folder = tmp_path / "silver" / "silver" / str(JOB)
     (folder / "no object.").write_bytes(b"x")
@@ -248,7 +261,8 @@ def test_s4_a_folder_goes_also_with_what_is_no_object(store, tmp_path):
     assert files_below(tmp_path) == [f"silver/silver/{JOB}/a.tif"]
 
 
-def test_s4_what_can_not_be_deleted_is_told_of_and_not_in_the_way_of_the_rest(store, tmp_path, monkeypatch):
+@pytest.mark.requirement("S4")
+def test_what_can_not_be_deleted_is_told_of_and_not_in_the_way_of_the_rest(store, tmp_path, monkeypatch):
     jobs = [UUID(int=JOB.int + number) for number in range(3)]
     for job_id in jobs:
         store.put(at(f"{job_id}/a.tif"), b"x")
@@ -263,7 +277,8 @@ def test_s4_what_can_not_be_deleted_is_told_of_and_not_in_the_way_of_the_rest(st
     assert list((tmp_path / "silver/.gone").iterdir()) == [bad]
 
 
-def test_s4_a_copy_is_as_old_as_the_file(tmp_path: Path) -> None:
+@pytest.mark.requirement("S4")
+def test_a_copy_is_as_old_as_the_file(tmp_path: Path) -> None:
     """When a source was last written says when its data are from, where nothing else does."""
     file = tmp_path / "scene.tif"
     file.write_bytes(b"pixels")

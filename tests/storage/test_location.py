@@ -1,4 +1,4 @@
-"""Names of objects: what is good is good in every backend, and leads nowhere else [S1 S4]."""
+"""Names of objects: what is good is good in every backend, and leads nowhere else."""
 
 import unicodedata
 from pathlib import PurePosixPath
@@ -25,8 +25,9 @@ def attempt(act):
         return None, refusal
 
 
+@pytest.mark.requirement("S1")
 @given(container=CONTAINERS, parts=st.lists(PARTS, max_size=6))
-def test_s1_a_path_is_refused_or_stays_below_its_container(container, parts):
+def test_a_path_is_refused_or_stays_below_its_container(container, parts):
     path = "/".join([container, *parts])
 
     location, refusal = attempt(lambda: Location.parse(path, Zone.BRONZE))
@@ -47,6 +48,7 @@ def test_s1_a_path_is_refused_or_stays_below_its_container(container, parts):
     assert Location.parse(location.path, "bronze") == location
 
 
+@pytest.mark.requirement("S1")
 @pytest.mark.parametrize(
     "blob",
     [
@@ -54,7 +56,7 @@ def test_s1_a_path_is_refused_or_stays_below_its_container(container, parts):
         "a\ud800", "e\u0301", "x" * 256, "/".join(["x" * 200] * 6), " a", "a ", "a/ /b", "a./b", "a\u2028b",
     ],
 )  # fmt: skip
-def test_s1_what_could_lead_elsewhere_is_refused(blob):
+def test_what_could_lead_elsewhere_is_refused(blob):
     with pytest.raises(InvalidRequest) as told:
         Location(Zone.SILVER, "silver", blob)
 
@@ -64,17 +66,19 @@ def test_s1_what_could_lead_elsewhere_is_refused(blob):
         Folder(Zone.SILVER, "silver", blob or "/")
 
 
+@pytest.mark.requirement("S1")
 @pytest.mark.parametrize(
     "container", ["", "ab", "a" * 64, "Bronze", "a_b", "a--b", "-ab", "ab-", ".scratch", "a.b", "éé é"]
 )
-def test_s1_containers_have_names_that_azure_and_s3_accept(container):
+def test_containers_have_names_that_azure_and_s3_accept(container):
     with pytest.raises(InvalidRequest) as told:
         Location(Zone.BRONZE, container, "x")
 
     assert told.value.code == "storage.bad-container"
 
 
-def test_s1_a_path_is_container_and_blob():
+@pytest.mark.requirement("S1")
+def test_a_path_is_container_and_blob():
     location = Location.parse("bronze/2024/my dem.tif", "bronze")
 
     assert location == Location(Zone.BRONZE, "bronze", "2024/my dem.tif")
@@ -83,7 +87,8 @@ def test_s1_a_path_is_container_and_blob():
     assert Folder(Zone.BRONZE, "bronze") / "x" == Location(Zone.BRONZE, "bronze", "x")
 
 
-def test_s4_final_names_tell_dataset_version_and_revision():
+@pytest.mark.requirement("S4")
+def test_final_names_tell_dataset_version_and_revision():
     edition = Edition("dem-2024", ordinal=2, revision=3)
 
     assert edition.cog("r00c01.tif") == "cogs/dem-2024/v2/r3/r00c01.tif"
@@ -94,16 +99,18 @@ def test_s4_final_names_tell_dataset_version_and_revision():
     assert intermediate(job, "a/b.tif") == f"{job}/a/b.tif"
 
 
+@pytest.mark.requirement("S4")
 @pytest.mark.parametrize(
     "bad", [{"dataset": "../x"}, {"dataset": "A"}, {"dataset": ""}, {"ordinal": -1}, {"revision": 0}]
 )
-def test_s4_an_edition_cannot_reach_another_ones_names(bad):
+def test_an_edition_cannot_reach_another_ones_names(bad):
     with pytest.raises(InvalidRequest):
         Edition(**{"dataset": "dem", **bad})
 
 
+@pytest.mark.requirement("S4")
 @given(st.text(max_size=200))
-def test_s4_a_name_made_of_any_text_is_a_name(text):
+def test_a_name_made_of_any_text_is_a_name(text):
     name, refusal = attempt(lambda: dataset_name(text))
     if name is None:
         assert refusal.code == "storage.bad-dataset"
@@ -113,6 +120,7 @@ def test_s4_a_name_made_of_any_text_is_a_name(text):
     assert dataset_name(name) == name
 
 
+@pytest.mark.requirement("S4")
 @pytest.mark.parametrize(
     "name",
     [
@@ -121,6 +129,6 @@ def test_s4_a_name_made_of_any_text_is_a_name(text):
         "01890000-0000-7000-8000-000000000001 ", "urn:uuid:01890000-0000-7000-8000-000000000001",
     ],
 )  # fmt: skip
-def test_s4_only_what_is_written_exactly_like_the_id_of_a_job_names_one(name):
+def test_only_what_is_written_exactly_like_the_id_of_a_job_names_one(name):
     assert job_named(name) is None
     assert job_named("01890000-0000-7000-8000-000000000001") == UUID("01890000-0000-7000-8000-000000000001")

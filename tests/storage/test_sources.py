@@ -1,4 +1,4 @@
-"""What a job may read from [S1]: blobs always, everything else only where it is allowed."""
+"""What a job may read from: blobs always, everything else only where it is allowed."""
 
 import pytest
 from hypothesis import given
@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 from dagmaster.errors import InvalidRequest, NotAllowed
 from dagmaster.settings import load
 from dagmaster.storage import NOTHING_ELSE, SourceRules, Zone, find_source, open_storage
+
+pytestmark = pytest.mark.requirement("S1")
 
 ALL = SourceRules(allow_local=True, allow_https=True, allow_vsi=True)
 
@@ -20,7 +22,7 @@ def public(_host: str) -> list[str]:
     return ["93.184.216.34", "2606:2800:220:1:248:1893:25c8:1946"]
 
 
-def test_s1_a_blob_is_always_read(storage, tmp_path):
+def test_a_blob_is_always_read(storage, tmp_path):
     source = find_source("bronze/2024/dem.tif", storage)
     named = find_source("2024/dem.tif", storage, container="bronze")
 
@@ -39,7 +41,7 @@ def test_s1_a_blob_is_always_read(storage, tmp_path):
         ("/vsizip/data/a.zip/dem.tif", SourceRules(allow_vsi=True), "ALLOW_LOCAL_SOURCES"),
     ],
 )
-def test_s1_each_other_kind_needs_its_own_permission(storage, text, rules, setting):
+def test_each_other_kind_needs_its_own_permission(storage, text, rules, setting):
     with pytest.raises(NotAllowed) as told:
         find_source(text, storage, rules, lookup=public)
     assert (told.value.code, setting in told.value.hint) == ("source.not-allowed", True)
@@ -49,12 +51,12 @@ def test_s1_each_other_kind_needs_its_own_permission(storage, text, rules, setti
     assert find_source(text, storage, ALL, lookup=public).gdal_path.endswith(text)
 
 
-def test_s1_nothing_else_is_allowed_by_default():
+def test_nothing_else_is_allowed_by_default():
     assert SourceRules.of(load()) == NOTHING_ELSE
     assert SourceRules.of(load(allow_local_sources=True)) == SourceRules(allow_local=True)
 
 
-def test_s1_a_signature_is_not_shown(storage):
+def test_a_signature_is_not_shown(storage):
     source = find_source("https://acc.blob.example/c/dem.tif?sig=SECRET", storage, ALL, lookup=public)
     other = find_source("/vsicurl/https://acc.blob.example/c/dem.tif?sig=SECRET", storage, ALL, lookup=public)
 
@@ -67,7 +69,7 @@ def test_s1_a_signature_is_not_shown(storage):
     "text",
     ["http://example.org/x", "ftp://x/y", "file:///etc/passwd", "https://", "https://u:p@host/x", "s3://b/k", "https://[::1/x"],
 )  # fmt: skip
-def test_s1_only_https_addresses_without_passwords(storage, text):
+def test_only_https_addresses_without_passwords(storage, text):
     with pytest.raises(InvalidRequest) as told:
         find_source(text, storage, ALL, lookup=public)
 
@@ -81,7 +83,7 @@ def test_s1_only_https_addresses_without_passwords(storage, text):
 @pytest.mark.parametrize(
     "form", ["https://inside/x.tif", "/vsicurl/https://inside/x.tif", "/vsizip//vsicurl/https://inside/x.zip/x"]
 )
-def test_s1_servers_inside_the_network_are_not_asked(storage, address, form):
+def test_servers_inside_the_network_are_not_asked(storage, address, form):
     with pytest.raises(NotAllowed) as told:
         find_source(form, storage, ALL, lookup=lambda _host: ["93.184.216.34", address])
 
@@ -95,7 +97,7 @@ def test_s1_servers_inside_the_network_are_not_asked(storage, address, form):
         "/vsizip/vsimem/x", "/vsizip/{/vsimem/x}/y", "/vsizip//vsigzip//vsistdin/x",
     ],
 )  # fmt: skip
-def test_s1_other_vsi_paths_are_refused(storage, text):
+def test_other_vsi_paths_are_refused(storage, text):
     with pytest.raises(NotAllowed) as told:
         find_source(text, storage, ALL, lookup=public)
 
@@ -103,7 +105,7 @@ def test_s1_other_vsi_paths_are_refused(storage, text):
 
 
 @given(st.text(max_size=60).map(lambda text: text.replace("://", "")))
-def test_s1_without_permission_nothing_leads_out_of_the_zone(tmp_path_factory, text):
+def test_without_permission_nothing_leads_out_of_the_zone(tmp_path_factory, text):
     folder = tmp_path_factory.getbasetemp()
     storage = open_storage(load(DAGMASTER_DATA=folder))
 

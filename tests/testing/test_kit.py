@@ -359,8 +359,9 @@ def test_a_history_that_does_not_add_up_is_told_at_the_end():
         lose_an_event()
 
 
+@pytest.mark.requirement("E18")
 @virtual_time
-async def test_e18_large_outputs_and_params_go_by_reference_here_too():
+async def test_large_outputs_and_params_go_by_reference_here_too():
     async def make(_ctx):
         return ["a line"] * 50_000
 

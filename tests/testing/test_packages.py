@@ -1,4 +1,4 @@
-"""Other packages add handlers and workflows; one that is broken is told of and holds up nobody [H1]."""
+"""Other packages add handlers and workflows; one that is broken is told of and holds up nobody."""
 
 import sys
 
@@ -15,6 +15,8 @@ from tests.cli.processes import call, up
 from tests.conftest import fresh_database
 from tests.engine.processes import fleet
 from tests.testing.packages import install_example, write_package
+
+pytestmark = pytest.mark.requirement("H1")
 
 MARKED = """
 from dagmaster.handlers.registry import register_handler

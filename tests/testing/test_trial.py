@@ -237,8 +237,9 @@ async def lines_async(ctx: Any) -> list[str]:
     return ["a line"] * ctx.params["count"]
 
 
+@pytest.mark.requirement("E18")
 @pytest.mark.parametrize("handler", [lines, lines_async])
-def test_e18_an_output_that_is_kept_by_reference_is_there_all_the_same(handler):
+def test_an_output_that_is_kept_by_reference_is_there_all_the_same(handler):
     trial = run_handler(handler, {"count": 50_000})
 
     assert trial.report.output_ref is not None

@@ -1,4 +1,4 @@
-"""What every transport promises [Q3]: one suite, run over each of them.
+"""What every transport promises: one suite, run over each of them.
 
 A delivery is an invitation to look; so what counts is that one comes for each queue that has news, and to those only who
 listen to it.
@@ -17,6 +17,8 @@ from dagmaster.transports import postgres
 from dagmaster.transports.memory import Broker, MemoryTransport
 from dagmaster.transports.postgres import PostgresTransport, topics_of
 from dagmaster.transports.transport import Ticket, Transport
+
+pytestmark = pytest.mark.requirement("Q3")
 
 End = Callable[..., Transport]
 SOON = 5.0
@@ -66,7 +68,7 @@ def tickets(queue: str, count: int = 1) -> list[Ticket]:
     return [Ticket(queue, f"job_node_{number}") for number in range(count)]
 
 
-async def test_q3_what_is_published_reaches_who_listens_at_once(end: End) -> None:
+async def test_what_is_published_reaches_who_listens_at_once(end: End) -> None:
     worker, orchestrator = end("light"), end()
     await quiet(worker)
     receiving = asyncio.create_task(worker.receive(SOON))
@@ -79,7 +81,7 @@ async def test_q3_what_is_published_reaches_who_listens_at_once(end: End) -> Non
     assert time.monotonic() - started < 1
 
 
-async def test_q3_what_is_published_before_anyone_receives_is_not_lost(end: End) -> None:
+async def test_what_is_published_before_anyone_receives_is_not_lost(end: End) -> None:
     worker, orchestrator = end("light"), end()
     await quiet(worker)
 
@@ -89,7 +91,7 @@ async def test_q3_what_is_published_before_anyone_receives_is_not_lost(end: End)
     assert await worker.receive(SOON)
 
 
-async def test_q3_queues_are_told_apart(end: End) -> None:
+async def test_queues_are_told_apart(end: End) -> None:
     light, heavy, orchestrator = end("light"), end("heavy"), end()
     await quiet(light)
     await quiet(heavy)
@@ -100,7 +102,7 @@ async def test_q3_queues_are_told_apart(end: End) -> None:
     assert not await light.receive(0.2)
 
 
-async def test_q3_an_end_may_listen_to_several_queues(end: End) -> None:
+async def test_an_end_may_listen_to_several_queues(end: End) -> None:
     worker, orchestrator = end("light", "heavy"), end()
     await quiet(worker)
 
@@ -113,7 +115,7 @@ async def test_q3_an_end_may_listen_to_several_queues(end: End) -> None:
         queues |= {delivery.queue for delivery in deliveries}
 
 
-async def test_q3_an_empty_receive_takes_its_time_and_no_longer(end: End) -> None:
+async def test_an_empty_receive_takes_its_time_and_no_longer(end: End) -> None:
     worker = end("light")
     await quiet(worker)
     started = time.monotonic()
@@ -123,7 +125,7 @@ async def test_q3_an_empty_receive_takes_its_time_and_no_longer(end: End) -> Non
     assert 0.15 < time.monotonic() - started < 1
 
 
-async def test_q3_nothing_published_is_nothing_delivered(end: End) -> None:
+async def test_nothing_published_is_nothing_delivered(end: End) -> None:
     worker, orchestrator = end("light"), end()
     await quiet(worker)
 
@@ -132,7 +134,7 @@ async def test_q3_nothing_published_is_nothing_delivered(end: End) -> None:
     assert not await worker.receive(0.2)
 
 
-async def test_q3_settling_is_idempotent_and_settled_deliveries_do_not_come_again(end: End) -> None:
+async def test_settling_is_idempotent_and_settled_deliveries_do_not_come_again(end: End) -> None:
     worker, other, orchestrator = end("light"), end("light"), end()
     await quiet(worker)
     await quiet(other)
@@ -146,7 +148,7 @@ async def test_q3_settling_is_idempotent_and_settled_deliveries_do_not_come_agai
     assert not await worker.receive(0.2)
 
 
-async def test_q3_a_cancelled_receive_harms_nothing(end: End) -> None:
+async def test_a_cancelled_receive_harms_nothing(end: End) -> None:
     worker, orchestrator = end("light"), end()
     await quiet(worker)
     receiving = asyncio.create_task(worker.receive(SOON))
@@ -159,7 +161,7 @@ async def test_q3_a_cancelled_receive_harms_nothing(end: End) -> None:
     assert await worker.receive(SOON)
 
 
-async def test_q3_the_memory_transport_delivers_each_ticket_once_and_again_if_its_receiver_leaves() -> None:
+async def test_the_memory_transport_delivers_each_ticket_once_and_again_if_its_receiver_leaves() -> None:
     broker = Broker()
     one, two = MemoryTransport(broker, ["q"], batch=3), MemoryTransport(broker, ["q"])
     await one.publish(tickets("q", 5))

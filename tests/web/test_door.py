@@ -6,8 +6,9 @@ from tests.web.conftest import HOST, LIMIT
 from tests.web.problems import check
 
 
+@pytest.mark.requirement("X2")
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "", "[::"])
-def test_x2_a_foreign_host_is_refused(client, house, host):
+def test_a_foreign_host_is_refused(client, house, host):
     problem = check(client.get("/here", headers={"Host": host}), 403, "request.foreign-host")
 
     assert problem["hint"].startswith("ask for localhost")
@@ -25,7 +26,8 @@ def test_who_is_open_to_all_answers_to_any_host(build):
     assert answer.json() == "here"
 
 
-def test_x2_a_body_that_says_it_is_too_large_is_not_read(client):
+@pytest.mark.requirement("X2")
+def test_a_body_that_says_it_is_too_large_is_not_read(client):
     fits = client.post("/length", content=b" " * LIMIT)
     problem = check(client.post("/length", content=b" " * (LIMIT + 1)), 413, "request.too-large")
 
@@ -33,7 +35,8 @@ def test_x2_a_body_that_says_it_is_too_large_is_not_read(client):
     assert problem["detail"] == f"a request may have {LIMIT} bytes"
 
 
-def test_x2_a_body_without_length_is_counted_as_it_comes(client, house):
+@pytest.mark.requirement("X2")
+def test_a_body_without_length_is_counted_as_it_comes(client, house):
     fits = client.post("/length", content=(b" " * 65536 for _ in range(16)))
     problem = check(client.post("/length", content=(b" " * 65536 for _ in range(17))), 413, "request.too-large")
 
@@ -43,7 +46,8 @@ def test_x2_a_body_without_length_is_counted_as_it_comes(client, house):
     )
 
 
-def test_o1_the_id_of_a_request_is_echoed(client):
+@pytest.mark.requirement("O1")
+def test_the_id_of_a_request_is_echoed(client):
     given = client.get("/here", headers={"X-Request-ID": "abc-1"})
     odd = client.get("/here", headers={"X-Request-ID": "no spaces, please"})
 
@@ -51,7 +55,8 @@ def test_o1_the_id_of_a_request_is_echoed(client):
     assert len(odd.headers["x-request-id"]) == 16
 
 
-def test_x3_an_error_of_ours_tells_nothing_of_itself(client):
+@pytest.mark.requirement("X3")
+def test_an_error_of_ours_tells_nothing_of_itself(client):
     answer = client.get("/broken")
 
     check(answer, 500, "internal")

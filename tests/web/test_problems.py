@@ -2,13 +2,16 @@
 
 from http import HTTPStatus
 
+import pytest
+
 from dagmaster import errors
 from dagmaster.errors import DagmasterError, InvalidRequest, Unavailable
 from dagmaster.web.problems import STATUSES, status_of
 from tests.web.problems import check
 
 
-def test_x3_secrets_in_errors_are_redacted(client, house):
+@pytest.mark.requirement("X3")
+def test_secrets_in_errors_are_redacted(client, house):
     answer = client.get("/refused")
 
     problem = check(answer, 409, "conflict")

@@ -1,5 +1,7 @@
 """Handlers may use the platform's database themselves."""
 
+import pytest
+
 from dagmaster.database.connect import pool
 from dagmaster.database.postgres import PostgresLedger
 from dagmaster.handlers.registry import Registration
@@ -7,6 +9,8 @@ from dagmaster.jobs.model import TaskMessage, new_job_id
 from dagmaster.jobs.states import TaskStatus
 from dagmaster.worker.context import TaskContext
 from dagmaster.worker.isolate import Pool
+
+pytestmark = pytest.mark.requirement("H1")
 
 
 async def ask(ctx):
@@ -34,14 +38,14 @@ def a_task() -> TaskMessage:
     )
 
 
-async def test_h1_an_async_handler_has_the_workers_pool(database):
+async def test_an_async_handler_has_the_workers_pool(database):
     async with pool(database, "handlers", 0, 2) as connections:
         context = TaskContext(a_task(), PostgresLedger(database), connections)
 
         assert await ask(context) == {"jobs": 0}
 
 
-async def test_h1_a_plain_handler_connects_from_its_own_process(database):
+async def test_a_plain_handler_connects_from_its_own_process(database):
     processes = Pool(memory_mb=2048)
     registration = Registration("ask", f"{__name__}:ask_plainly", is_async=False)
     task = a_task()

@@ -1,4 +1,4 @@
-"""A worker's health: told while handlers run, while the loop hangs and while the database is away [H4]."""
+"""A worker's health: told while handlers run, while the loop hangs and while the database is away."""
 
 import asyncio
 import http.client
@@ -19,6 +19,8 @@ from dagmaster.handlers.registry import Registration
 from dagmaster.listen import HEALTH, bind, bind_somewhere
 from dagmaster.probes import Probes
 from dagmaster.worker.health import WorkerHealth
+
+pytestmark = pytest.mark.requirement("H4")
 
 PATIENCE_SECONDS = 0.3
 
@@ -44,7 +46,7 @@ async def asked(probes: Probes, path: str, **more: Any) -> tuple[int, Any]:
     return await asyncio.to_thread(ask, probes.url, path, **more)
 
 
-async def test_h4_what_runs_now_is_told_with_its_process() -> None:
+async def test_what_runs_now_is_told_with_its_process() -> None:
     light, heavy = a_task("sleep", "light", seconds=60), a_task("sleep_blocking", "heavy", seconds=60)
     async with working(light, heavy) as bench, probed(bench) as probes:
         await until(lambda: any(child["task_id"] for child in bench.worker.children))
@@ -72,7 +74,7 @@ async def hangs(_ctx: Any) -> None:
     assert _released.wait(15)
 
 
-async def test_h4_a_loop_that_hangs_is_not_alive_and_what_it_hangs_in_is_told() -> None:
+async def test_a_loop_that_hangs_is_not_alive_and_what_it_hangs_in_is_told() -> None:
     found: dict[str, tuple[int, Any]] = {}
 
     def find_out(url: str) -> None:
@@ -100,7 +102,7 @@ async def test_h4_a_loop_that_hangs_is_not_alive_and_what_it_hangs_in_is_told() 
     assert after[0] == 200
 
 
-async def test_h4_a_database_that_is_away_costs_readiness_and_not_life() -> None:
+async def test_a_database_that_is_away_costs_readiness_and_not_life() -> None:
     async with working() as bench, probed(bench) as probes:
         await until(lambda: bench.worker.renewed_at is not None)
         before = await asked(probes, "/readyz")
@@ -123,7 +125,7 @@ async def test_h4_a_database_that_is_away_costs_readiness_and_not_life() -> None
     assert alive[0] == 200
 
 
-async def test_h4_a_worker_that_stops_is_not_ready() -> None:
+async def test_a_worker_that_stops_is_not_ready() -> None:
     async with working(task := a_task("sleep", seconds=60)) as bench, probed(bench) as probes:
         await bench.is_running(task)
         bench.worker.stop(grace_seconds=1)
@@ -133,7 +135,7 @@ async def test_h4_a_worker_that_stops_is_not_ready() -> None:
     assert [check["name"] for check in told["checks"] if not check["is_ok"]] == ["claiming"]
 
 
-async def test_h4_metrics_are_what_prometheus_reads() -> None:
+async def test_metrics_are_what_prometheus_reads() -> None:
     async with working(task := a_task("echo"), a_task("sleep", "long", seconds=60)) as bench, probed(bench) as probes:
         await bench.report_of(task)
         status, text = await asked(probes, "/metrics")
@@ -149,7 +151,7 @@ async def test_h4_metrics_are_what_prometheus_reads() -> None:
     assert all(kind == "counter" for name, kind in typed.items() if name.endswith("_total"))
 
 
-async def test_h4_only_this_machine_is_answered_unless_configured() -> None:
+async def test_only_this_machine_is_answered_unless_configured() -> None:
     async with working() as bench:
         async with probed(bench) as probes:
             foreign = await asked(probes, "/health", host="evil.example")
@@ -161,7 +163,7 @@ async def test_h4_only_this_machine_is_answered_unless_configured() -> None:
     assert (foreign[0], unknown[0], head, known[0]) == (403, 404, (200, ""), 200)
 
 
-async def test_h4_slow_clients_keep_nobody_waiting() -> None:
+async def test_slow_clients_keep_nobody_waiting() -> None:
     async with working() as bench, probed(bench) as probes:
         host, _, port = probes.url.removeprefix("http://").partition(":")
         slow = [socket.create_connection((host, int(port))) for _ in range(5)]
@@ -174,7 +176,7 @@ async def test_h4_slow_clients_keep_nobody_waiting() -> None:
     assert time.monotonic() - started < 3
 
 
-async def test_h4_the_port_is_given_back() -> None:
+async def test_the_port_is_given_back() -> None:
     async with working() as bench:
         async with probed(bench) as probes:
             port = int(probes.url.rpartition(":")[2])
@@ -182,7 +184,7 @@ async def test_h4_the_port_is_given_back() -> None:
             pass
 
 
-def test_h4_a_taken_port_is_passed_over_and_an_open_one_refused() -> None:
+def test_a_taken_port_is_passed_over_and_an_open_one_refused() -> None:
     with bind("127.0.0.1", 0, entrance=HEALTH) as first:
         port = first.getsockname()[1]
         with pytest.raises(Conflict) as taken:
@@ -198,7 +200,7 @@ def test_h4_a_taken_port_is_passed_over_and_an_open_one_refused() -> None:
     assert "HEALTH_INSECURE" in (refused.value.hint or "")
 
 
-async def test_h4_probes_that_end_before_their_thread_has_begun_give_the_port_back_without_a_word(
+async def test_probes_that_end_before_their_thread_has_begun_give_the_port_back_without_a_word(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The thread may come late on a busy machine: an exception in it fails the test."""

@@ -1,4 +1,4 @@
-"""Plain handlers run in child processes that can be killed [H1, E10, E14]. All processes here are real."""
+"""Plain handlers run in child processes that can be killed. All processes here are real."""
 
 import asyncio
 import os
@@ -57,7 +57,8 @@ async def note(path: Path) -> list[int]:
     return [int(pid) for pid in path.read_text().split()]
 
 
-async def test_h1_a_plain_handler_runs_in_a_process_of_its_own_that_is_reused(harness: Harness) -> None:
+@pytest.mark.requirement("H1")
+async def test_a_plain_handler_runs_in_a_process_of_its_own_that_is_reused(harness: Harness) -> None:
     first = await harness.run(a_task("pid"))
     second = await harness.run(a_task("pid"))
 
@@ -70,7 +71,8 @@ async def test_h1_a_plain_handler_runs_in_a_process_of_its_own_that_is_reused(ha
     assert first.metrics["peak_mb"] > 5
 
 
-async def test_h1_tasks_at_the_same_time_have_a_process_each(harness: Harness) -> None:
+@pytest.mark.requirement("H1")
+async def test_tasks_at_the_same_time_have_a_process_each(harness: Harness) -> None:
     slow = asyncio.create_task(harness.run(a_task("sleep_blocking", seconds=0.5)))
     await asyncio.sleep(0.3)
 
@@ -80,7 +82,8 @@ async def test_h1_tasks_at_the_same_time_have_a_process_each(harness: Harness) -
     assert len(set(harness.pool.idle_pids)) == 2
 
 
-async def test_e10_a_hung_c_call_is_dead_after_its_timeout(harness: Harness) -> None:
+@pytest.mark.requirement("E10")
+async def test_a_hung_c_call_is_dead_after_its_timeout(harness: Harness) -> None:
     await harness.run(a_task("pid"))  # warm, so that the timeout is about the handler
     (pid,) = harness.pool.idle_pids
     started = time.monotonic()
@@ -95,7 +98,8 @@ async def test_e10_a_hung_c_call_is_dead_after_its_timeout(harness: Harness) -> 
     assert (await harness.run(a_task("pid"))).output["pid"] != pid
 
 
-async def test_e10_programs_that_a_handler_started_die_with_it(harness: Harness, tmp_path: Path) -> None:
+@pytest.mark.requirement("E10")
+async def test_programs_that_a_handler_started_die_with_it(harness: Harness, tmp_path: Path) -> None:
     outcome = await harness.run(a_task("spawn", timeout=1.5, note=str(tmp_path / "note")))
 
     child, grandchild = await note(tmp_path / "note")
@@ -105,10 +109,9 @@ async def test_e10_programs_that_a_handler_started_die_with_it(harness: Harness,
     assert not is_alive(grandchild)
 
 
+@pytest.mark.requirement("E10")
 @pytest.mark.parametrize("end", ["timeout", "crash", "cancel", "shutdown"])
-async def test_e10_programs_that_left_their_group_die_too_and_no_others(
-    harness: Harness, end: str, tmp_path: Path
-) -> None:
+async def test_programs_that_left_their_group_die_too_and_no_others(harness: Harness, end: str, tmp_path: Path) -> None:
     """Those of the task, wherever they put themselves, and none of its siblings."""
     sibling = asyncio.create_task(harness.run(a_task("daemonize", "sibling", note=str(tmp_path / "sibling"))))
     others = await note(tmp_path / "sibling")
@@ -131,7 +134,8 @@ async def test_e10_programs_that_left_their_group_die_too_and_no_others(
     assert not any(map(is_alive, others))
 
 
-async def test_e10_programs_that_a_finished_task_left_behind_go_with_its_process(tmp_path: Path) -> None:
+@pytest.mark.requirement("E10")
+async def test_programs_that_a_finished_task_left_behind_go_with_its_process(tmp_path: Path) -> None:
     harness = Harness()
     outcome = await harness.run(a_task("daemonize", note=str(tmp_path / "note"), then="return"))
     pids = await note(tmp_path / "note")
@@ -142,7 +146,8 @@ async def test_e10_programs_that_a_finished_task_left_behind_go_with_its_process
     assert not any(map(is_alive, pids))
 
 
-async def test_h1_a_crash_is_the_environments_fault_and_tells_the_exit_code(harness: Harness) -> None:
+@pytest.mark.requirement("H1")
+async def test_a_crash_is_the_environments_fault_and_tells_the_exit_code(harness: Harness) -> None:
     outcome = await harness.run(a_task("crash", exit_code=13))
 
     assert outcome.status is TaskStatus.FAILED
@@ -152,7 +157,8 @@ async def test_h1_a_crash_is_the_environments_fault_and_tells_the_exit_code(harn
     assert (await harness.run(a_task("pid"))).status is TaskStatus.SUCCEEDED
 
 
-async def test_h1_a_process_killed_from_outside_tells_the_signal(harness: Harness) -> None:
+@pytest.mark.requirement("H1")
+async def test_a_process_killed_from_outside_tells_the_signal(harness: Harness) -> None:
     await harness.run(a_task("pid"))
     (pid,) = harness.pool.idle_pids
     running = asyncio.create_task(harness.run(a_task("sleep_blocking", seconds=60)))
@@ -165,7 +171,8 @@ async def test_h1_a_process_killed_from_outside_tells_the_signal(harness: Harnes
     assert re.search(r"killed by sig\S* 9", outcome.error["message"])
 
 
-async def test_h1_a_crash_is_noticed_though_a_grandchild_holds_the_channel(harness: Harness, tmp_path: Path) -> None:
+@pytest.mark.requirement("H1")
+async def test_a_crash_is_noticed_though_a_grandchild_holds_the_channel(harness: Harness, tmp_path: Path) -> None:
     outcome = await asyncio.wait_for(harness.run(a_task("daemonic", note=str(tmp_path / "note"))), 10)
 
     assert outcome.error is not None
@@ -173,10 +180,9 @@ async def test_h1_a_crash_is_noticed_though_a_grandchild_holds_the_channel(harne
     assert not any(map(is_alive, await note(tmp_path / "note")))
 
 
+@pytest.mark.requirement("E10")
 @pytest.mark.parametrize("how", ["SIGSTOP", "SIGKILL"])
-async def test_e10_nothing_outlives_a_keeper_that_was_stopped_or_killed(
-    harness: Harness, how: str, tmp_path: Path
-) -> None:
+async def test_nothing_outlives_a_keeper_that_was_stopped_or_killed(harness: Harness, how: str, tmp_path: Path) -> None:
     task = a_task("unkept", timeout=20 if how == "SIGKILL" else 2, note=str(tmp_path / "note"), signal=how)
     started = time.monotonic()
 
@@ -190,7 +196,8 @@ async def test_e10_nothing_outlives_a_keeper_that_was_stopped_or_killed(
     assert not any(map(is_alive, pids))
 
 
-async def test_e10_a_keeper_that_does_not_answer_is_ended_by_force(
+@pytest.mark.requirement("E10")
+async def test_a_keeper_that_does_not_answer_is_ended_by_force(
     harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dagmaster.worker.isolate.KEEPER_SECONDS", 0.3)
@@ -206,7 +213,8 @@ async def test_e10_a_keeper_that_does_not_answer_is_ended_by_force(
     assert not any(map(is_alive, [child.process.pid, *pids]))
 
 
-def test_e10_nothing_outlives_a_worker_that_dies_while_a_keeper_is_stopped(tmp_path: Path) -> None:
+@pytest.mark.requirement("E10")
+def test_nothing_outlives_a_worker_that_dies_while_a_keeper_is_stopped(tmp_path: Path) -> None:
     script = (
         f"import asyncio, sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
         "from test_isolate import Harness, a_task\n"
@@ -224,7 +232,8 @@ def test_e10_nothing_outlives_a_worker_that_dies_while_a_keeper_is_stopped(tmp_p
     asyncio.run(until(lambda: not any(map(is_alive, pids))))
 
 
-async def test_h1_a_child_that_died_while_idle_is_replaced(harness: Harness) -> None:
+@pytest.mark.requirement("H1")
+async def test_a_child_that_died_while_idle_is_replaced(harness: Harness) -> None:
     await harness.run(a_task("pid"))
     (pid,) = harness.pool.idle_pids
     os.kill(pid, signal.SIGKILL)
@@ -234,7 +243,8 @@ async def test_h1_a_child_that_died_while_idle_is_replaced(harness: Harness) -> 
     assert (await harness.run(a_task("pid"))).status is TaskStatus.SUCCEEDED
 
 
-async def test_h1_children_end_when_they_are_let_go(harness: Harness, tmp_path: Path) -> None:
+@pytest.mark.requirement("H1")
+async def test_children_end_when_they_are_let_go(harness: Harness, tmp_path: Path) -> None:
     running = asyncio.create_task(harness.run(a_task("spawn", note=str(tmp_path / "note"))))
     pids = await note(tmp_path / "note")
 
@@ -244,7 +254,8 @@ async def test_h1_children_end_when_they_are_let_go(harness: Harness, tmp_path: 
     assert not any(map(is_alive, pids))
 
 
-async def test_h1_the_memory_limit_holds(harness: Harness) -> None:
+@pytest.mark.requirement("H1")
+async def test_the_memory_limit_holds(harness: Harness) -> None:
     fits = await harness.run(a_task("allocate", megabytes=100), memory_mb=400)
     too_much = await harness.run(a_task("allocate", megabytes=1000), memory_mb=400)
     hog = await harness.run(a_task("memory_hog_then_small"), memory_mb=400)
@@ -260,7 +271,8 @@ async def test_h1_the_memory_limit_holds(harness: Harness) -> None:
     assert other_limit.output == {"megabytes": 600}
 
 
-async def test_h1_children_are_replaced_after_so_many_tasks() -> None:
+@pytest.mark.requirement("H1")
+async def test_children_are_replaced_after_so_many_tasks() -> None:
     harness = Harness(recycle_after=2)
     pids = [(await harness.run(a_task("pid"))).output["pid"] for _ in range(4)]
     await harness.pool.close()
@@ -269,7 +281,8 @@ async def test_h1_children_are_replaced_after_so_many_tasks() -> None:
     assert not any(map(is_alive, pids))
 
 
-async def test_h1_output_on_stdout_never_disturbs_the_channel_and_logs_arrive(
+@pytest.mark.requirement("H1")
+async def test_output_on_stdout_never_disturbs_the_channel_and_logs_arrive(
     harness: Harness, capfd: pytest.CaptureFixture[str]
 ) -> None:
     task = a_task("print_and_log")
@@ -286,7 +299,8 @@ async def test_h1_output_on_stdout_never_disturbs_the_channel_and_logs_arrive(
     assert "a line on standard output" in capfd.readouterr().err
 
 
-async def test_x3_errors_of_a_child_carry_no_secret_and_nothing_that_jsonb_refuses(harness: Harness) -> None:
+@pytest.mark.requirement("X3")
+async def test_errors_of_a_child_carry_no_secret_and_nothing_that_jsonb_refuses(harness: Harness) -> None:
     outcome = await harness.run(a_task("leak"))
 
     assert outcome.error is not None
@@ -296,7 +310,8 @@ async def test_x3_errors_of_a_child_carry_no_secret_and_nothing_that_jsonb_refus
     assert "worker_handlers.py" in outcome.error["traceback"]
 
 
-async def test_h1_sys_exit_in_a_handler_is_a_failure_and_the_child_lives_on(harness: Harness) -> None:
+@pytest.mark.requirement("H1")
+async def test_sys_exit_in_a_handler_is_a_failure_and_the_child_lives_on(harness: Harness) -> None:
     outcome = await harness.run(a_task("exit_politely"))
 
     assert outcome.error is not None
@@ -304,7 +319,8 @@ async def test_h1_sys_exit_in_a_handler_is_a_failure_and_the_child_lives_on(harn
     assert len(harness.pool.idle_pids) == 1
 
 
-async def test_e12_an_error_without_words_is_the_handlers_failure_and_the_child_lives_on(harness: Harness) -> None:
+@pytest.mark.requirement("E12")
+async def test_an_error_without_words_is_the_handlers_failure_and_the_child_lives_on(harness: Harness) -> None:
     outcome = await harness.run(a_task("fails_without_words"))
 
     assert outcome.error is not None
@@ -313,7 +329,8 @@ async def test_e12_an_error_without_words_is_the_handlers_failure_and_the_child_
     assert len(harness.pool.idle_pids) == 1
 
 
-async def test_e12_bad_params_and_bad_outputs_are_told_apart(harness: Harness) -> None:
+@pytest.mark.requirement("E12")
+async def test_bad_params_and_bad_outputs_are_told_apart(harness: Harness) -> None:
     params = (await harness.run(a_task("sleep_blocking", seconds="long"))).error
     output = (await harness.run(a_task("return_nan"))).error
 
@@ -325,7 +342,8 @@ async def test_e12_bad_params_and_bad_outputs_are_told_apart(harness: Harness) -
     assert "output.mean is nan" in output["message"]
 
 
-async def test_e18_large_outputs_pass_and_larger_ones_fail_clearly(harness: Harness) -> None:
+@pytest.mark.requirement("E18")
+async def test_large_outputs_pass_and_larger_ones_fail_clearly(harness: Harness) -> None:
     fine = await harness.run(a_task("big", megabytes=60))
     too_large = await harness.run(a_task("big", megabytes=101))
 
@@ -335,7 +353,8 @@ async def test_e18_large_outputs_pass_and_larger_ones_fail_clearly(harness: Harn
     assert too_large.error["code"] == "handler.output-too-large"
 
 
-async def test_e18_outputs_are_not_held_against_the_handlers_memory(harness: Harness) -> None:
+@pytest.mark.requirement("E18")
+async def test_outputs_are_not_held_against_the_handlers_memory(harness: Harness) -> None:
     """orjson takes more than the output itself, and crashes where it gets no memory."""
     fine = await harness.run(a_task("big", megabytes=90), memory_mb=256)
     too_large = await harness.run(a_task("big", megabytes=120), memory_mb=512)
@@ -347,7 +366,8 @@ async def test_e18_outputs_are_not_held_against_the_handlers_memory(harness: Har
     assert "at least 125,829,122 bytes, more than the 104,857,600 allowed" in too_large.error["message"]
 
 
-async def test_h1_a_crash_that_may_be_for_want_of_memory_tells_the_limit(harness: Harness) -> None:
+@pytest.mark.requirement("H1")
+async def test_a_crash_that_may_be_for_want_of_memory_tells_the_limit(harness: Harness) -> None:
     outcome = await harness.run(a_task("segfault"), memory_mb=512)
     other = await harness.run(a_task("crash", exit_code=13), memory_mb=512)
 
@@ -358,7 +378,8 @@ async def test_h1_a_crash_that_may_be_for_want_of_memory_tells_the_limit(harness
     assert "hint" not in other.error
 
 
-async def test_e22_checkpoints_let_a_later_attempt_go_on(harness: Harness, monkeypatch, tmp_path: Path) -> None:
+@pytest.mark.requirement("E22")
+async def test_checkpoints_let_a_later_attempt_go_on(harness: Harness, monkeypatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     crashed = asyncio.create_task(harness.run(a_task("multi_phase", phases=4, seconds_per_phase=0.3)))
     await until(lambda: len(harness.ledger.checkpoints) == 2)
@@ -372,7 +393,8 @@ async def test_e22_checkpoints_let_a_later_attempt_go_on(harness: Harness, monke
     assert outcome.output["resumed_after"] == "phase_2"
 
 
-async def test_e22_a_checkpoint_whose_artifact_has_changed_is_not_trusted_and_told_of(
+@pytest.mark.requirement("E22")
+async def test_a_checkpoint_whose_artifact_has_changed_is_not_trusted_and_told_of(
     harness: Harness, monkeypatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
@@ -392,7 +414,8 @@ async def test_e22_a_checkpoint_whose_artifact_has_changed_is_not_trusted_and_to
     assert (line["level"], "checkpoint=phase_2" in line["text"], "sha256" in line["text"]) == ("warning", True, True)
 
 
-async def test_e22_saving_a_checkpoint_is_where_a_told_handler_stops(harness: Harness) -> None:
+@pytest.mark.requirement("E22")
+async def test_saving_a_checkpoint_is_where_a_told_handler_stops(harness: Harness) -> None:
     """A handler that never looks at its flags, and saves now and then."""
     context = harness.context(task := a_task("saves_on_and_on"))
     running = asyncio.create_task(harness.run(task, context))
@@ -405,7 +428,8 @@ async def test_e22_saving_a_checkpoint_is_where_a_told_handler_stops(harness: Ha
     assert not context.cancelled
 
 
-async def test_e22_a_checkpoint_of_an_attempt_that_lost_its_task_is_refused(harness: Harness) -> None:
+@pytest.mark.requirement("E22")
+async def test_a_checkpoint_of_an_attempt_that_lost_its_task_is_refused(harness: Harness) -> None:
     harness.ledger.refuses_checkpoints = True
 
     outcome = await harness.run(a_task("saves_plain"))
@@ -414,7 +438,8 @@ async def test_e22_a_checkpoint_of_an_attempt_that_lost_its_task_is_refused(harn
     assert outcome.error["code"] == "fenced"
 
 
-async def test_w7_a_plain_handler_streams_results_by_reference(harness: Harness) -> None:
+@pytest.mark.requirement("W7")
+async def test_a_plain_handler_streams_results_by_reference(harness: Harness) -> None:
     harness.ledger.results = [ChildResult(i, f"f__{i}", "completed", i * 10) for i in range(8)]
 
     outcome = await harness.run(a_task("results", results_of={"node_id": "f", "offset": 2, "limit": 5}))
@@ -425,7 +450,8 @@ async def test_w7_a_plain_handler_streams_results_by_reference(harness: Harness)
     assert refused.error["code"] == "params.no-results-of"
 
 
-async def test_e14_a_cancelled_handler_is_told_and_stops_at_its_next_check(harness: Harness, tmp_path: Path) -> None:
+@pytest.mark.requirement("E14")
+async def test_a_cancelled_handler_is_told_and_stops_at_its_next_check(harness: Harness, tmp_path: Path) -> None:
     task = a_task("poll_flags", note=str(tmp_path / "note"))
     context = harness.context(task)
     running = asyncio.create_task(harness.run(task, context))
@@ -438,7 +464,8 @@ async def test_e14_a_cancelled_handler_is_told_and_stops_at_its_next_check(harne
     assert len(harness.pool.idle_pids) == 1, "the child lives on"
 
 
-async def test_e14_a_cancelled_handler_that_hears_nothing_is_killed_after_its_grace(harness: Harness) -> None:
+@pytest.mark.requirement("E14")
+async def test_a_cancelled_handler_that_hears_nothing_is_killed_after_its_grace(harness: Harness) -> None:
     await harness.run(a_task("pid"))
     (pid,) = harness.pool.idle_pids
     task = a_task("hang")
@@ -454,7 +481,8 @@ async def test_e14_a_cancelled_handler_that_hears_nothing_is_killed_after_its_gr
     assert not is_alive(pid)
 
 
-async def test_e14_signals_given_while_the_child_starts_are_not_lost(harness: Harness, tmp_path: Path) -> None:
+@pytest.mark.requirement("E14")
+async def test_signals_given_while_the_child_starts_are_not_lost(harness: Harness, tmp_path: Path) -> None:
     task = a_task("poll_flags", note=str(tmp_path / "note"))
     context = harness.context(task)
     context.shut_down()
@@ -465,7 +493,8 @@ async def test_e14_signals_given_while_the_child_starts_are_not_lost(harness: Ha
     assert (tmp_path / "note").read_text() == "cancelled=False shutting_down=True"
 
 
-async def test_h1_cancelling_the_call_kills_the_child_before_it_returns(harness: Harness, tmp_path: Path) -> None:
+@pytest.mark.requirement("H1")
+async def test_cancelling_the_call_kills_the_child_before_it_returns(harness: Harness, tmp_path: Path) -> None:
     running = asyncio.create_task(harness.run(a_task("spawn", note=str(tmp_path / "note"))))
     pids = await note(tmp_path / "note")
 
@@ -498,7 +527,8 @@ def told(harness: Harness, task: TaskMessage) -> Told:
     return Told(task, harness.ledger)
 
 
-async def test_e23_of_much_progress_the_latest_is_told_some_times_a_second(harness: Harness) -> None:
+@pytest.mark.requirement("E23")
+async def test_of_much_progress_the_latest_is_told_some_times_a_second(harness: Harness) -> None:
     task = a_task("reports_much", timeout=20)
     context = told(harness, task)
     started = time.monotonic()
@@ -510,7 +540,8 @@ async def test_e23_of_much_progress_the_latest_is_told_some_times_a_second(harne
     assert context.running().progress == {"fraction": 0.999995, "done": 200_000}
 
 
-async def test_e23_progress_that_was_held_back_is_told_while_the_handler_goes_on(harness: Harness) -> None:
+@pytest.mark.requirement("E23")
+async def test_progress_that_was_held_back_is_told_while_the_handler_goes_on(harness: Harness) -> None:
     task = a_task("reports_twice_and_waits")
     context = told(harness, task)
     running = asyncio.create_task(harness.run(task, context))
@@ -521,7 +552,8 @@ async def test_e23_progress_that_was_held_back_is_told_while_the_handler_goes_on
     assert (await running).status is TaskStatus.RETURNED
 
 
-async def test_h1_of_too_many_log_lines_the_last_are_told_and_how_many_are_missing(harness: Harness) -> None:
+@pytest.mark.requirement("H1")
+async def test_of_too_many_log_lines_the_last_are_told_and_how_many_are_missing(harness: Harness) -> None:
     task = a_task("logs_much", timeout=20)
     context = told(harness, task)
     started = time.monotonic()
@@ -536,7 +568,8 @@ async def test_h1_of_too_many_log_lines_the_last_are_told_and_how_many_are_missi
     assert lines[-100]["text"] == "line number=19900"
 
 
-async def test_h1_a_line_that_cannot_be_written_is_logged_as_well_as_it_goes(harness: Harness) -> None:
+@pytest.mark.requirement("H1")
+async def test_a_line_that_cannot_be_written_is_logged_as_well_as_it_goes(harness: Harness) -> None:
     task = a_task("logs_oddly")
     context = told(harness, task)
 
@@ -555,7 +588,8 @@ asyncio.run(Harness().run(a_task("daemonize", note={note!r})))
 """
 
 
-async def test_h1_nothing_survives_a_killed_worker(tmp_path: Path) -> None:
+@pytest.mark.requirement("H1")
+async def test_nothing_survives_a_killed_worker(tmp_path: Path) -> None:
     script = WORKER_THAT_HANGS.format(folder=str(Path(__file__).parent), note=str(tmp_path / "note"))
     worker = subprocess.Popen([sys.executable, "-c", script])
     pids = await note(tmp_path / "note")

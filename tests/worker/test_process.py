@@ -1,4 +1,4 @@
-"""What is set up for a process that is a worker [H1]."""
+"""What is set up for a process that is a worker."""
 
 import json
 import os
@@ -6,6 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.requirement("H1")
 
 SCRIPT = """
 import asyncio, json, os, sys
@@ -41,7 +45,7 @@ def run(*handlers: str) -> tuple[list[tuple[str, Any]], subprocess.CompletedProc
         return json.loads(answers.read() or "[]"), ended
 
 
-def test_h1_what_async_handlers_print_never_reaches_standard_output() -> None:
+def test_what_async_handlers_print_never_reaches_standard_output() -> None:
     reports, ended = run("prints")
 
     assert reports == [["succeeded", None]]
@@ -50,14 +54,14 @@ def test_h1_what_async_handlers_print_never_reaches_standard_output() -> None:
         assert line in ended.stderr
 
 
-def test_h1_a_task_that_a_handler_started_does_not_end_the_worker_by_exiting() -> None:
+def test_a_task_that_a_handler_started_does_not_end_the_worker_by_exiting() -> None:
     ((status, error), (other, _)), ended = run("exits_in_subtask", "echo")
 
     assert ended.returncode == 0, ended.stderr
     assert (status, error["message"], other) == ("failed", "the handler called sys.exit(4)", "succeeded")
 
 
-def test_h1_a_copy_of_the_worker_that_a_handler_forked_never_goes_on_with_the_loop() -> None:
+def test_a_copy_of_the_worker_that_a_handler_forked_never_goes_on_with_the_loop() -> None:
     reports, ended = run("forks", "echo")
 
     assert [status for status, _ in reports] == ["succeeded", "succeeded"], reports
@@ -65,7 +69,7 @@ def test_h1_a_copy_of_the_worker_that_a_handler_forked_never_goes_on_with_the_lo
     assert "a copy goes on" not in ended.stderr
 
 
-def test_h1_copies_that_do_something_of_their_own_are_let_be() -> None:
+def test_copies_that_do_something_of_their_own_are_let_be() -> None:
     reports, _ = run("runs_copies")
 
     assert reports == [["succeeded", None]]

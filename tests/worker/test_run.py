@@ -1,4 +1,4 @@
-"""From a task to its report: what is blamed on whom, and what is told [E12, H1, X3]."""
+"""From a task to its report: what is blamed on whom, and what is told."""
 
 import orjson
 import pytest
@@ -12,6 +12,7 @@ from dagmaster.jobs.states import Blame, TaskStatus
 from dagmaster.worker.outcome import MAX_TRACEBACK, blame_of, bounded, describe
 
 
+@pytest.mark.requirement("E12")
 @pytest.mark.parametrize(
     ("error", "blame"),
     [
@@ -27,11 +28,12 @@ from dagmaster.worker.outcome import MAX_TRACEBACK, blame_of, bounded, describe
         (ZeroDivisionError(), Blame.HANDLER),
     ],
 )
-def test_e12_an_error_says_whose_move_it_is(error: Exception, blame: Blame) -> None:
+def test_an_error_says_whose_move_it_is(error: Exception, blame: Blame) -> None:
     assert blame_of(error) is blame
 
 
-async def test_h1_an_async_handlers_report_has_output_and_seconds() -> None:
+@pytest.mark.requirement("H1")
+async def test_an_async_handlers_report_has_output_and_seconds() -> None:
     report = await run_one(a_task("echo", x=1))
 
     assert report.status is TaskStatus.SUCCEEDED
@@ -40,8 +42,9 @@ async def test_h1_an_async_handlers_report_has_output_and_seconds() -> None:
     assert report.metrics["seconds"] >= 0
 
 
+@pytest.mark.requirement("E12")
 @pytest.mark.parametrize("blame", ["data", "environment", "handler"])
-async def test_e12_a_failed_report_names_blame_code_type_and_traceback(blame: str) -> None:
+async def test_a_failed_report_names_blame_code_type_and_traceback(blame: str) -> None:
     report = await run_one(a_task("fail", message="no good", blame=blame))
 
     assert report.status is TaskStatus.FAILED
@@ -51,6 +54,7 @@ async def test_e12_a_failed_report_names_blame_code_type_and_traceback(blame: st
     assert "examples.py" in report.error["traceback"]
 
 
+@pytest.mark.requirement("E12")
 @pytest.mark.parametrize(
     ("handler", "blame", "code"),
     [
@@ -66,13 +70,14 @@ async def test_e12_a_failed_report_names_blame_code_type_and_traceback(blame: st
         ("size_check", "data", "params.invalid"),
     ],
 )
-async def test_e12_whatever_a_handler_does_is_an_answer(handler: str, blame: str, code: str) -> None:
+async def test_whatever_a_handler_does_is_an_answer(handler: str, blame: str, code: str) -> None:
     report = await run_one(a_task(handler))
 
     assert report.error is not None
     assert (report.error["blame"], report.error["code"]) == (blame, code)
 
 
+@pytest.mark.requirement("E12")
 @pytest.mark.parametrize(
     ("error", "message"),
     [
@@ -85,27 +90,30 @@ async def test_e12_whatever_a_handler_does_is_an_answer(handler: str, blame: str
         (HandlerFailed(404), "404"),  # type: ignore[arg-type]
     ],
 )
-def test_e12_an_error_is_told_in_words_whatever_it_is(error: BaseException, message: str) -> None:
+def test_an_error_is_told_in_words_whatever_it_is(error: BaseException, message: str) -> None:
     told = describe(error)
 
     assert (told["message"], told["blame"], told["type"]) == (message, "handler", type(error).__qualname__)
 
 
-async def test_e10_an_async_handler_is_stopped_after_its_timeout() -> None:
+@pytest.mark.requirement("E10")
+async def test_an_async_handler_is_stopped_after_its_timeout() -> None:
     report = await run_one(a_task("sleep", timeout=0.15, seconds=60))
 
     assert report.error is not None
     assert (report.error["code"], report.error["blame"]) == ("handler.timed-out", "handler")
 
 
-async def test_e10_a_handler_that_swallows_its_timeout_has_timed_out_nevertheless() -> None:
+@pytest.mark.requirement("E10")
+async def test_a_handler_that_swallows_its_timeout_has_timed_out_nevertheless() -> None:
     report = await run_one(a_task("stubborn", timeout=0.1, seconds=0.4))
 
     assert report.error is not None
     assert report.error["code"] == "handler.timed-out"
 
 
-async def test_x3_tracebacks_are_bounded_and_carry_no_secret() -> None:
+@pytest.mark.requirement("X3")
+async def test_tracebacks_are_bounded_and_carry_no_secret() -> None:
     report = await run_one(a_task("secretive"))
 
     assert report.error is not None
@@ -114,13 +122,15 @@ async def test_x3_tracebacks_are_bounded_and_carry_no_secret() -> None:
     assert len(report.error["message"]) <= 4000
 
 
-def test_x3_a_cut_never_uncovers_a_secret() -> None:
+@pytest.mark.requirement("X3")
+def test_a_cut_never_uncovers_a_secret() -> None:
     for limit in range(20, 80):
         assert "hunter2" not in bounded("x" * 30 + " https://me:hunter2@host/ " + "y" * 30, limit)
         assert "hunter2" not in bounded("x" * 30 + " https://me:hunter2@host/ " + "y" * 30, limit, keep_end=True)
 
 
-async def test_h1_the_last_log_lines_of_an_attempt_are_kept_without_secrets() -> None:
+@pytest.mark.requirement("H1")
+async def test_the_last_log_lines_of_an_attempt_are_kept_without_secrets() -> None:
     report = await run_one(a_task("logs"))
 
     assert report.metrics is not None
@@ -134,7 +144,8 @@ async def test_h1_the_last_log_lines_of_an_attempt_are_kept_without_secrets() ->
     assert "hunter2" not in str(lines)
 
 
-async def test_h1_a_handler_that_cannot_be_loaded_is_offered_no_longer() -> None:
+@pytest.mark.requirement("H1")
+async def test_a_handler_that_cannot_be_loaded_is_offered_no_longer() -> None:
     broken = a_task("broken", "a")
     registry = a_registry(
         Registration("broken", "no_such_module:f"), Registration("gone", "worker_handlers:gone", False)
@@ -152,7 +163,8 @@ async def test_h1_a_handler_that_cannot_be_loaded_is_offered_no_longer() -> None
         assert "gone" not in bench.worker.info().handlers
 
 
-async def test_e22_a_refused_checkpoint_ends_the_attempt() -> None:
+@pytest.mark.requirement("E22")
+async def test_a_refused_checkpoint_ends_the_attempt() -> None:
     async with working(registry=a_registry()) as bench:
         bench.ledger.refuses_checkpoints = True
         bench.add(task := a_task("saves"))
@@ -163,7 +175,8 @@ async def test_e22_a_refused_checkpoint_ends_the_attempt() -> None:
     assert report.error["code"] == "fenced"
 
 
-async def test_e18_a_large_output_is_stored_before_it_is_reported() -> None:
+@pytest.mark.requirement("E18")
+async def test_a_large_output_is_stored_before_it_is_reported() -> None:
     text = "x" * INLINE_BYTES
     async with working(task := a_task("echo", text=text)) as bench:
         report = await bench.report_of(task)
@@ -174,7 +187,8 @@ async def test_e18_a_large_output_is_stored_before_it_is_reported() -> None:
     assert orjson.loads(content)["echoed_params"] == {"text": text}
 
 
-async def test_e18_large_params_are_loaded_before_the_handler_sees_them() -> None:
+@pytest.mark.requirement("E18")
+async def test_large_params_are_loaded_before_the_handler_sees_them() -> None:
     content = orjson.dumps({"text": "from afar"})
     task = a_task("echo").model_copy(update={"params_ref": reference_to(content)})
     async with working() as bench:
@@ -185,8 +199,9 @@ async def test_e18_large_params_are_loaded_before_the_handler_sees_them() -> Non
     assert report.output["echoed_params"] == {"text": "from afar"}
 
 
+@pytest.mark.requirement("E18")
 @pytest.mark.parametrize("kind", ["output", "params"])
-async def test_e18_an_outage_while_a_payload_is_stored_or_loaded_costs_no_attempt(kind: str) -> None:
+async def test_an_outage_while_a_payload_is_stored_or_loaded_costs_no_attempt(kind: str) -> None:
     """Only the ledger of handlers is away: leases are renewed meanwhile, and the report comes when it is back."""
     content = orjson.dumps({"text": "x" * INLINE_BYTES})
     params = {"text": "x" * INLINE_BYTES} if kind == "output" else {}
@@ -210,7 +225,8 @@ async def test_e18_an_outage_while_a_payload_is_stored_or_loaded_costs_no_attemp
     assert report.output_ref == reference_to(away.payloads[report.output_ref["sha256"]])
 
 
-async def test_e18_a_worker_that_stops_in_such_an_outage_gives_the_task_back() -> None:
+@pytest.mark.requirement("E18")
+async def test_a_worker_that_stops_in_such_an_outage_gives_the_task_back() -> None:
     away = FakeLedger()
     away.is_down = True
     async with working() as bench:

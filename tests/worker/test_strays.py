@@ -1,4 +1,4 @@
-"""What a handler leaves behind in its process is never taken for another task's [H1]."""
+"""What a handler leaves behind in its process is never taken for another task's."""
 
 import io
 import os
@@ -18,6 +18,8 @@ from dagmaster.handlers.registry import Registration
 from dagmaster.jobs.model import TaskMessage, new_job_id
 from dagmaster.worker.context import TaskContext
 from dagmaster.worker.isolate import Pool
+
+pytestmark = pytest.mark.requirement("H1")
 
 
 def fork(ctx):
@@ -153,7 +155,7 @@ async def run(pool: Pool, ledger: FakeLedger, function) -> object:
     return (await pool.run(registration, task, 20, TaskContext(task, ledger))).output
 
 
-async def test_h1_a_forked_copy_answers_for_nobody():
+async def test_a_forked_copy_answers_for_nobody():
     pool, ledger = Pool(memory_mb=2048), FakeLedger()
     try:
         outputs = [await run(pool, ledger, function) for function in (fork, pid, fork, pid)]
@@ -164,7 +166,7 @@ async def test_h1_a_forked_copy_answers_for_nobody():
     assert all("pid" in output for output in outputs[1::2])
 
 
-async def test_h1_a_thread_left_behind_reaches_no_other_task():
+async def test_a_thread_left_behind_reaches_no_other_task():
     pool, ledger = Pool(memory_mb=2048), FakeLedger()
     try:
         first = await run(pool, ledger, leave_a_thread)
@@ -177,7 +179,7 @@ async def test_h1_a_thread_left_behind_reaches_no_other_task():
     assert not getattr(ledger, "checkpoints", None)
 
 
-async def test_h1_a_handler_that_disturbs_its_process_disturbs_no_other_task():
+async def test_a_handler_that_disturbs_its_process_disturbs_no_other_task():
     pool, ledger = Pool(memory_mb=2048), FakeLedger()
     try:
         before = await run(pool, ledger, disturb)
@@ -188,7 +190,7 @@ async def test_h1_a_handler_that_disturbs_its_process_disturbs_no_other_task():
     assert before == after
 
 
-async def test_h1_a_process_without_standard_output_serves_no_other_task():
+async def test_a_process_without_standard_output_serves_no_other_task():
     pool, ledger = Pool(memory_mb=2048), FakeLedger()
     try:
         before = await run(pool, ledger, close_stdout)
@@ -200,7 +202,7 @@ async def test_h1_a_process_without_standard_output_serves_no_other_task():
     assert after["streams"] == [True, True]
 
 
-async def test_h1_what_a_module_sets_up_when_it_is_imported_stays(tmp_path, monkeypatch):
+async def test_what_a_module_sets_up_when_it_is_imported_stays(tmp_path, monkeypatch):
     (tmp_path / "sets_up.py").write_text(
         "import os\nos.environ['SET_UP'] = 'yes'\ndef handler(ctx):\n    return os.environ.get('SET_UP')\n"
     )
@@ -219,7 +221,7 @@ async def test_h1_what_a_module_sets_up_when_it_is_imported_stays(tmp_path, monk
 @pytest.mark.parametrize(
     "function", [limit_files, limit_memory, slow_down, lose_a_module, replace_a_module], ids=lambda f: f.__name__
 )
-async def test_h1_what_cannot_be_put_back_reaches_no_other_task(function):
+async def test_what_cannot_be_put_back_reaches_no_other_task(function):
     pool, ledger = Pool(memory_mb=2048), FakeLedger()
     try:
         before = await run(pool, ledger, who)
@@ -232,7 +234,7 @@ async def test_h1_what_cannot_be_put_back_reaches_no_other_task(function):
 
 
 @pytest.mark.parametrize("function", [start_a_program, start_an_orphan], ids=lambda f: f.__name__)
-async def test_h1_a_program_that_was_left_behind_runs_beside_no_other_task(function):
+async def test_a_program_that_was_left_behind_runs_beside_no_other_task(function):
     pool, ledger = Pool(memory_mb=2048), FakeLedger()
     try:
         stray = await run(pool, ledger, function)
@@ -242,7 +244,7 @@ async def test_h1_a_program_that_was_left_behind_runs_beside_no_other_task(funct
         await pool.close()
 
 
-async def test_h1_a_process_that_was_left_in_order_serves_again():
+async def test_a_process_that_was_left_in_order_serves_again():
     pool, ledger = Pool(memory_mb=2048), FakeLedger()
     try:
         outputs = [await run(pool, ledger, use_modules_and_programs) for _ in range(3)]

@@ -1,4 +1,4 @@
-"""An async handler that blocks the worker's loop pays alone; a worker that was merely stopped is left alone [E10, E11]."""
+"""An async handler that blocks the worker's loop pays alone; a worker that was merely stopped is left alone."""
 
 import asyncio
 import json
@@ -71,10 +71,11 @@ def reports_of(worker: subprocess.Popen[str], count: int) -> dict[str, tuple[str
     return {node: (status, told) for node, status, told in lines}
 
 
+@pytest.mark.requirement("E10")
 @pytest.mark.parametrize(
     "handler", ["block_loop", "spin", "block_in_subtask", "swallow_and_block", "backtrack", "wait_for_lock"]
 )
-def test_e10_an_async_handler_that_blocks_the_loop_fails_and_the_others_go_on(handler: str) -> None:
+def test_an_async_handler_that_blocks_the_loop_fails_and_the_others_go_on(handler: str) -> None:
     tasks = f'[a_task("{handler}", "culprit"), a_task("sleep", "other", seconds=1), a_task("pid", "plain")]'
     with a_worker(tasks, 0.8) as worker:
         reports = reports_of(worker, 3)
@@ -88,10 +89,9 @@ def test_e10_an_async_handler_that_blocks_the_loop_fails_and_the_others_go_on(ha
     assert reports["other"][0] == reports["plain"][0] == "succeeded"
 
 
+@pytest.mark.requirement("E10")
 @pytest.mark.parametrize(("silent_seconds", "is_raised"), [(31, True), (29, False)])
-async def test_e10_a_step_that_lets_no_sample_be_taken_is_the_one_at_fault(
-    silent_seconds: float, is_raised: bool
-) -> None:
+async def test_a_step_that_lets_no_sample_be_taken_is_the_one_at_fault(silent_seconds: float, is_raised: bool) -> None:
     watchdog = Watchdog(60)
     watchdog._sampled_at = time.monotonic() - silent_seconds
 
@@ -104,7 +104,8 @@ async def test_e10_a_step_that_lets_no_sample_be_taken_is_the_one_at_fault(
         await asyncio.create_task(handler())
 
 
-async def test_e10_only_the_handlers_own_steps_are_interrupted() -> None:
+@pytest.mark.requirement("E10")
+async def test_only_the_handlers_own_steps_are_interrupted() -> None:
     watchdog = Watchdog(60)
     watchdog._sampled_at = time.monotonic() - 100
 
@@ -112,7 +113,8 @@ async def test_e10_only_the_handlers_own_steps_are_interrupted() -> None:
     watchdog._interrupt(signal.SIGVTALRM, sys._getframe())
 
 
-def test_e10_what_a_finished_handler_left_in_the_loop_is_interrupted_too() -> None:
+@pytest.mark.requirement("E10")
+def test_what_a_finished_handler_left_in_the_loop_is_interrupted_too() -> None:
     tasks = '[a_task("blocks_afterwards", "culprit"), a_task("sleep", "other", seconds=2)]'
     with a_worker(tasks, 0.8) as worker:
         reports = reports_of(worker, 2)
@@ -121,7 +123,8 @@ def test_e10_what_a_finished_handler_left_in_the_loop_is_interrupted_too() -> No
     assert reports["culprit"][0] == reports["other"][0] == "succeeded"
 
 
-def test_e10_what_keeps_the_interpreters_lock_is_interrupted_before_its_lease_lapses() -> None:
+@pytest.mark.requirement("E10")
+def test_what_keeps_the_interpreters_lock_is_interrupted_before_its_lease_lapses() -> None:
     with a_worker('[a_task("backtrack", "culprit")]', 4.0) as worker:
         started = time.monotonic()
         reports_of(worker, 1)
@@ -129,7 +132,8 @@ def test_e10_what_keeps_the_interpreters_lock_is_interrupted_before_its_lease_la
         assert time.monotonic() - started < 4.0
 
 
-def test_e10_what_hears_no_signal_fails_and_the_others_are_given_back(tmp_path: Path) -> None:
+@pytest.mark.requirement("E10")
+def test_what_hears_no_signal_fails_and_the_others_are_given_back(tmp_path: Path) -> None:
     note = tmp_path / "note"
     tasks = (
         '[a_task("sleep", "light", seconds=60), '
@@ -148,7 +152,8 @@ def test_e10_what_hears_no_signal_fails_and_the_others_are_given_back(tmp_path: 
     assert not any(is_alive(int(pid)) for pid in note.read_text().split())
 
 
-def test_e10_a_loop_that_hangs_for_good_ends_the_worker_though_nothing_can_be_given_back() -> None:
+@pytest.mark.requirement("E10")
+def test_a_loop_that_hangs_for_good_ends_the_worker_though_nothing_can_be_given_back() -> None:
     with a_worker('[a_task("deadlock")]', 0.8) as worker:
         _, errors = worker.communicate(timeout=15)
 
@@ -156,7 +161,8 @@ def test_e10_a_loop_that_hangs_for_good_ends_the_worker_though_nothing_can_be_gi
     assert "hangs" in errors
 
 
-def test_e10_a_handler_that_keeps_the_interpreters_lock_ends_the_worker_too() -> None:
+@pytest.mark.requirement("E10")
+def test_a_handler_that_keeps_the_interpreters_lock_ends_the_worker_too() -> None:
     with a_worker('[a_task("burn_with_lock")]', 0.6) as worker:
         _, errors = worker.communicate(timeout=30)
 
@@ -164,8 +170,9 @@ def test_e10_a_handler_that_keeps_the_interpreters_lock_ends_the_worker_too() ->
     assert "burn_with_lock" in errors
 
 
+@pytest.mark.requirement("E11")
 @pytest.mark.parametrize("busy", ["[]", '[a_task("sleep", seconds=60)]'])
-def test_e11_a_worker_that_was_stopped_and_continued_lives_on(busy: str) -> None:
+def test_a_worker_that_was_stopped_and_continued_lives_on(busy: str) -> None:
     with a_worker(busy, 0.5) as worker:
         time.sleep(0.3)
 

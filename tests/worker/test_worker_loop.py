@@ -1,4 +1,4 @@
-"""The worker's loop: claiming, reporting, losing, stopping, outages [E7, E8, E11, E14, E22, E27]."""
+"""The worker's loop: claiming, reporting, losing, stopping, outages."""
 
 import asyncio
 import time
@@ -12,7 +12,8 @@ from dagmaster.jobs.states import TaskStatus
 from dagmaster.worker.loop import Worker
 
 
-async def test_e8_a_published_task_is_run_and_reported_at_once() -> None:
+@pytest.mark.requirement("E8")
+async def test_a_published_task_is_run_and_reported_at_once() -> None:
     async with working(worker_poll_interval=30.0) as bench:
         await until(lambda: len(bench.ledger.demands) == 1)
         await asyncio.sleep(0.05)
@@ -24,7 +25,8 @@ async def test_e8_a_published_task_is_run_and_reported_at_once() -> None:
         assert time.monotonic() - started < 0.5
 
 
-async def test_e8_a_hint_that_comes_during_an_exchange_is_not_lost() -> None:
+@pytest.mark.requirement("E8")
+async def test_a_hint_that_comes_during_an_exchange_is_not_lost() -> None:
     async with working(worker_poll_interval=30.0) as bench:
         await until(lambda: len(bench.ledger.demands) == 1)
         bench.ledger.delay_seconds = 0.1
@@ -39,7 +41,8 @@ async def test_e8_a_hint_that_comes_during_an_exchange_is_not_lost() -> None:
         await bench.report_of(second)
 
 
-async def test_e8_work_that_nobody_announced_is_found_by_polling() -> None:
+@pytest.mark.requirement("E8")
+async def test_work_that_nobody_announced_is_found_by_polling() -> None:
     async with working() as bench:
         await until(lambda: len(bench.ledger.demands) == 1)
 
@@ -48,19 +51,22 @@ async def test_e8_work_that_nobody_announced_is_found_by_polling() -> None:
         await bench.report_of(task)
 
 
-async def test_e8_the_owner_hears_of_results() -> None:
+@pytest.mark.requirement("E8")
+async def test_the_owner_hears_of_results() -> None:
     async with working(a_task("echo")) as bench:
         assert await bench.owner.wait(5) == {"results"}
 
 
-async def test_e8_the_owner_hears_once_of_a_task_that_runs_for_a_while() -> None:
+@pytest.mark.requirement("E8")
+async def test_the_owner_hears_once_of_a_task_that_runs_for_a_while() -> None:
     async with working(a_task("sleep", seconds=1)) as bench:
         assert await bench.owner.wait(0.15) == frozenset()
         assert await bench.owner.wait(0.3) == {"results"}
         assert await bench.owner.wait(0.3) == frozenset()
 
 
-async def test_q1_a_worker_claims_no_more_than_it_has_places_for() -> None:
+@pytest.mark.requirement("Q1")
+async def test_a_worker_claims_no_more_than_it_has_places_for() -> None:
     tasks = [a_task("sleep", f"n{i}", seconds=60) for i in range(10)]
     async with working(*tasks, a_task("sleep_blocking", "heavy1", seconds=60), a_task("hang", "heavy2"),
                        worker_slots=3, worker_processes=1) as bench:  # fmt: skip
@@ -72,7 +78,8 @@ async def test_q1_a_worker_claims_no_more_than_it_has_places_for() -> None:
         assert len(bench.worker.running) == 4
 
 
-async def test_q1_a_busy_kind_leaves_the_other_free() -> None:
+@pytest.mark.requirement("Q1")
+async def test_a_busy_kind_leaves_the_other_free() -> None:
     heavy = a_task("sleep_blocking", "heavy", seconds=60)
     async with working(heavy, a_task("sleep_blocking", "heavy2", seconds=60), worker_processes=1) as bench:
         await bench.is_running(heavy)
@@ -84,7 +91,8 @@ async def test_q1_a_busy_kind_leaves_the_other_free() -> None:
         assert [task.node_id for task in bench.ledger.queued] == ["heavy2"]
 
 
-async def test_q1_a_kind_that_had_no_place_asks_when_it_has_one() -> None:
+@pytest.mark.requirement("Q1")
+async def test_a_kind_that_had_no_place_asks_when_it_has_one() -> None:
     """What was announced while all its places were taken is not left to the next poll."""
     heavy = a_task("sleep_blocking", "heavy", seconds=0.5)
     async with working(heavy, worker_processes=1, worker_poll_interval=60) as bench:
@@ -94,7 +102,8 @@ async def test_q1_a_kind_that_had_no_place_asks_when_it_has_one() -> None:
         await bench.report_of(later)
 
 
-async def test_q1_a_report_waits_for_no_look_where_nothing_is_left() -> None:
+@pytest.mark.requirement("Q1")
+async def test_a_report_waits_for_no_look_where_nothing_is_left() -> None:
     async with working(worker_poll_interval=60) as bench:
         await until(lambda: bench.ledger.demands)
         bench.add(task := a_task("echo", "one"))
@@ -104,14 +113,16 @@ async def test_q1_a_report_waits_for_no_look_where_nothing_is_left() -> None:
         assert [demand.is_hunch for demand in bench.ledger.demands] == [False, False, True]
 
 
-async def test_q1_a_report_asks_for_more_where_there_may_be_more() -> None:
+@pytest.mark.requirement("Q1")
+async def test_a_report_asks_for_more_where_there_may_be_more() -> None:
     tasks = [a_task("echo", f"n{i}") for i in range(6)]
     async with working(*tasks, worker_slots=2, worker_poll_interval=60) as bench:
         for task in tasks:
             await bench.report_of(task)
 
 
-async def test_q1_full_slots_of_one_kind_are_no_reason_to_look_for_the_other() -> None:
+@pytest.mark.requirement("Q1")
+async def test_full_slots_of_one_kind_are_no_reason_to_look_for_the_other() -> None:
     tasks = [a_task("sleep", f"n{i}", seconds=0.3) for i in range(2)]
     async with working(*tasks, worker_slots=2, worker_poll_interval=60) as bench:
         await until(lambda: len(bench.worker.running) == 2)
@@ -123,7 +134,8 @@ async def test_q1_full_slots_of_one_kind_are_no_reason_to_look_for_the_other() -
             await bench.report_of(task)
 
 
-async def test_e8_a_hint_that_rode_along_is_not_rung_again() -> None:
+@pytest.mark.requirement("E8")
+async def test_a_hint_that_rode_along_is_not_rung_again() -> None:
     async with working() as bench:
         bench.ledger.tells = True
         bench.add(task := a_task("echo"))
@@ -133,7 +145,8 @@ async def test_e8_a_hint_that_rode_along_is_not_rung_again() -> None:
         assert await bench.owner.wait(0.1) == frozenset()
 
 
-async def test_e11_a_task_with_which_workers_vanish_runs_alone() -> None:
+@pytest.mark.requirement("E11")
+async def test_a_task_with_which_workers_vanish_runs_alone() -> None:
     neighbour = a_task("sleep", "neighbour", seconds=0.3)
     first, second = (a_task("sleep", node, 3, losses=2, seconds=0.2) for node in ("first", "second"))
     async with working(first, second, neighbour) as bench:
@@ -153,7 +166,8 @@ async def test_e11_a_task_with_which_workers_vanish_runs_alone() -> None:
         assert [bench.ledger.reports[task.task_id].status.value for task in (first, second)] == ["succeeded"] * 2
 
 
-async def test_e11_a_suspect_that_cannot_be_alone_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.requirement("E11")
+async def test_a_suspect_that_cannot_be_alone_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dagmaster.worker.loop.SUSPECT_SECONDS", 0.2)
     neighbour, suspect = a_task("sleep", "neighbour", seconds=60), a_task("echo", "suspect", 3, losses=2)
     async with working(neighbour, suspect) as bench:
@@ -164,8 +178,9 @@ async def test_e11_a_suspect_that_cannot_be_alone_is_given_back(monkeypatch: pyt
     assert report.status is TaskStatus.RETURNED
 
 
+@pytest.mark.requirement("E11")
 @pytest.mark.parametrize("end", ["stop", "cancel", "lose"])
-async def test_e11_a_suspect_that_waits_can_be_stopped(end: str) -> None:
+async def test_a_suspect_that_waits_can_be_stopped(end: str) -> None:
     neighbour, suspect = a_task("sleep", "neighbour", seconds=60), a_task("echo", "suspect", 3, losses=2)
     async with working(neighbour, suspect) as bench:
         await bench.is_running(neighbour)
@@ -182,7 +197,8 @@ async def test_e11_a_suspect_that_waits_can_be_stopped(end: str) -> None:
     assert not bench.ledger.late
 
 
-async def test_e7_one_exchange_at_a_time_carries_all_that_is_finished() -> None:
+@pytest.mark.requirement("E7")
+async def test_one_exchange_at_a_time_carries_all_that_is_finished() -> None:
     tasks = [a_task("noop", f"n{i}") for i in range(1000)]
     async with working(*tasks, worker_slots=100) as bench:
         bench.ledger.delay_seconds = 0.001
@@ -193,7 +209,8 @@ async def test_e7_one_exchange_at_a_time_carries_all_that_is_finished() -> None:
         assert bench.worker.counters.succeeded == bench.worker.counters.claimed == 1000
 
 
-async def test_e7_large_reports_are_spread_over_exchanges(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.requirement("E7")
+async def test_large_reports_are_spread_over_exchanges(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dagmaster.worker.loop.MAX_REPORT_BYTES", 3000)
     tasks = [a_task("echo", f"n{i}", text="x" * 1000) for i in range(20)]
     async with working(*tasks) as bench:
@@ -202,7 +219,8 @@ async def test_e7_large_reports_are_spread_over_exchanges(monkeypatch: pytest.Mo
         assert bench.worker.counters.exchanges >= 10
 
 
-async def test_e11_leases_are_renewed_with_the_latest_progress() -> None:
+@pytest.mark.requirement("E11")
+async def test_leases_are_renewed_with_the_latest_progress() -> None:
     async with working(task := a_task("progresses")) as bench:
         await until(lambda: any(row.progress for renewal in bench.ledger.renewals for row in renewal))
 
@@ -212,7 +230,8 @@ async def test_e11_leases_are_renewed_with_the_latest_progress() -> None:
         assert bench.ledger.workers[bench.worker.worker_id].stats["running"] == 1
 
 
-async def test_e23_progress_that_is_too_large_to_travel_with_the_leases_is_left_out() -> None:
+@pytest.mark.requirement("E23")
+async def test_progress_that_is_too_large_to_travel_with_the_leases_is_left_out() -> None:
     async with working(a_task("sleep", seconds=60)) as bench:
         await until(lambda: bench.worker.held)
         context = bench.worker.held[0].context
@@ -225,13 +244,15 @@ async def test_e23_progress_that_is_too_large_to_travel_with_the_leases_is_left_
         }
 
 
-async def test_e23_progress_is_told_before_the_next_renewal_is_due() -> None:
+@pytest.mark.requirement("E23")
+async def test_progress_is_told_before_the_next_renewal_is_due() -> None:
     async with working(a_task("progresses"), lease_renew_sec=4.0) as bench:
         await until(lambda: any(row.progress for renewal in bench.ledger.renewals for row in renewal), 3)
 
 
+@pytest.mark.requirement("E14")
 @pytest.mark.parametrize("handler", ["sleep", "poll_flags", "progresses"])
-async def test_e14_a_task_that_is_no_longer_ours_is_stopped_and_its_report_dropped(handler: str, tmp_path) -> None:
+async def test_a_task_that_is_no_longer_ours_is_stopped_and_its_report_dropped(handler: str, tmp_path) -> None:
     async with working(task := a_task(handler, seconds=60, note=str(tmp_path / "note"))) as bench:
         await bench.is_running(task)
 
@@ -244,7 +265,8 @@ async def test_e14_a_task_that_is_no_longer_ours_is_stopped_and_its_report_dropp
         assert not bench.ledger.late
 
 
-async def test_e7_a_late_report_is_counted_and_harms_nothing() -> None:
+@pytest.mark.requirement("E7")
+async def test_a_late_report_is_counted_and_harms_nothing() -> None:
     async with working(task := a_task("sleep", seconds=0.2), lease_renew_sec=4.0) as bench:
         await bench.is_running(task)
         bench.ledger.withdraw(task)
@@ -254,7 +276,8 @@ async def test_e7_a_late_report_is_counted_and_harms_nothing() -> None:
         await bench.report_of(other)
 
 
-async def test_e27_an_outage_keeps_reports_until_the_database_is_back() -> None:
+@pytest.mark.requirement("E27")
+async def test_an_outage_keeps_reports_until_the_database_is_back() -> None:
     async with working(*(tasks := [a_task("sleep", f"n{i}", seconds=0.1) for i in range(5)])) as bench:
         await until(lambda: len(bench.worker.running) == 5)
         bench.ledger.is_down = True
@@ -269,7 +292,8 @@ async def test_e27_an_outage_keeps_reports_until_the_database_is_back() -> None:
         assert bench.worker.counters.late_reports == 0
 
 
-async def test_e11_finished_tasks_are_renewed_until_their_report_is_accepted() -> None:
+@pytest.mark.requirement("E11")
+async def test_finished_tasks_are_renewed_until_their_report_is_accepted() -> None:
     async with working(task := a_task("sleep", seconds=0.1)) as bench:
         await bench.is_running(task)
         lease_ledger = bench.worker._keeper._ledger
@@ -285,7 +309,8 @@ async def test_e11_finished_tasks_are_renewed_until_their_report_is_accepted() -
         bench.worker._ledger = lease_ledger
 
 
-async def test_e7_an_exchange_whose_answer_was_lost_is_repeated_without_harm() -> None:
+@pytest.mark.requirement("E7")
+async def test_an_exchange_whose_answer_was_lost_is_repeated_without_harm() -> None:
     async with working(task := a_task("sleep", seconds=0.1)) as bench:
         await bench.is_running(task)
         bench.ledger.loses_answers = 1
@@ -294,7 +319,8 @@ async def test_e7_an_exchange_whose_answer_was_lost_is_repeated_without_harm() -
         await until(lambda: bench.worker.counters.late_reports == 1)
 
 
-async def test_e27_a_report_that_is_refused_does_not_block_the_others() -> None:
+@pytest.mark.requirement("E27")
+async def test_a_report_that_is_refused_does_not_block_the_others() -> None:
     bad = a_task("echo", "bad", poison=True)
     good = [a_task("echo", f"n{i}") for i in range(5)]
 
@@ -316,7 +342,8 @@ async def test_e27_a_report_that_is_refused_does_not_block_the_others() -> None:
     assert bench.worker.counters.refused_reports == 1
 
 
-async def test_e22_a_graceful_stop_lets_handlers_finish_and_returns_the_rest() -> None:
+@pytest.mark.requirement("E22")
+async def test_a_graceful_stop_lets_handlers_finish_and_returns_the_rest() -> None:
     quick = a_task("stubborn", "quick", seconds=0.3)
     polite = a_task("sleep", "polite", seconds=60)
     deaf = a_task("sleep_blocking", "deaf", seconds=60)
@@ -337,7 +364,8 @@ async def test_e22_a_graceful_stop_lets_handlers_finish_and_returns_the_rest() -
     assert not bench.ledger.workers, "it said goodbye"
 
 
-async def test_e22_a_worker_that_is_told_to_hurry_gives_everything_back_at_once() -> None:
+@pytest.mark.requirement("E22")
+async def test_a_worker_that_is_told_to_hurry_gives_everything_back_at_once() -> None:
     deaf = [a_task("sleep_blocking", "plain", seconds=60), a_task("progresses", "async")]
     bench = Bench(deaf)
     running = asyncio.create_task(bench.worker.run())
@@ -352,7 +380,8 @@ async def test_e22_a_worker_that_is_told_to_hurry_gives_everything_back_at_once(
     assert [report.status for report in bench.ledger.reports.values()] == [TaskStatus.RETURNED] * 2
 
 
-async def test_e22_a_stop_waits_no_longer_than_its_grace_for_a_database_that_does_not_answer(monkeypatch) -> None:
+@pytest.mark.requirement("E22")
+async def test_a_stop_waits_no_longer_than_its_grace_for_a_database_that_does_not_answer(monkeypatch) -> None:
     """One gives back and could be handed in, while the other one still runs."""
     monkeypatch.setattr("dagmaster.worker.loop.LAST_REPORTS_SECONDS", 0.2)
     bench = Bench([a_task("sleep", "polite", seconds=60), a_task("progresses", "deaf")], task_lease_sec=600)
@@ -365,7 +394,8 @@ async def test_e22_a_stop_waits_no_longer_than_its_grace_for_a_database_that_doe
     await asyncio.wait_for(running, 10)
 
 
-async def test_e22_a_stop_with_nothing_running_is_immediate() -> None:
+@pytest.mark.requirement("E22")
+async def test_a_stop_with_nothing_running_is_immediate() -> None:
     bench = Bench()
     running = asyncio.create_task(bench.worker.run())
     await until(lambda: len(bench.ledger.demands) == 1)
@@ -375,7 +405,8 @@ async def test_e22_a_stop_with_nothing_running_is_immediate() -> None:
     await asyncio.wait_for(running, 1)
 
 
-async def test_e22_a_plain_handler_may_give_its_task_back(tmp_path) -> None:
+@pytest.mark.requirement("E22")
+async def test_a_plain_handler_may_give_its_task_back(tmp_path) -> None:
     bench = Bench([task := a_task("poll_flags", note=str(tmp_path / "note"))])
     running = asyncio.create_task(bench.worker.run())
     await until(lambda: any(row.progress for renewal in bench.ledger.renewals for row in renewal))
@@ -387,7 +418,8 @@ async def test_e22_a_plain_handler_may_give_its_task_back(tmp_path) -> None:
     assert (tmp_path / "note").read_text() == "cancelled=False shutting_down=True"
 
 
-async def test_e22_tasks_claimed_while_stopping_are_returned_unstarted() -> None:
+@pytest.mark.requirement("E22")
+async def test_tasks_claimed_while_stopping_are_returned_unstarted() -> None:
     bench = Bench()
     bench.ledger.delay_seconds = 0.1
     running = asyncio.create_task(bench.worker.run())
@@ -400,7 +432,8 @@ async def test_e22_tasks_claimed_while_stopping_are_returned_unstarted() -> None
     assert bench.ledger.reports[task.task_id].status is TaskStatus.RETURNED
 
 
-async def test_e22_a_stop_during_an_outage_ends_nevertheless(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.requirement("E22")
+async def test_a_stop_during_an_outage_ends_nevertheless(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dagmaster.worker.loop.LAST_REPORTS_SECONDS", 0.3)
     bench = Bench([a_task("sleep", seconds=60)])
     running = asyncio.create_task(bench.worker.run())
@@ -412,7 +445,8 @@ async def test_e22_a_stop_during_an_outage_ends_nevertheless(monkeypatch: pytest
     await asyncio.wait_for(running, 5)
 
 
-async def test_e27_a_transport_that_fails_leaves_polling() -> None:
+@pytest.mark.requirement("E27")
+async def test_a_transport_that_fails_leaves_polling() -> None:
     bench = Bench()
 
     class Broken:

@@ -1,4 +1,4 @@
-"""The rules of [W3] and its neighbours, one by one: what is refused, of which node, in which line."""
+"""The rules that a workflow must keep, one by one: what is refused, of which node, in which line."""
 
 import pytest
 
@@ -19,6 +19,7 @@ def only(nodes: str, words: str, *, head: str = "") -> tuple[str | None, int, in
     return problem.node, problem.line, problem.column
 
 
+@pytest.mark.requirement("W3")
 @pytest.mark.parametrize(
     ("node", "words", "place"),
     [
@@ -39,11 +40,12 @@ def only(nodes: str, words: str, *, head: str = "") -> tuple[str | None, int, in
         ("{type: fan_in, fan_out: fna, next: end}", "`fan_out` names 'fna'", (4, 30)),
     ],
 )
-def test_w3_a_name_of_no_node_is_refused(node, words, place):
+def test_a_name_of_no_node_is_refused(node, words, place):
     assert only(START + f"  a: {node}\n" + END, words) == ("a", *place)
 
 
-def test_w3_a_misspelt_name_does_not_make_other_nodes_look_wrong():
+@pytest.mark.requirement("W3")
+def test_a_misspelt_name_does_not_make_other_nodes_look_wrong():
     nodes = (
         "  start: {type: start, next: split}\n  split: {type: fan_out, source: [1], task: {handler: echo}, next: gahter}\n"
         "  gather: {type: fan_in, next: [report]}\n"
@@ -59,7 +61,8 @@ def test_w3_a_misspelt_name_does_not_make_other_nodes_look_wrong():
     ]
 
 
-def test_w3_thousands_of_mistakes_are_told_in_bounded_time():
+@pytest.mark.requirement("W3")
+def test_thousands_of_mistakes_are_told_in_bounded_time():
     names = ", ".join(f"x{n}" for n in range(15_000))
 
     problems = problems_in(f"  start: {{type: start, next: [{names}]}}\n" + END)
@@ -67,17 +70,20 @@ def test_w3_thousands_of_mistakes_are_told_in_bounded_time():
     assert len(problems) == 200
 
 
-def test_w3_a_cycle_is_named():
+@pytest.mark.requirement("W3")
+def test_a_cycle_is_named():
     nodes = START + "  a: {handler: echo, next: b}\n  b: {handler: echo, next: [a, end]}\n" + END
 
     assert only(nodes, "a cycle: a → b → a") == ("a", 4, 3)
 
 
-def test_w3_a_node_that_follows_itself_is_a_cycle():
+@pytest.mark.requirement("W3")
+def test_a_node_that_follows_itself_is_a_cycle():
     assert only(START + "  a: {handler: echo, next: [a, end]}\n" + END, "a cycle: a → a") == ("a", 4, 3)
 
 
-def test_w3_each_of_several_cycles_is_named_once():
+@pytest.mark.requirement("W3")
+def test_each_of_several_cycles_is_named_once():
     nodes = "".join(
         [
             START,
@@ -92,7 +98,8 @@ def test_w3_each_of_several_cycles_is_named_once():
     assert [message.split(";")[0] for message in messages] == ["a cycle: a → b → a", "a cycle: c → d → c"]
 
 
-def test_w3_a_circle_is_refused_even_where_depends_on_overrides_it():
+@pytest.mark.requirement("W3")
+def test_a_circle_is_refused_even_where_depends_on_overrides_it():
     nodes = (
         START
         + "  a: {handler: echo, next: b, depends_on: {all_of: start}}\n  b: {handler: echo, next: [a, end]}\n"
@@ -102,7 +109,8 @@ def test_w3_a_circle_is_refused_even_where_depends_on_overrides_it():
     assert only(nodes, "a cycle: a → b → a")[0] == "a"
 
 
-def test_w3_an_unreachable_node_is_refused():
+@pytest.mark.requirement("W3")
+def test_an_unreachable_node_is_refused():
     assert only(
         START + "  a: {handler: echo, next: end}\n  b: {handler: echo, next: end}\n" + END, "cannot be reached"
     )[:2] == (
@@ -111,20 +119,23 @@ def test_w3_an_unreachable_node_is_refused():
     )
 
 
-def test_w3_depends_on_alone_is_an_edge():
+@pytest.mark.requirement("W3")
+def test_depends_on_alone_is_an_edge():
     a_workflow(
         "  start: {type: start}\n  a: {handler: echo, depends_on: {all_of: start}}\n"
         "  end: {type: end, depends_on: {any_of: [a]}}\n"
     )
 
 
-def test_w3_a_node_from_which_no_path_leads_to_an_end_is_refused():
+@pytest.mark.requirement("W3")
+def test_a_node_from_which_no_path_leads_to_an_end_is_refused():
     nodes = "  start: {type: start, next: [a, b]}\n  a: {handler: echo, next: end}\n  b: {handler: echo}\n" + END
 
     assert only(nodes, "no path leads from here to an end")[:2] == ("b", 5)
 
 
-def test_w3_a_pointer_that_the_target_overrides_leads_nowhere():
+@pytest.mark.requirement("W3")
+def test_a_pointer_that_the_target_overrides_leads_nowhere():
     nodes = (
         "  start: {type: start, next: [a, b]}\n  a: {handler: echo, next: end}\n  b: {handler: echo, next: end}\n"
         "  end: {type: end, depends_on: {all_of: [a]}}\n"
@@ -133,7 +144,8 @@ def test_w3_a_pointer_that_the_target_overrides_leads_nowhere():
     assert only(nodes, "no path leads from here to an end")[0] == "b"
 
 
-def test_w2_exactly_one_start_is_needed():
+@pytest.mark.requirement("W2")
+def test_exactly_one_start_is_needed():
     assert (
         only(START + "  more: {type: start, next: a}\n  a: {handler: echo, next: end}\n" + END, "a second start")[0]
         == "more"
@@ -141,11 +153,13 @@ def test_w2_exactly_one_start_is_needed():
     the_problem(problems_in("  a: {handler: echo, next: end}\n" + END), "no node of type start")
 
 
-def test_w2_at_least_one_end_is_needed():
+@pytest.mark.requirement("W2")
+def test_at_least_one_end_is_needed():
     assert only(START + "  a: {handler: echo}\n", "no node of type end") == (None, 2, 1)
 
 
-def test_w3_a_start_depends_on_nothing_and_an_end_leads_nowhere():
+@pytest.mark.requirement("W3")
+def test_a_start_depends_on_nothing_and_an_end_leads_nowhere():
     nodes = "  start: {type: start, next: a, depends_on: {all_of: []}}\n  a: {handler: echo, next: end}\n" + END
     the_problem(problems_in(nodes), "a start depends on nothing; remove its depends_on")
 
@@ -155,13 +169,15 @@ def test_w3_a_start_depends_on_nothing_and_an_end_leads_nowhere():
     assert the_problem(problems, "a start depends on nothing, but 'end' leads here").node == "start"
 
 
-def test_w3_an_empty_depends_on_is_refused():
+@pytest.mark.requirement("W3")
+def test_an_empty_depends_on_is_refused():
     nodes = START + "  a: {handler: echo, next: end, depends_on: {}}\n" + END
 
     the_problem(problems_in(nodes), "`depends_on` names nothing")
 
 
-def test_w7_a_name_like_a_childs_is_refused():
+@pytest.mark.requirement("W7")
+def test_a_name_like_a_childs_is_refused():
     nodes = "  start: {type: start, next: a__12}\n  a__12: {handler: echo, next: end}\n" + END
 
     assert only(nodes, "ends like the child of a fan_out") == ("a__12", 4, 3)
@@ -170,14 +186,16 @@ def test_w7_a_name_like_a_childs_is_refused():
 # --- fan_in and fan_out ----------------------------------------------------------------------------------------------
 
 
-def test_w3_a_fan_in_without_a_fan_out_before_it_is_refused():
+@pytest.mark.requirement("W3")
+def test_a_fan_in_without_a_fan_out_before_it_is_refused():
     assert only(START + "  a: {type: fan_in, next: end}\n" + END, "there is no fan_out before this fan_in")[:2] == (
         "a",
         4,
     )
 
 
-def test_w3_a_fan_in_with_two_fan_outs_equally_near_must_say_which():
+@pytest.mark.requirement("W3")
+def test_a_fan_in_with_two_fan_outs_equally_near_must_say_which():
     nodes = "".join(
         [
             "  start: {type: start, next: [a, b]}\n",
@@ -192,7 +210,8 @@ def test_w3_a_fan_in_with_two_fan_outs_equally_near_must_say_which():
     a_workflow(nodes % ", fan_out: b")
 
 
-def test_w3_a_fan_in_must_name_a_fan_out_before_it():
+@pytest.mark.requirement("W3")
+def test_a_fan_in_must_name_a_fan_out_before_it():
     nodes = "  start: {type: start, next: fan}\n" + FAN % "a" + "  a: {type: fan_in, fan_out: %s, next: [end, b]}\n"
     nodes += "  b: {type: fan_out, source: [1], task: {handler: echo}, next: end}\n" + END
 
@@ -200,21 +219,24 @@ def test_w3_a_fan_in_must_name_a_fan_out_before_it():
     assert only(nodes % "b", "'b', which is not upstream")[0] == "a"
 
 
-def test_w8_work_fields_of_a_fan_in_need_a_handler():
+@pytest.mark.requirement("W8")
+def test_work_fields_of_a_fan_in_need_a_handler():
     nodes = "  start: {type: start, next: fan}\n" + FAN % "a" + "  a: {type: fan_in, params: {x: 1}, next: end}\n" + END
 
     assert only(nodes, "`params` is for a fan_in with a `handler`") == ("a", 5, 21)
 
 
+@pytest.mark.requirement("W7")
 @pytest.mark.parametrize("fields", ["", "source: [1], results_of: fan, "])
-def test_w7_a_fan_out_has_either_a_source_or_results_of(fields):
+def test_a_fan_out_has_either_a_source_or_results_of(fields):
     nodes = "  start: {type: start, next: fan}\n" + FAN % "a"
     nodes += f"  a: {{type: fan_out, {fields}task: {{handler: echo}}, next: end}}\n" + END
 
     assert only(nodes, "either `source` or `results_of`")[:2] == ("a", 5)
 
 
-def test_w7_results_of_must_name_a_fan_out_before_it():
+@pytest.mark.requirement("W7")
+def test_results_of_must_name_a_fan_out_before_it():
     nodes = "  start: {type: start, next: [a, fan]}\n" + FAN % "end"
     nodes += "  a: {type: fan_out, results_of: %s, task: {handler: echo}, next: end}\n" + END
 
@@ -225,6 +247,7 @@ def test_w7_results_of_must_name_a_fan_out_before_it():
 # --- conditionals ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.requirement("W6")
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
@@ -258,7 +281,7 @@ def test_w7_results_of_must_name_a_fan_out_before_it():
         ("condition: 'true', on_true: b, next: b", "a conditional leads on by its branches"),
     ],
 )
-def test_w6_a_conditional_has_exactly_one_of_its_two_forms(fields, words):
+def test_a_conditional_has_exactly_one_of_its_two_forms(fields, words):
     nodes = START + f"  a: {{type: conditional, {fields}}}\n  b: {{handler: echo, next: end}}\n" + END
 
     problem = the_problem(problems_in(nodes), words)
@@ -266,13 +289,15 @@ def test_w6_a_conditional_has_exactly_one_of_its_two_forms(fields, words):
     assert (problem.node, problem.line) == ("a", 4)
 
 
-def test_w6_a_condition_needs_a_branch():
+@pytest.mark.requirement("W6")
+def test_a_condition_needs_a_branch():
     nodes = START + "  a: {type: conditional, condition: 'true'}\n" + END
 
     the_problem(problems_in(nodes), "`condition` needs on_true or on_false")
 
 
-def test_w6_the_target_of_a_branch_must_depend_on_the_conditional():
+@pytest.mark.requirement("W6")
+def test_the_target_of_a_branch_must_depend_on_the_conditional():
     nodes = (
         START + "  a: {type: conditional, condition: 'true', on_true: b, on_false: end}\n"
         "  b: {handler: echo, next: end, depends_on: {all_of: [start]}}\n" + END
@@ -284,6 +309,7 @@ def test_w6_the_target_of_a_branch_must_depend_on_the_conditional():
 # --- work ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.requirement("W3")
 @pytest.mark.parametrize(
     ("node", "column"),
     [
@@ -291,7 +317,7 @@ def test_w6_the_target_of_a_branch_must_depend_on_the_conditional():
         ("{type: fan_out, source: [1], task: {handler: ecko}, next: end}", 51),
     ],
 )
-def test_w3_a_handler_that_no_one_registered_is_refused(node, column):
+def test_a_handler_that_no_one_registered_is_refused(node, column):
     assert only(
         START + f"  a: {{}}\n{END}".replace("{}", node), "no handler 'ecko' is registered; did you mean 'echo'?"
     ) == (
@@ -301,19 +327,22 @@ def test_w3_a_handler_that_no_one_registered_is_refused(node, column):
     )
 
 
-def test_w3_the_handler_of_a_fan_in_is_checked_too():
+@pytest.mark.requirement("W3")
+def test_the_handler_of_a_fan_in_is_checked_too():
     nodes = "  start: {type: start, next: fan}\n" + FAN % "a" + "  a: {type: fan_in, handler: ecko, next: end}\n" + END
 
     assert only(nodes, "no handler 'ecko'")[0] == "a"
 
 
-def test_w3_a_queue_that_no_one_registered_is_refused():
+@pytest.mark.requirement("W3")
+def test_a_queue_that_no_one_registered_is_refused():
     nodes = START + "  a: {handler: echo, queue: container-task, next: end}\n" + END
 
     assert only(nodes, "there is no queue 'container-task'; did you mean 'container-tasks'?") == ("a", 4, 29)
 
 
-def test_w3_where_no_name_is_close_those_that_exist_are_listed():
+@pytest.mark.requirement("W3")
+def test_where_no_name_is_close_those_that_exist_are_listed():
     nodes = START + "  a: {handler: zzz, queue: yyy, next: end}\n" + END
 
     said = problems_in(nodes)
@@ -324,14 +353,16 @@ def test_w3_where_no_name_is_close_those_that_exist_are_listed():
     assert of_queue == f"there is no queue 'yyy'; known are {', '.join(sorted(QUEUES))}"
 
 
-def test_w3_of_many_names_only_some_are_listed():
+@pytest.mark.requirement("W3")
+def test_of_many_names_only_some_are_listed():
     said = or_known("zzz", [f"handler_{n:02}" for n in range(50)])
 
     assert said.startswith("; known are handler_00, handler_01")
     assert said.endswith(", handler_29 and 20 more")
 
 
-def test_w4_a_longest_delay_shorter_than_the_first_is_refused():
+@pytest.mark.requirement("W4")
+def test_a_longest_delay_shorter_than_the_first_is_refused():
     nodes = START + "  a: {handler: echo, retry: {initial_delay_seconds: 5, max_delay_seconds: 1}, next: end}\n" + END
 
     assert only(nodes, "max_delay_seconds (1) is shorter than initial_delay_seconds (5)")[:2] == ("a", 4)
@@ -340,6 +371,7 @@ def test_w4_a_longest_delay_shorter_than_the_first_is_refused():
 # --- inputs ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.requirement("W1")
 @pytest.mark.parametrize(
     ("declared", "words"),
     [
@@ -352,7 +384,7 @@ def test_w4_a_longest_delay_shorter_than_the_first_is_refused():
         ("{type: string, required: true, default: x}", "is required and has a default; choose one"),
     ],
 )
-def test_w1_a_default_must_fit_its_input(declared, words):
+def test_a_default_must_fit_its_input(declared, words):
     nodes = START + "  a: {handler: echo, next: end}\n" + END
 
     assert only(nodes, words, head=f"inputs: {{n: {declared}}}\n")[1] == 2
@@ -369,6 +401,7 @@ def templated(template: str) -> str:
     )
 
 
+@pytest.mark.requirement("W3")
 @pytest.mark.parametrize(
     ("template", "words"),
     [
@@ -384,15 +417,17 @@ def templated(template: str) -> str:
         ("{{ nodes.b-c.output }}", "is not a node's output"),
     ],
 )
-def test_w3_a_template_that_cannot_work_is_refused(template, words):
+def test_a_template_that_cannot_work_is_refused(template, words):
     assert only(templated(template), words, head="inputs: {count: {type: integer}}\n") == ("a", 7, 18)
 
 
+@pytest.mark.requirement("W3")
 @pytest.mark.parametrize("template", ["{{ inputs.count }}", "{{ nodes.start.output }}", "{{ job.job_id }}", "plain"])
-def test_w3_a_template_that_can_work_is_accepted(template):
+def test_a_template_that_can_work_is_accepted(template):
     a_workflow(templated(template), head="inputs: {count: {type: integer}}\n")
 
 
+@pytest.mark.requirement("W7")
 @pytest.mark.parametrize(
     ("batch", "template", "words"),
     [
@@ -400,7 +435,7 @@ def test_w3_a_template_that_can_work_is_accepted(template):
         ("batch_size: 5, ", "{{ item }}", "`item` does not exist here: with batch_size, children have `items`"),
     ],
 )
-def test_w7_children_have_item_or_with_batches_items(batch, template, words):
+def test_children_have_item_or_with_batches_items(batch, template, words):
     nodes = (
         START
         + f"  a: {{type: fan_out, source: [1], {batch}task: {{handler: echo, params: {{x: '%s'}}}}, label: '%s', next: end}}\n"
@@ -414,6 +449,7 @@ def test_w7_children_have_item_or_with_batches_items(batch, template, words):
     a_workflow(nodes % (other, other + " {{ index }}"))
 
 
+@pytest.mark.requirement("W3")
 @pytest.mark.parametrize(
     "node",
     [
@@ -424,18 +460,20 @@ def test_w7_children_have_item_or_with_batches_items(batch, template, words):
         "{type: conditional, condition_field: job, branches: [{condition: '> {{ item }}', next: end}, {default: true, next: end}]}",
     ],
 )
-def test_w3_every_kind_of_template_is_checked(node):
+def test_every_kind_of_template_is_checked(node):
     assert only(START + f"  a: {node}\n" + END, "`item` exists only in")[0] == "a"
 
 
-def test_e26_the_templates_of_outputs_are_checked_and_may_read_every_node():
+@pytest.mark.requirement("E26")
+def test_the_templates_of_outputs_are_checked_and_may_read_every_node():
     nodes = START + "  a: {handler: echo, next: end}\n" + END
 
     assert only(nodes, "`nodes.b` does not exist", head="outputs: {x: '{{ nodes.b.output }}'}\n") == (None, 2, 14)
     a_workflow(nodes, head="outputs: {x: '{{ nodes.a.output }}'}\n")
 
 
-def test_w3_a_definition_without_a_file_is_judged_by_the_same_rules():
+@pytest.mark.requirement("W3")
+def test_a_definition_without_a_file_is_judged_by_the_same_rules():
     workflow = a_workflow(START + "  a: {handler: echo, next: end}\n" + END)
 
     (problem,) = check(workflow, handlers={}, queues=())

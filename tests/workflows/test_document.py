@@ -1,4 +1,4 @@
-"""YAML, strictly: bombs, surprises of the old scalars, and where everything was written [W3], [W11]."""
+"""YAML, strictly: bombs, surprises of the old scalars, and where everything was written."""
 
 import time
 
@@ -17,6 +17,7 @@ def value_of(text: str) -> object:
     return document.value
 
 
+@pytest.mark.requirement("W1")
 @pytest.mark.parametrize(
     ("written", "value"),
     [
@@ -28,12 +29,13 @@ def value_of(text: str) -> object:
         ("9223372036854775807", 2**63 - 1),
     ],
 )  # fmt: skip
-def test_w1_plain_scalars_are_those_of_json(written, value):
+def test_plain_scalars_are_those_of_json(written, value):
     assert value_of(f"a: {written}") == {"a": value}
     assert type(value_of(f"a: {written}")["a"]) is type(value)
 
 
-def test_w3_every_value_and_key_has_its_line_and_column():
+@pytest.mark.requirement("W3")
+def test_every_value_and_key_has_its_line_and_column():
     document, _ = parse("a: 1\nb:\n  - x\n  - {c: 2}\n", BOUNDS)
 
     assert document.value == {"a": 1, "b": ["x", {"c": 2}]}
@@ -44,6 +46,7 @@ def test_w3_every_value_and_key_has_its_line_and_column():
     assert Document().place(("a",)) == (0, 0)
 
 
+@pytest.mark.requirement("W3")
 @pytest.mark.parametrize(
     ("text", "words", "line", "column"),
     [
@@ -70,12 +73,13 @@ def test_w3_every_value_and_key_has_its_line_and_column():
         ("a: " + "9" * 5000 + "\n", "too many digits", 1, 4),
     ],
 )  # fmt: skip
-def test_w3_what_is_not_allowed_in_yaml_is_told_with_line_and_column(text, words, line, column):
+def test_what_is_not_allowed_in_yaml_is_told_with_line_and_column(text, words, line, column):
     problem = the_problem(problems_of(text), words)
 
     assert (problem.line, problem.column) == (line, column)
 
 
+@pytest.mark.requirement("W3")
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -83,26 +87,30 @@ def test_w3_what_is_not_allowed_in_yaml_is_told_with_line_and_column(text, words
         ("5", "a workflow is a mapping"), ("- a\n- b\n", "a workflow is a mapping"), ("text", "a workflow is a mapping"),
     ],
 )  # fmt: skip
-def test_w3_a_file_that_is_no_mapping_is_told_so(text, words):
+def test_a_file_that_is_no_mapping_is_told_so(text, words):
     the_problem(problems_of(text), words)
 
 
-def test_w3_a_byte_order_mark_does_no_harm():
+@pytest.mark.requirement("W3")
+def test_a_byte_order_mark_does_no_harm():
     assert value_of("\ufeffa: 1") == {"a": 1}
     assert parse(b"\xef\xbb\xbfa: 1", BOUNDS)[0].value == {"a": 1}
 
 
-def test_w11_a_file_beyond_the_size_limit_is_not_parsed():
+@pytest.mark.requirement("W11")
+def test_a_file_beyond_the_size_limit_is_not_parsed():
     problem = the_problem(problems_of("a: " + "x" * 262_144), "bytes; at most 262,144 are allowed")
 
     assert problem.line == 0
 
 
-def test_w11_a_file_with_too_many_values_is_refused():
+@pytest.mark.requirement("W11")
+def test_a_file_with_too_many_values_is_refused():
     the_problem(problems_of("a: [" + "1," * 30_000 + "]"), "more than 20,000 values")
 
 
-def test_w3_a_yaml_bomb_is_refused_at_once():
+@pytest.mark.requirement("W3")
+def test_a_yaml_bomb_is_refused_at_once():
     rows = ['a: &a ["x","x","x","x","x","x","x","x","x"]']
     rows += [f"{b}: &{b} [{','.join([f'*{a}'] * 9)}]" for a, b in zip("abcdefgh", "bcdefghi", strict=True)]
     started = time.process_time()
@@ -113,7 +121,8 @@ def test_w3_a_yaml_bomb_is_refused_at_once():
     assert time.process_time() - started < 1
 
 
-def test_w3_deep_nesting_is_refused_while_parsing():
+@pytest.mark.requirement("W3")
+def test_deep_nesting_is_refused_while_parsing():
     started = time.process_time()
 
     with pytest.raises(Unreadable, match="nested"):
@@ -122,7 +131,8 @@ def test_w3_deep_nesting_is_refused_while_parsing():
     assert time.process_time() - started < 1
 
 
-def test_w3_several_mistakes_of_the_yaml_are_told_together():
+@pytest.mark.requirement("W3")
+def test_several_mistakes_of_the_yaml_are_told_together():
     problems = problems_of("a: &x 1\nb: !!int 2\na: 3\n")
 
     assert [problem.line for problem in problems][:3] == [1, 1, 1] or {p.line for p in problems} >= {1, 2, 3}

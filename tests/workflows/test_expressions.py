@@ -1,4 +1,4 @@
-"""Templates [W5], [W6]: what they yield, what they refuse."""
+"""Templates: what they yield, what they refuse."""
 
 import time
 from typing import Any
@@ -35,6 +35,7 @@ def rendered(value: Any, context: Context = CONTEXT) -> Any:
     return compile_value(value).render(context)
 
 
+@pytest.mark.requirement("W5")
 @pytest.mark.parametrize(
     ("template", "value"),
     [
@@ -56,15 +57,17 @@ def rendered(value: Any, context: Context = CONTEXT) -> Any:
         ("{{ inputs.sizes[1:] + [1] }}", [20, 12, 1]),
     ],
 )
-def test_w5_an_expression_that_is_the_whole_value_keeps_its_type(template, value):
+def test_an_expression_that_is_the_whole_value_keeps_its_type(template, value):
     assert rendered(template) == value
     assert type(rendered(template)) is type(value)
 
 
-def test_w5_a_value_passed_through_is_the_same_object():
+@pytest.mark.requirement("W5")
+def test_a_value_passed_through_is_the_same_object():
     assert rendered("{{ inputs.sizes }}") is CONTEXT.names["inputs"]["sizes"]
 
 
+@pytest.mark.requirement("W5")
 @pytest.mark.parametrize(
     ("template", "text"),
     [
@@ -77,11 +80,12 @@ def test_w5_a_value_passed_through_is_the_same_object():
         ("{{ '%s-%.1f' | format(inputs.name, 1.25) }}", "dem-1.2"),
     ],
 )
-def test_w5_a_template_within_a_text_renders_to_a_text(template, text):
+def test_a_template_within_a_text_renders_to_a_text(template, text):
     assert rendered(template) == text
 
 
-def test_w5_templates_are_found_in_every_string_of_a_structure():
+@pytest.mark.requirement("W5")
+def test_templates_are_found_in_every_string_of_a_structure():
     value = {"a": "{{ index }}", "b": ["x", {"c": "n{{ index }}"}], "d": {"e": [1, 2]}}
 
     result = rendered(value)
@@ -90,43 +94,49 @@ def test_w5_templates_are_found_in_every_string_of_a_structure():
     assert list(result) == list(value)
 
 
-def test_w5_constant_parts_are_shared_and_not_copied():
+@pytest.mark.requirement("W5")
+def test_constant_parts_are_shared_and_not_copied():
     constant = {"deep": [1, 2, 3]}
 
     assert rendered({"a": "{{ index }}", "b": constant})["b"] is constant
     assert rendered(constant) is constant
 
 
+@pytest.mark.requirement("W5")
 @pytest.mark.parametrize("value", [None, True, 5, 1.5, "text", "{# no comment #}", "100 % {sure}", [], {}])
-def test_w5_a_value_without_template_is_constant(value):
+def test_a_value_without_template_is_constant(value):
     compiled = compile_value(value)
 
     assert compiled.is_constant
     assert compiled.render(Context()) == value
 
 
+@pytest.mark.requirement("W5")
 @pytest.mark.parametrize(
     ("template", "value"),
     [("{{ item.items }}", "the key"), ("{{ item.values }}", 3), ("{{ nodes.validate.output.count }}", 7)],
 )
-def test_w5_a_key_wins_over_a_method_of_the_same_name(template, value):
+def test_a_key_wins_over_a_method_of_the_same_name(template, value):
     assert rendered(template) == value
     assert rendered(template.replace("}}", "| default(0) }}")) == value
 
 
+@pytest.mark.requirement("W5")
 @pytest.mark.parametrize("name", ["keys", "get", "pop", "update", "copy"])
-def test_w5_methods_of_objects_are_not_reachable(name):
+def test_methods_of_objects_are_not_reachable(name):
     with pytest.raises(TemplateFailed, match=f"`item.{name}` is undefined"):
         rendered(f"{{{{ item.{name} }}}}")
     assert rendered(f"{{{{ (item or 1).{name} | default('none') }}}}") == "none"
 
 
+@pytest.mark.requirement("W5")
 @pytest.mark.parametrize("text", ["inputs.name.upper", "inputs.sizes.append", "inputs.name['format']", "index.real"])
-def test_w5_methods_of_texts_lists_and_numbers_are_not_reachable(text):
+def test_methods_of_texts_lists_and_numbers_are_not_reachable(text):
     with pytest.raises(TemplateFailed, match="is undefined"):
         compile_expression(text).render(CONTEXT)
 
 
+@pytest.mark.requirement("W5")
 @pytest.mark.parametrize(
     "template",
     [
@@ -165,7 +175,7 @@ def test_w5_methods_of_texts_lists_and_numbers_are_not_reachable(text):
         "{{ 1e999 }}",
     ],
 )
-def test_w5_what_is_not_allowed_is_refused_when_compiled(template):
+def test_what_is_not_allowed_is_refused_when_compiled(template):
     with pytest.raises(TemplateInvalid) as refusal:
         compile_value(template)
 
@@ -173,20 +183,24 @@ def test_w5_what_is_not_allowed_is_refused_when_compiled(template):
     assert isinstance(refusal.value, InvalidRequest)
 
 
-def test_w5_a_key_with_an_underscore_is_reached_as_an_item():
+@pytest.mark.requirement("W5")
+def test_a_key_with_an_underscore_is_reached_as_an_item():
     assert rendered("{{ nodes.validate.output['_id'] }}") == "x"
 
 
-def test_w5_a_misspelt_filter_is_told_with_the_right_one():
+@pytest.mark.requirement("W5")
+def test_a_misspelt_filter_is_told_with_the_right_one():
     with pytest.raises(TemplateInvalid, match="there is no filter `lenght`; did you mean 'length'"):
         compile_value("{{ inputs.sizes | lenght }}")
 
 
-def test_w5_a_call_is_refused_with_the_filter_to_use():
+@pytest.mark.requirement("W5")
+def test_a_call_is_refused_with_the_filter_to_use():
     with pytest.raises(TemplateInvalid, match=r"use the filter: … \| upper"):
         compile_value("{{ inputs.name.upper() }}")
 
 
+@pytest.mark.requirement("W5")
 @pytest.mark.parametrize(
     ("template", "missing"),
     [
@@ -208,7 +222,7 @@ def test_w5_a_call_is_refused_with_the_filter_to_use():
         ("{{ inputs.name.a.b }}", "inputs.name.a.b"),
     ],
 )
-def test_w5_what_is_undefined_is_named(template, missing):
+def test_what_is_undefined_is_named(template, missing):
     with pytest.raises(TemplateFailed) as failure:
         rendered(template)
 
@@ -216,7 +230,8 @@ def test_w5_what_is_undefined_is_named(template, missing):
     assert failure.value.code == "template.failed"
 
 
-def test_w5_an_optional_input_without_default_is_undefined_and_default_works():
+@pytest.mark.requirement("W5")
+def test_an_optional_input_without_default_is_undefined_and_default_works():
     assert rendered("{{ inputs.optional | default('x') }}") == "x"
     assert rendered("{{ inputs.optional.deep.er | default([]) }}") == []
     assert rendered("{{ inputs.optional is defined }}") is False
@@ -225,6 +240,7 @@ def test_w5_an_optional_input_without_default_is_undefined_and_default_works():
     assert rendered("{{ inputs.nothing | default('x', true) }}") == "x"
 
 
+@pytest.mark.requirement("W5")
 @pytest.mark.parametrize(
     ("template", "value"),
     [
@@ -263,10 +279,11 @@ def test_w5_an_optional_input_without_default_is_undefined_and_default_works():
         ("{{ item[inputs.sizes and 'values'] }}", 3),
     ],
 )
-def test_w5_filters_and_operators_do_what_they_say(template, value):
+def test_filters_and_operators_do_what_they_say(template, value):
     assert rendered(template) == value
 
 
+@pytest.mark.requirement("W5")
 @pytest.mark.parametrize(
     "template",
     [
@@ -278,21 +295,23 @@ def test_w5_filters_and_operators_do_what_they_say(template, value):
         "{{ [] | first }}",
     ],
 )
-def test_w5_an_expression_that_has_no_value_says_which_one_it_was(template):
+def test_an_expression_that_has_no_value_says_which_one_it_was(template):
     with pytest.raises(TemplateFailed) as failure:
         rendered(template)
 
     assert template in failure.value.message
 
 
-def test_w5_a_value_is_data_and_never_rendered_again():
+@pytest.mark.requirement("W5")
+def test_a_value_is_data_and_never_rendered_again():
     context = Context(inputs={"evil": "{{ job.secret }}"}, job={"secret": "s"})
 
     assert rendered("{{ inputs.evil }}", context) == "{{ job.secret }}"
     assert rendered("<{{ inputs.evil }}>", context) == "<{{ job.secret }}>"
 
 
-def test_w5_a_compiled_value_knows_what_it_uses():
+@pytest.mark.requirement("W5")
+def test_a_compiled_value_knows_what_it_uses():
     compiled = compile_value(
         {
             "a": "{{ nodes.x.output.b }} {{ nodes['y-1'].output }}",
@@ -307,7 +326,8 @@ def test_w5_a_compiled_value_knows_what_it_uses():
     assert not compiled.is_constant
 
 
-def test_w7_item_index_and_items_exist_only_where_given():
+@pytest.mark.requirement("W7")
+def test_item_index_and_items_exist_only_where_given():
     context = Context(inputs={})
 
     with pytest.raises(TemplateFailed, match="`item` is undefined"):
@@ -316,19 +336,22 @@ def test_w7_item_index_and_items_exist_only_where_given():
     assert rendered("{{ items }}", Context(items=[1])) == [1]
 
 
+@pytest.mark.requirement("W7")
 @pytest.mark.parametrize(
     "text", ["{{ nodes.files.output }}", "nodes.files.output", " nodes . files.output ", "inputs.sizes"]
 )
-def test_w7_a_source_may_be_bare_or_in_braces(text):
+def test_a_source_may_be_bare_or_in_braces(text):
     assert isinstance(compile_expression(text).render(CONTEXT), list)
 
 
+@pytest.mark.requirement("W7")
 @pytest.mark.parametrize("text", ["x {{ index }}", "{{ index }}{{ index }}", "", "index index", "index }} x"])
-def test_w7_a_source_must_be_one_expression(text):
+def test_a_source_must_be_one_expression(text):
     with pytest.raises(TemplateInvalid):
         compile_expression(text)
 
 
+@pytest.mark.requirement("W6")
 @pytest.mark.parametrize(
     ("condition", "holds"),
     [
@@ -348,39 +371,45 @@ def test_w7_a_source_must_be_one_expression(text):
         ("true", True),
     ],
 )
-def test_w6_a_condition_compares_outside_the_braces_or_inside(condition, holds):
+def test_a_condition_compares_outside_the_braces_or_inside(condition, holds):
     assert compile_condition(condition).render(CONTEXT) is holds
 
 
-def test_w6_values_are_never_put_into_the_text_of_a_condition():
+@pytest.mark.requirement("W6")
+def test_values_are_never_put_into_the_text_of_a_condition():
     context = Context(inputs={"name": "' or true or '"})
 
     assert compile_condition("{{ inputs.name }} == 'x'").render(context) is False
 
 
-def test_w6_braces_group_what_is_in_them():
+@pytest.mark.requirement("W6")
+def test_braces_group_what_is_in_them():
     assert compile_condition("not {{ inputs.flag or true }}").render(CONTEXT) is False
 
 
+@pytest.mark.requirement("W6")
 @pytest.mark.parametrize("text", ["'{{ inputs.name }}' == 'dem'", '"{{ inputs.name }}" == "dem"'])
-def test_w6_quotes_around_braces_are_refused_because_they_would_never_match(text):
+def test_quotes_around_braces_are_refused_because_they_would_never_match(text):
     with pytest.raises(TemplateInvalid, match="quotes"):
         compile_condition(text)
 
 
-def test_w6_a_condition_that_gives_a_text_is_refused():
+@pytest.mark.requirement("W6")
+def test_a_condition_that_gives_a_text_is_refused():
     with pytest.raises(TemplateFailed, match="gives the text 'false'"):
         compile_condition("{{ inputs.text }}").render(CONTEXT)
 
 
+@pytest.mark.requirement("W6")
 @pytest.mark.parametrize(
     "text", ["{{ index }} >", "{{ index }} {{ index }}", "{{ index }} > 1 }}", "", "{{ inputs.name }} == dem"]
 )
-def test_w6_a_condition_that_is_no_expression_is_refused(text):
+def test_a_condition_that_is_no_expression_is_refused(text):
     with pytest.raises(TemplateInvalid):
         compile_condition(text)
 
 
+@pytest.mark.requirement("W6")
 @pytest.mark.parametrize(
     ("branch", "value", "holds"),
     [
@@ -397,12 +426,13 @@ def test_w6_a_condition_that_is_no_expression_is_refused(text):
         ("> 1 and value < 3", 2, True),
     ],
 )
-def test_w6_a_branch_compares_the_field(branch, value, holds):
+def test_a_branch_compares_the_field(branch, value, holds):
     assert compile_branch(branch).render(CONTEXT.having(value=value)) is holds
 
 
+@pytest.mark.requirement("W6")
 @pytest.mark.parametrize("branch", ["100", "dem", "value < 3", "", "< ", "inputs.zero > 1"])
-def test_w6_a_branch_must_begin_with_a_comparison(branch):
+def test_a_branch_must_begin_with_a_comparison(branch):
     with pytest.raises(TemplateInvalid):
         compile_branch(branch)
 
@@ -426,8 +456,9 @@ def naive(value: Any, steps: list[str | int]) -> Any:
     return value
 
 
+@pytest.mark.requirement("W5")
 @given(item=JSON, steps=STEPS)
-def test_w5_a_path_finds_what_plain_python_finds(item, steps):
+def test_a_path_finds_what_plain_python_finds(item, steps):
     text = "item" + "".join(f"[{step!r}]" for step in steps)
     context = Context(item=item)
 
@@ -441,8 +472,9 @@ def test_w5_a_path_finds_what_plain_python_finds(item, steps):
         assert rendered(f"{{{{ [{text}][0] }}}}", context) is expected
 
 
+@pytest.mark.requirement("W5")
 @given(item=JSON, steps=STEPS)
-def test_w5_a_path_finds_the_same_inside_a_larger_expression(item, steps):
+def test_a_path_finds_the_same_inside_a_larger_expression(item, steps):
     """The last step is taken at run time here, by the environment and not by the path."""
     *fixed, last = steps or ["a"]
     path = "item" + "".join(f"[{step!r}]" for step in fixed)
@@ -453,7 +485,8 @@ def test_w5_a_path_finds_the_same_inside_a_larger_expression(item, steps):
     assert rendered(f"{{{{ ({path} | default([]))[index] | default('MISSING') }}}}", context) == direct
 
 
-def test_w7_rendering_a_simple_path_is_cheap_enough_for_a_fan_out_of_thousands():
+@pytest.mark.requirement("W7")
+def test_rendering_a_simple_path_is_cheap_enough_for_a_fan_out_of_thousands():
     compiled = compile_value("{{ item.a.b[0] }}")
 
     fastest = min(_seconds(compiled, 2_000) for _ in range(5))

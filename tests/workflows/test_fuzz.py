@@ -1,10 +1,11 @@
-"""Whatever is thrown at the loader and the templates, the answer is a value or a refusal, never a crash [W3], [W5]."""
+"""Whatever is thrown at the loader and the templates, the answer is a value or a refusal, never a crash."""
 
 import copy
 import json
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -75,9 +76,10 @@ def answer(call: Callable[[], Any]) -> Any:
         return refusal
 
 
+@pytest.mark.requirement("W3")
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(text=spoilt())
-def test_w3_a_spoilt_workflow_is_refused_or_can_be_built(text):
+def test_a_spoilt_workflow_is_refused_or_can_be_built(text):
     workflow = answer(lambda: read(text, "spoilt.yaml", handlers=HANDLERS, queues=QUEUES))
 
     if isinstance(workflow, InvalidWorkflow):
@@ -89,8 +91,9 @@ def test_w3_a_spoilt_workflow_is_refused_or_can_be_built(text):
         assert mermaid(graph)
 
 
+@pytest.mark.requirement("W3")
 @given(text=st.text(alphabet="abc:-[]{}?&*!|>'\"#%@`,\n \t~<\\0.", max_size=60) | st.binary(max_size=40))
-def test_w3_any_text_is_a_document_or_unreadable(text):
+def test_any_text_is_a_document_or_unreadable(text):
     document = answer(lambda: parse(text, Bounds(1000, 10, 100))[0])
 
     assert document.problems if isinstance(document, Unreadable) else document.place(()) != (0, 0)
@@ -107,13 +110,14 @@ TOKENS = st.sampled_from(
 CONTEXT = Context(inputs={"a": [1, {"x": "y"}]}, outputs={"x": {"a": 1}}, item={"a": None}, index=3, value="v")
 
 
+@pytest.mark.requirement("W5")
 @settings(max_examples=500, deadline=None)
 @given(
     tokens=st.lists(TOKENS, max_size=12),
     way=st.sampled_from([compile_value, compile_expression, compile_condition, compile_branch]),
     wrap=st.sampled_from(["%s", "{{ %s }}", "{{ inputs.a | %s }}", "< %s", "{{ index }} %s"]),
 )
-def test_w5_any_template_yields_json_or_is_refused(tokens, way, wrap):
+def test_any_template_yields_json_or_is_refused(tokens, way, wrap):
     value = answer(lambda: way(wrap.replace("%s", " ".join(tokens))).render(CONTEXT))
 
     if isinstance(value, TemplateInvalid | TemplateFailed):

@@ -1,6 +1,8 @@
-"""The graph: dependencies, order, stages, and who reads whom [W3], [W4], [W6], [W8]."""
+"""The graph: dependencies, order, stages, and who reads whom."""
 
 import random
+
+import pytest
 
 from dagmaster.workflows.expressions import Context
 from dagmaster.workflows.graph import OUTPUTS, build
@@ -33,7 +35,8 @@ ROUTED = """\
 NUMBER = "inputs: {n: {type: integer}}\n"
 
 
-def test_w3_several_incoming_edges_mean_all_of():
+@pytest.mark.requirement("W3")
+def test_several_incoming_edges_mean_all_of():
     graph = a_graph(DIAMOND)
 
     assert graph.start == "start"
@@ -46,14 +49,16 @@ def test_w3_several_incoming_edges_mean_all_of():
     assert graph.upstream["join"] == {"start", "left", "right"}
 
 
-def test_w3_a_nodes_own_depends_on_overrides_what_points_to_it():
+@pytest.mark.requirement("W3")
+def test_a_nodes_own_depends_on_overrides_what_points_to_it():
     graph = a_graph(DIAMOND.replace("join: {", "join: {depends_on: {any_of: [left, right], all_of: left}, "))
 
     assert (graph.all_of["join"], graph.any_of["join"]) == (("left",), ("left", "right"))
     assert graph.successors["left"] == ("join",)
 
 
-def test_w6_branches_are_edges_and_their_targets_are_known():
+@pytest.mark.requirement("W6")
+def test_branches_are_edges_and_their_targets_are_known():
     graph = a_graph(ROUTED, head=NUMBER)
 
     assert graph.branch_targets == {"check": {"big", "big2", "small"}, "route": {"few", "many"}}
@@ -68,7 +73,8 @@ def test_w6_branches_are_edges_and_their_targets_are_known():
     assert graph.conditions["check"].render(Context(inputs={"n": 3})) is True
 
 
-def test_w4_stages_are_numbered_in_topological_order_of_first_appearance():
+@pytest.mark.requirement("W4")
+def test_stages_are_numbered_in_topological_order_of_first_appearance():
     graph = a_graph(DIAMOND)
 
     assert graph.order == ("start", "left", "right", "join", "end")
@@ -77,14 +83,16 @@ def test_w4_stages_are_numbered_in_topological_order_of_first_appearance():
     }  # fmt: skip
 
 
-def test_w4_a_label_equal_to_a_nodes_name_is_still_another_stage():
+@pytest.mark.requirement("W4")
+def test_a_label_equal_to_a_nodes_name_is_still_another_stage():
     graph = a_graph(DIAMOND.replace("stage: work", "stage: join"))
 
     assert graph.stages["left"] == (2, "join")
     assert graph.stages["join"] == (3, "join")
 
 
-def test_w9_a_stored_definition_gives_the_same_graph_although_the_order_of_its_keys_is_lost():
+@pytest.mark.requirement("W9")
+def test_a_stored_definition_gives_the_same_graph_although_the_order_of_its_keys_is_lost():
     graph = a_graph(ROUTED, head=NUMBER)
     body = graph.workflow.body()
     names = list(body["nodes"])
@@ -99,7 +107,8 @@ def test_w9_a_stored_definition_gives_the_same_graph_although_the_order_of_its_k
         assert again.all_of == graph.all_of
 
 
-def test_w3_every_node_comes_after_those_it_waits_for():
+@pytest.mark.requirement("W3")
+def test_every_node_comes_after_those_it_waits_for():
     graph = a_graph(ROUTED, head=NUMBER)
 
     for node_id in graph.order:
@@ -107,7 +116,8 @@ def test_w3_every_node_comes_after_those_it_waits_for():
         assert {*graph.all_of[node_id], *graph.any_of[node_id]} <= set(before)
 
 
-def test_w8_a_fan_in_gathers_the_nearest_fan_out_or_the_one_it_names():
+@pytest.mark.requirement("W8")
+def test_a_fan_in_gathers_the_nearest_fan_out_or_the_one_it_names():
     graph = a_graph(
         """\
   start: {type: start, next: one}
@@ -127,7 +137,8 @@ def test_w8_a_fan_in_gathers_the_nearest_fan_out_or_the_one_it_names():
     assert set(graph.sources) == {"one"}
 
 
-def test_e18_needs_and_consumers_say_whose_outputs_are_read():
+@pytest.mark.requirement("E18")
+def test_needs_and_consumers_say_whose_outputs_are_read():
     graph = a_graph(
         """\
   start: {type: start, next: [a, b, c]}
@@ -163,14 +174,16 @@ def test_e18_needs_and_consumers_say_whose_outputs_are_read():
     assert graph.params["fan"].render(context) == {"x": [3, 9]}
 
 
-def test_e26_a_workflow_without_outputs_has_none():
+@pytest.mark.requirement("E26")
+def test_a_workflow_without_outputs_has_none():
     graph = a_graph(DIAMOND)
 
     assert graph.outputs is None
     assert graph.needs[OUTPUTS] == frozenset()
 
 
-def test_w7_a_literal_source_may_hold_templates():
+@pytest.mark.requirement("W7")
+def test_a_literal_source_may_hold_templates():
     graph = a_graph(
         "  start: {type: start, next: fan}\n"
         "  fan: {type: fan_out, source: [1, '{{ inputs.n }}'], task: {handler: echo}, next: end}\n  end: {type: end}\n",

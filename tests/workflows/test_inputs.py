@@ -1,4 +1,4 @@
-"""Inputs are held against their declaration when a job is submitted [W1]."""
+"""Inputs are held against their declaration when a job is submitted."""
 
 import pytest
 
@@ -21,11 +21,13 @@ inputs:
 )
 
 
-def test_w1_defaults_are_applied_and_optional_inputs_without_default_stay_absent():
+@pytest.mark.requirement("W1")
+def test_defaults_are_applied_and_optional_inputs_without_default_stay_absent():
     assert check_inputs(WORKFLOW, {"name": "x"}) == {"name": "x", "count": 3, "list": []}
     assert check_inputs(WORKFLOW, {"name": "x", "count": 9})["count"] == 9
 
 
+@pytest.mark.requirement("W1")
 @pytest.mark.parametrize(
     "given",
     [
@@ -39,10 +41,11 @@ def test_w1_defaults_are_applied_and_optional_inputs_without_default_stay_absent
         {"name": ""},
     ],
 )
-def test_w1_values_of_the_declared_type_are_taken_as_they_are(given):
+def test_values_of_the_declared_type_are_taken_as_they_are(given):
     assert check_inputs(WORKFLOW, {"name": "x", **given}) == {"name": "x", "count": 3, "list": [], **given}
 
 
+@pytest.mark.requirement("W1")
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -59,7 +62,7 @@ def test_w1_values_of_the_declared_type_are_taken_as_they_are(given):
         ({"cuont": 1}, "'cuont' is not an input; did you mean 'count'?"),
     ],
 )
-def test_w1_bad_inputs_are_refused_with_the_fields_name(given, words):
+def test_bad_inputs_are_refused_with_the_fields_name(given, words):
     with pytest.raises(InvalidRequest) as refusal:
         check_inputs(WORKFLOW, {"name": "x", **given})
 
@@ -67,7 +70,8 @@ def test_w1_bad_inputs_are_refused_with_the_fields_name(given, words):
     assert refusal.value.facts["fields"] == list(given)
 
 
-def test_w1_every_bad_field_is_named_at_once():
+@pytest.mark.requirement("W1")
+def test_every_bad_field_is_named_at_once():
     with pytest.raises(InvalidRequest) as refusal:
         check_inputs(WORKFLOW, {"count": "x", "other": 1})
 
@@ -76,5 +80,6 @@ def test_w1_every_bad_field_is_named_at_once():
     assert "'name' is required (string)" in refusal.value.message
 
 
-def test_w5_a_template_in_an_input_is_data():
+@pytest.mark.requirement("W5")
+def test_a_template_in_an_input_is_data():
     assert check_inputs(WORKFLOW, {"name": "{{ job }}"})["name"] == "{{ job }}"

@@ -1,4 +1,4 @@
-"""The workflows that ship [W10], and how one is drawn."""
+"""The workflows that ship, and how one is drawn."""
 
 import pytest
 
@@ -16,15 +16,17 @@ from .builders import QUEUES, a_graph
 LOADED = read_all(shipped(), handlers={found.name for found in REGISTRATIONS}, queues=QUEUES)
 
 
-def test_w10_every_workflow_that_ships_is_accepted():
+@pytest.mark.requirement("W10")
+def test_every_workflow_that_ships_is_accepted():
     assert [str(error) for error in LOADED.refused] == []
     assert set(LOADED.workflows) >= {
         "echo_test", "hello_world", "conditional_test", "fan_out_test", "retry_test", "retry_fan_out_test", "demo",
     }  # fmt: skip
 
 
+@pytest.mark.requirement("W10")
 @pytest.mark.parametrize("name", sorted(LOADED.workflows))
-def test_w10_every_workflow_that_ships_is_in_the_file_of_its_name_and_has_a_description(name):
+def test_every_workflow_that_ships_is_in_the_file_of_its_name_and_has_a_description(name):
     workflow = LOADED.workflows[name]
 
     assert LOADED.files[name].endswith(f"/{name}.yaml")
@@ -34,11 +36,12 @@ def test_w10_every_workflow_that_ships_is_in_the_file_of_its_name_and_has_a_desc
     assert build(workflow).start == "start"
 
 
+@pytest.mark.requirement("W10")
 @pytest.mark.parametrize(
     ("name", "node", "retries"),
     [("retry_test", "flaky", 5), ("retry_fan_out_test", "process", 5), ("demo", "verify", 5)],
 )
-def test_w10_flaky_workflows_retry_often_enough_and_soon(name, node, retries):
+def test_flaky_workflows_retry_often_enough_and_soon(name, node, retries):
     work = work_of(LOADED.workflows[name].nodes[node])
 
     assert work.retry.max_attempts == retries
@@ -46,7 +49,8 @@ def test_w10_flaky_workflows_retry_often_enough_and_soon(name, node, retries):
     assert "seed" in work.params
 
 
-def test_w10_the_retry_test_retries_by_default():
+@pytest.mark.requirement("W10")
+def test_the_retry_test_retries_by_default():
     workflow = LOADED.workflows["retry_test"]
     params = build(workflow).params["flaky"].render(Context(inputs=check_inputs(workflow, {})))
 
@@ -55,7 +59,8 @@ def test_w10_the_retry_test_retries_by_default():
     assert ends == ["failed", "failed", "succeeded"]
 
 
-def test_w10_the_fan_out_test_has_ten_children_by_default():
+@pytest.mark.requirement("W10")
+def test_the_fan_out_test_has_ten_children_by_default():
     workflow = LOADED.workflows["fan_out_test"]
     graph = build(workflow)
 
@@ -67,10 +72,11 @@ def test_w10_the_fan_out_test_has_ten_children_by_default():
     assert graph.params["process"].render(Context(item=5, index=5)) == {"index": 5, "value": 5}
 
 
+@pytest.mark.requirement("W6")
 @pytest.mark.parametrize(
     ("size", "path", "route"), [(50, "small", "direct"), (250, "large", "tiled"), (5000, "large", "distributed")]
 )
-def test_w6_the_conditional_test_takes_one_branch_of_each_form(size, path, route):
+def test_the_conditional_test_takes_one_branch_of_each_form(size, path, route):
     graph = build(LOADED.workflows["conditional_test"])
     measured = {"size_mb": size, "is_large": size > 100, "category": "x"}
     context = Context(inputs={"size_mb": size, "threshold_mb": 100}, outputs={"measure": measured})
@@ -86,7 +92,8 @@ def test_w6_the_conditional_test_takes_one_branch_of_each_form(size, path, route
     assert results == {"size_mb": size, "path": path, "route": route}
 
 
-def test_w10_the_demonstration_shows_every_kind_of_node():
+@pytest.mark.requirement("W10")
+def test_the_demonstration_shows_every_kind_of_node():
     workflow = LOADED.workflows["demo"]
 
     assert check_inputs(workflow, {})["count"] == 300

@@ -1,4 +1,4 @@
-"""From files to workflows: shapes, all mistakes at once, folders [W1], [W2], [W3]."""
+"""From files to workflows: shapes, all mistakes at once, folders."""
 
 import pytest
 
@@ -11,13 +11,15 @@ from .builders import HANDLERS, QUEUES, a_workflow, problems_in, problems_of, te
 SMALL = "  start: {type: start, next: work}\n  work: {handler: echo, next: end}\n  end: {type: end}\n"
 
 
-def test_w2_a_node_with_a_handler_and_no_type_is_a_task():
+@pytest.mark.requirement("W2")
+def test_a_node_with_a_handler_and_no_type_is_a_task():
     workflow = a_workflow(SMALL)
 
     assert isinstance(workflow.nodes["work"], TaskNode)
 
 
-def test_w3_next_is_a_name_or_a_list():
+@pytest.mark.requirement("W3")
+def test_next_is_a_name_or_a_list():
     workflow = a_workflow(
         "  start: {type: start, next: [a, b]}\n  a: {handler: echo, next: end}\n"
         "  b: {handler: echo, next: [end]}\n  end: {type: end}\n"
@@ -27,18 +29,20 @@ def test_w3_next_is_a_name_or_a_list():
     assert workflow.nodes["a"].next == workflow.nodes["b"].next == ("end",)
 
 
+@pytest.mark.requirement("W1")
 @pytest.mark.parametrize(
     ("written", "version"),
     [("1.10", "1.10"), ("2", "2"), ("1.0", "1.0"), ("'3'", "3"), ("1.2.3", "1.2.3"), ("1e2", "1e2")],
 )
-def test_w1_a_version_keeps_its_text(written, version):
+def test_a_version_keeps_its_text(written, version):
     assert a_workflow(SMALL, head=f"version: {written}\n").version == version
 
 
+@pytest.mark.requirement("W7")
 @pytest.mark.parametrize(
     ("written", "tolerated"), [("3", 3), ("1", 1), ("0.1", 0.1), ("10%", 0.1), ("100%", 1.0), ("1.0", 1.0), ("0", 0)]
 )
-def test_w7_tolerate_is_a_number_or_a_share(written, tolerated):
+def test_tolerate_is_a_number_or_a_share(written, tolerated):
     workflow = a_workflow(
         "  start: {type: start, next: fan}\n"
         f"  fan: {{type: fan_out, source: [1], tolerate: {written}, task: {{handler: echo}}, next: end}}\n"
@@ -49,8 +53,9 @@ def test_w7_tolerate_is_a_number_or_a_share(written, tolerated):
     assert type(workflow.nodes["fan"].tolerate) is type(tolerated)
 
 
+@pytest.mark.requirement("W7")
 @pytest.mark.parametrize("written", ["1.5", "110%", "-1", "some", "x%", "true"])
-def test_w7_another_tolerate_is_refused_once(written):
+def test_another_tolerate_is_refused_once(written):
     problems = problems_in(
         f"  start: {{type: start, next: fan}}\n  fan: {{type: fan_out, source: [1], tolerate: {written}, "
         "task: {handler: echo}, next: end}\n  end: {type: end}\n"
@@ -60,7 +65,8 @@ def test_w7_another_tolerate_is_refused_once(written):
     assert len(problems) == 1
 
 
-def test_w9_a_stored_definition_is_the_same_workflow_with_the_same_hash():
+@pytest.mark.requirement("W9")
+def test_a_stored_definition_is_the_same_workflow_with_the_same_hash():
     workflow = a_workflow(SMALL, head="version: 1.10\ninputs: {n: {type: integer, default: 3}}\n")
 
     again = Workflow.model_validate(workflow.body())
@@ -69,6 +75,7 @@ def test_w9_a_stored_definition_is_the_same_workflow_with_the_same_hash():
     assert again.content_hash() == workflow.content_hash()
 
 
+@pytest.mark.requirement("W3")
 @pytest.mark.parametrize(
     ("node", "words", "at"),
     [
@@ -90,7 +97,7 @@ def test_w9_a_stored_definition_is_the_same_workflow_with_the_same_hash():
         ("5", "needs a `type`", "work"),
     ],
 )
-def test_w3_a_wrong_shape_is_told_with_node_line_and_column(node, words, at):
+def test_a_wrong_shape_is_told_with_node_line_and_column(node, words, at):
     line = f"  work: {node}"
     problems = problems_in(f"  start: {{type: start, next: work}}\n{line}\n  end: {{type: end}}\n")
 
@@ -100,7 +107,8 @@ def test_w3_a_wrong_shape_is_told_with_node_line_and_column(node, words, at):
     assert len(problems) == 1, "a wrong shape must not make healthy nodes look wrong"
 
 
-def test_w3_a_bad_workflow_id_is_told_the_rule_that_holds():
+@pytest.mark.requirement("W3")
+def test_a_bad_workflow_id_is_told_the_rule_that_holds():
     nodes = "nodes: {start: {type: start, next: end}, end: {type: end}}"
 
     with pytest.raises(InvalidWorkflow, match=r"letters, digits, _, \. or -"):
@@ -109,6 +117,7 @@ def test_w3_a_bad_workflow_id_is_told_the_rule_that_holds():
     assert read(f"workflow_id: tiles.v2\n{nodes}", "x.yaml").workflow_id == "tiles.v2"
 
 
+@pytest.mark.requirement("W1")
 @pytest.mark.parametrize(
     ("head", "words"),
     [
@@ -121,21 +130,23 @@ def test_w3_a_bad_workflow_id_is_told_the_rule_that_holds():
         ("inputs: 5\n", "`inputs` must be"),
     ],
 )
-def test_w1_a_wrong_head_is_told_with_its_line(head, words):
+def test_a_wrong_head_is_told_with_its_line(head, words):
     problems = problems_in(SMALL, head=head)
 
     assert the_problem(problems, words).line == 2
     assert len(problems) == 1
 
 
-def test_w1_a_workflow_needs_an_id_and_nodes():
+@pytest.mark.requirement("W1")
+def test_a_workflow_needs_an_id_and_nodes():
     problems = problems_of("name: x\n")
 
     the_problem(problems, "the field 'workflow_id' is missing")
     the_problem(problems, "the field 'nodes' is missing")
 
 
-def test_w3_every_mistake_is_told_at_once_in_order_with_line_column_and_node():
+@pytest.mark.requirement("W3")
+def test_every_mistake_is_told_at_once_in_order_with_line_column_and_node():
     text = """\
 workflow_id: test
 timeout: 5
@@ -174,7 +185,8 @@ nodes:
     ]
 
 
-def test_w3_a_refusal_reads_like_a_compilers():
+@pytest.mark.requirement("W3")
+def test_a_refusal_reads_like_a_compilers():
     with pytest.raises(InvalidWorkflow) as refusal:
         read(text_of(SMALL.replace("echo", "ecko")), "flows/x.yaml", handlers=HANDLERS, queues=QUEUES)
 
@@ -183,13 +195,15 @@ def test_w3_a_refusal_reads_like_a_compilers():
     )
 
 
-def test_w3_handlers_and_queues_are_not_checked_where_none_are_given():
+@pytest.mark.requirement("W3")
+def test_handlers_and_queues_are_not_checked_where_none_are_given():
     text = text_of(SMALL.replace("handler: echo", "handler: anything, queue: any"))
 
     assert read(text, "x.yaml").nodes["work"].handler == "anything"
 
 
-def test_w11_limits_can_be_set():
+@pytest.mark.requirement("W11")
+def test_limits_can_be_set():
     the_problem(problems_in(SMALL, limits=Limits(max_nodes=2)), "3 nodes; at most 2 are allowed")
     the_problem(problems_in(SMALL, limits=Limits(max_bytes=10)), "at most 10 are allowed")
     the_problem(problems_in(SMALL, limits=Limits(max_depth=1)), "nested deeper than 1")
@@ -198,7 +212,8 @@ def test_w11_limits_can_be_set():
     assert the_problem(problems_in(big, limits=Limits(max_params_bytes=20)), "params of 28 bytes").node == "work"
 
 
-def test_w3_one_bad_file_does_not_stop_the_others(tmp_path):
+@pytest.mark.requirement("W3")
+def test_one_bad_file_does_not_stop_the_others(tmp_path):
     (tmp_path / "a.yaml").write_text(text_of(SMALL))
     (tmp_path / "b.yaml").write_text("nodes: [")
     (tmp_path / "c.yml").write_text(text_of(SMALL).replace("workflow_id: test", "workflow_id: other"))
@@ -211,7 +226,8 @@ def test_w3_one_bad_file_does_not_stop_the_others(tmp_path):
     assert loaded.files["other"] == str(tmp_path / "c.yml")
 
 
-def test_w3_of_two_files_with_one_id_the_second_is_refused_and_both_are_named(tmp_path):
+@pytest.mark.requirement("W3")
+def test_of_two_files_with_one_id_the_second_is_refused_and_both_are_named(tmp_path):
     for name in ("a.yaml", "b.yaml"):
         (tmp_path / name).write_text(text_of(SMALL))
 
@@ -223,13 +239,15 @@ def test_w3_of_two_files_with_one_id_the_second_is_refused_and_both_are_named(tm
     assert str(tmp_path / "a.yaml") in str(refusal)
 
 
-def test_w3_a_file_or_folder_that_is_not_there_is_told(tmp_path):
+@pytest.mark.requirement("W3")
+def test_a_file_or_folder_that_is_not_there_is_told(tmp_path):
     assert "cannot be read" in str(read_all([tmp_path / "absent.yaml"]).refused[0])
     with pytest.raises(InvalidRequest, match="there is no folder"):
         read_folder(tmp_path / "absent")
 
 
-def test_w11_a_huge_file_is_not_read_into_memory(tmp_path):
+@pytest.mark.requirement("W11")
+def test_a_huge_file_is_not_read_into_memory(tmp_path):
     path = tmp_path / "huge.yaml"
     with path.open("wb") as file:
         file.truncate(2**33)
