@@ -1,4 +1,4 @@
-"""The database's schema: what is deployed, and bringing it to this software's [D4].
+"""The database's schema: what is deployed, and bringing it to this software's.
 
 Deploying is synchronous and takes a while: it runs in a thread. Rebuilding drops everything, so it must be allowed by the
 settings, and whoever asks for it names the database it is about.

@@ -1,4 +1,4 @@
-"""Results over HTTP, for workers without access to the database [E7]."""
+"""Results over HTTP, for workers without access to the database."""
 
 import re
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Dead letters: messages that could not be used, with the reason; to look into and to try again [Q4]."""
+"""Dead letters: messages that could not be used, with the reason; to look into and to try again."""
 
 from typing import Annotated
 from uuid import UUID

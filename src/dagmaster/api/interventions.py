@@ -1,4 +1,4 @@
-"""What people do to a job that exists: cancel it, let it go on, or run a part of it again [E14 E15]."""
+"""What people do to a job that exists: cancel it, let it go on, or run a part of it again."""
 
 import asyncio
 from datetime import datetime

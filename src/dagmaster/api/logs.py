@@ -1,4 +1,4 @@
-"""The log lines of a job's attempts [H1]."""
+"""The log lines of a job's attempts."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""Look at this machine, the database and the platform, for `doctor` [M3].
+"""Look at this machine, the database and the platform, for `doctor`.
 
 It works where nothing else does: each look is by itself, in a thread that is left behind when it takes too long, and whatever
 goes wrong with it is a finding too. The facts are gathered here and in `database/examination`; `diagnosis` judges them.

@@ -1,4 +1,4 @@
-"""Judge facts: what is well, what is not, and how to fix it [M3]. Pure: `doctor` gathers the facts.
+"""Judge facts: what is well, what is not, and how to fix it. Pure: `doctor` gathers the facts.
 
 A problem keeps the platform from working, or from keeping what it promises. A warning is what someone should know.
 """

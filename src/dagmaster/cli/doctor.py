@@ -1,4 +1,4 @@
-"""`dagmaster doctor`: find out what is wrong, and say how to fix it [M3]. `checkup` looks, `diagnosis` judges."""
+"""`dagmaster doctor`: find out what is wrong, and say how to fix it. `checkup` looks, `diagnosis` judges."""
 
 from dataclasses import asdict
 

@@ -1,4 +1,4 @@
-"""What the janitor did, and asking it to look around now [E21]."""
+"""What the janitor did, and asking it to look around now."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""The STAC catalogue [C1]: pgSTAC in the same database, deployed as a step of its own, and written to by many at once.
+"""The STAC catalogue: pgSTAC in the same database, deployed as a step of its own, and written to by many at once.
 
 Writers of one collection go one after another, each batch in a transaction of its own under an advisory lock; what others
 (pgSTAC's own maintenance, searches) make fail is tried again, and a batch is only done when all its items were counted.

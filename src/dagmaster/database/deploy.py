@@ -1,4 +1,4 @@
-"""Bring a database to the schema of this software [D4]: deploy, preview, status, migrate, rebuild.
+"""Bring a database to the schema of this software: deploy, preview, status, migrate, rebuild.
 
 Synchronous, for the CLI and for the bootstrap API's threads. Whoever comes second waits for the first and then finds nothing
 to do. A deployment is one transaction. A migration is many, each as short as can be, because the engine goes on meanwhile: a

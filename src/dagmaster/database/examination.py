@@ -1,4 +1,4 @@
-"""Look at a database server from outside: facts for whoever judges them [M3].
+"""Look at a database server from outside: facts for whoever judges them.
 
 Synchronous, each look by itself on a connection of its own, so that one that hangs or fails says nothing about the others.
 Nothing here changes anything.

@@ -1,4 +1,4 @@
-"""What the janitor reads and writes [E21].
+"""What the janitor reads and writes.
 
 Each kind of thing is looked for in a short transaction of its own: an advisory lock (whoever comes second leaves it to the
 first), the look, and one statement that writes action and log row together where all is still as it was seen. A dry run does

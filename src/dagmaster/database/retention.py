@@ -1,4 +1,4 @@
-"""Deleting what ended long ago [D5]: whole jobs, oldest first, a bounded number in each short transaction.
+"""Deleting what ended long ago: whole jobs, oldest first, a bounded number in each short transaction.
 
 A job goes with everything that belongs to it or stays as it is: at no time is there half of one. Nothing waits long here: rows
 that someone holds are skipped, and a lock on a table that is not there at once is asked for again next time.

@@ -1,4 +1,4 @@
-"""What a phase of a handler leaves behind, described so that a later attempt can tell whether it is still there and the same [E22].
+"""What a phase of a handler leaves behind, described so that a later attempt can tell whether it is still there and the same.
 
 An artifact is a URI and facts about it. What can be found out about a URI depends on its scheme: `LOOKS` has it all. For
 other schemes a handler gives facts of its own when it saves a checkpoint, and a `check` of its own when it loads one.

@@ -1,4 +1,4 @@
-"""Checkpoints as handlers save and find them: what may be kept, and which of those that were kept can be built on [E22].
+"""Checkpoints as handlers save and find them: what may be kept, and which of those that were kept can be built on.
 
 Shared by both ways of running a handler: in the worker's loop and in a process of its own.
 """

@@ -1,4 +1,4 @@
-"""What the catalogue is told of a raster dataset: STAC documents from what was measured [C1].
+"""What the catalogue is told of a raster dataset: STAC documents from what was measured.
 
 Addresses are public ones below `public_url`; nothing else of where things are gets in.
 """

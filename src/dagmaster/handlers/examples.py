@@ -1,4 +1,4 @@
-"""Handlers for tests, demonstrations and as examples of how to write one [H3]."""
+"""Handlers for tests, demonstrations and as examples of how to write one."""
 
 import asyncio
 import ctypes

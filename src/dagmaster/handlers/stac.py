@@ -1,4 +1,4 @@
-"""Handlers that write to the STAC catalogue [C1]. They are given ready STAC objects: what a dataset is like is known elsewhere.
+"""Handlers that write to the STAC catalogue. They are given ready STAC objects: what a dataset is like is known elsewhere.
 
 Each may run twice, and at the same time as others: ids come from what is described, and what is there is replaced.
 """

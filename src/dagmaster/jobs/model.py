@@ -477,7 +477,7 @@ RECORDS: tuple[type[Record], ...] = (
 
 
 class Submission(BaseModel):
-    """What is asked for when a job is submitted; also the body of a message in the queue `dag-jobs` [Q2]."""
+    """What is asked for when a job is submitted; also the body of a message in the queue `dag-jobs`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -493,7 +493,7 @@ class Submission(BaseModel):
 
 
 class TaskMessage(BaseModel):
-    """What a worker holds after its claim [Q2]. Params that would make it too large for a queue are elsewhere (`params_ref`)."""
+    """What a worker holds after its claim. Params that would make it too large for a queue are elsewhere (`params_ref`)."""
 
     model_config = ConfigDict(frozen=True)
 

@@ -1,4 +1,4 @@
-"""What came of a job, for people who asked for it: what was the point, what else was to come, what can be used [E17].
+"""What came of a job, for people who asked for it: what was the point, what else was to come, what can be used.
 
 The primary outcome is that of the critical nodes; each important or optional node that fell short is a secondary one, with the call
 that makes good for it. Deliverables are what the job's result names.

@@ -1,4 +1,4 @@
-"""What runs again when a job that has ended is resumed, or a part of it is retried [E15].
+"""What runs again when a job that has ended is resumed, or a part of it is retried.
 
 Resumed: what failed, was cancelled, or was skipped because of that. Whatever completed stays. Children of a fan_out run again
 where their results are still wanted: nobody has gone on without them, and too many are missing or someone who reads them runs

@@ -233,7 +233,7 @@ def wakeable(view: JobView, at_most: int, *, unlimited: bool = False) -> dict[st
 
 
 def outcome(view: JobView) -> JobStatus:
-    """The job's last state, from those of its nodes [E17]. Start and end carry no work and don't count."""
+    """The job's last state, from those of its nodes. Start and end carry no work and don't count."""
     result = JobStatus.COMPLETED
     for node_id in view.nodes:
         node = view.graph.workflow.nodes[node_id]

@@ -1,4 +1,4 @@
-"""What people do to jobs that exist: resume or retry one that has ended, cancel one that runs [E14 E15].
+"""What people do to jobs that exist: resume or retry one that has ended, cancel one that runs.
 
 A job that has ended has no owner: a resume is one transaction of whoever is asked, and the next orchestrator that looks claims the
 job. A job that runs has one: the request is written to its row, and the owner acts on it at its next look.

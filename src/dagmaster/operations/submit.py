@@ -1,7 +1,7 @@
 """Submit a job: check what is asked against the workflow, then create job, nodes and first event in one transaction.
 
 With an idempotency key (given, or by default for workflows that say `idempotent: true`) a repeated submission answers with the job
-that the first one made [E16].
+that the first one made.
 """
 
 import hashlib
@@ -164,7 +164,7 @@ def _of_failure(job: LoadedJob, failed_stage: str | None) -> dict[str, Any]:
 
 
 async def take_submissions(ledger: Ledger, catalog: Catalog, queue: str, limit: int = 100) -> int:
-    """Turn messages waiting in a queue into jobs; those that can't become one go to the dead letters with the reason [Q1, E2]."""
+    """Turn messages waiting in a queue into jobs; those that can't become one go to the dead letters with the reason."""
     return len(await ledger.take_messages(queue, limit, lambda message: _job_or_letter(catalog, message)))
 
 

@@ -1,4 +1,4 @@
-"""The janitor [E21]: looks around now and then for what nobody else would notice, and lets go of what ended long ago [D5].
+"""The janitor: looks around now and then for what nobody else would notice, and lets go of what ended long ago.
 
     every JANITOR_INTERVAL_SEC, or at once when the loop can't advance a job
       ──▶ tell of jobs that could not be advanced
@@ -106,7 +106,7 @@ class Janitor:
         try:
             await self.sweep()
             is_done = await self._prune()
-        except Exception as error:  # the janitor must outlive whatever it meets [E27]
+        except Exception as error:  # the janitor must outlive whatever it meets
             self.counters.errors += 1
             _log.warning("a run failed, trying again later", error=str(error))
             return True

@@ -159,7 +159,7 @@ class Orchestrator:
                 await self.beat_ledger.beat(self.info())
                 self.beaten_at = self._now()
                 return
-            except Exception as error:  # whatever it is, it may pass [E27]
+            except Exception as error:  # whatever it is, it may pass
                 _log.warning("waiting for the database", error=str(error))
                 await self.sleep(1.0)
 
@@ -173,7 +173,7 @@ class Orchestrator:
             try:
                 await self.beat_ledger.beat(self.info())
                 self._note_beat()
-            except Exception as error:  # an instance that stops beating loses its jobs [E27]
+            except Exception as error:  # an instance that stops beating loses its jobs
                 _log.warning("heartbeat failed", error=str(error))
 
     def _note_beat(self) -> None:
@@ -232,7 +232,7 @@ class Orchestrator:
         except Unavailable as error:
             _log.warning("the database is not available, trying again", error=str(error))
             await self._recover()
-        except Exception as error:  # a statement that fails for any other reason must not end the loop either [E27]
+        except Exception as error:  # a statement that fails for any other reason must not end the loop either
             _log.error("a turn failed, trying again", exc_info=error)
             await self._recover()
         self._progressed_at = self._now()

@@ -1,4 +1,4 @@
-"""What jobs leave in storage goes away [S4 D5].
+"""What jobs leave in storage goes away.
 
     every JANITOR_INTERVAL_SEC
       ──▶ list the folders of jobs: scratch folders, intermediate blobs
@@ -53,7 +53,7 @@ class Tidy:
             pause = self.settings.janitor_interval_sec * (0.02 if has_more else 1.0)
 
     async def turn(self, run_id: UUID, *, is_dry: bool = False) -> Swept:
-        """Remove what a bounded number of jobs have left. A dry one only tells. What fails is tried again next time [E27]."""
+        """Remove what a bounded number of jobs have left. A dry one only tells. What fails is tried again next time."""
         try:
             swept = await self._remove_leftovers(run_id, is_dry)
             if not is_dry:

@@ -1,4 +1,4 @@
-"""What a worker tells of itself: whether it lives, whether it gets work done, what it runs now [H4].
+"""What a worker tells of itself: whether it lives, whether it gets work done, what it runs now.
 
 Asked from another thread than the loop's, so that a loop that hangs is told of: it only copies what is there.
 """

@@ -74,7 +74,7 @@ class LeaseKeeper:
         try:
             async with asyncio.timeout(self._lease_seconds):
                 await self._renew(is_due)
-        except Exception as error:  # whatever it is: a keeper that ends loses every task [E27]
+        except Exception as error:  # whatever it is: a keeper that ends loses every task
             if not self._is_failing:
                 _log.warning("leases can't be renewed for now", error=str(error) or type(error).__name__)
             self._is_failing = True

@@ -211,7 +211,7 @@ class Worker:
         return WorkerInfo(self.worker_id, self.name, os.getpid(), __version__, kind, queues, handlers, stats)
 
     async def run(self) -> None:
-        """Work until `stop`; then hand everything back and leave. Never ends because a call failed [E27]."""
+        """Work until `stop`; then hand everything back and leave. Never ends because a call failed."""
         keeper = asyncio.create_task(self._keeper.run(), name="lease keeper")
         _log.info("worker started", worker_id=str(self.worker_id), queues=self._settings.worker_queue)
         try:
@@ -350,7 +350,7 @@ class Worker:
         faults.reach("worker.before-claim")
         try:
             answer = await self._hand_over(handed, demand)
-        except Exception as error:  # one bad report, or a bug in a statement, must not end the loop [E27]
+        except Exception as error:  # one bad report, or a bug in a statement, must not end the loop
             await self._recover(handed, error)
             return
         self._failures = 0

@@ -1,4 +1,4 @@
-"""How a plain handler's progress and log lines reach the worker: no faster than anyone can use them [E23].
+"""How a plain handler's progress and log lines reach the worker: no faster than anyone can use them.
 
 Of progress the latest counts: it is passed on ten times a second at most. Log lines go out at once, until there are too
 many in a second; then the last of them, and how many were left out. What is held back follows when the worker asks for

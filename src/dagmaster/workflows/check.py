@@ -1,4 +1,4 @@
-"""The rules a workflow must keep beyond its shape [W3]. Each yields every problem it finds, with node and place.
+"""The rules a workflow must keep beyond its shape. Each yields every problem it finds, with node and place.
 
 A rule is a generator over a `Case`. Rules about single nodes always run; rules about the graph as a whole run only when
 all edges could be read, or they would blame healthy nodes for a misspelt neighbour.

@@ -1,4 +1,4 @@
-"""The inputs of a job: what a submission gives, held against what the workflow declares [W1]."""
+"""The inputs of a job: what a submission gives, held against what the workflow declares."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""Handlers that turn raster files into COGs, a mosaic, and the documents that describe them [R1].
+"""Handlers that turn raster files into COGs, a mosaic, and the documents that describe them.
 
     validate ─▶ generate_tiling_scheme ─▶ process_tile × n ─▶ create_mosaic ─▶ stac_… (handlers/stac)
              └▶ create_cog ──────────────────────────────────────────────────▶ stac_register_item

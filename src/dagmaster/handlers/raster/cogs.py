@@ -1,4 +1,4 @@
-"""From the source to a COG in its place, with what was measured of it and the item that describes it [R5 R6]."""
+"""From the source to a COG in its place, with what was measured of it and the item that describes it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

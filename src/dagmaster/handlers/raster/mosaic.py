@@ -1,4 +1,4 @@
-"""What belongs to a dataset as a whole: mosaic, statistics, and the collection that describes it [R7]."""
+"""What belongs to a dataset as a whole: mosaic, statistics, and the collection that describes it."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class MosaicParams(BaseModel):
 
 
 def create_mosaic(ctx: SyncContext, params: MosaicParams) -> Json:
-    """The mosaic of all COGs, statistics over all of them, and the collection that describes the whole [R7]."""
+    """The mosaic of all COGs, statistics over all of them, and the collection that describes the whole."""
     place, about = place_of_work(), params.about
     gathered = _gather(ctx)
     first = gathered.first

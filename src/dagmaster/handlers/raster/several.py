@@ -1,4 +1,4 @@
-"""Several files as one COG: bands stacked, or neighbours merged [R1 R10]."""
+"""Several files as one COG: bands stacked, or neighbours merged."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager

@@ -1,4 +1,4 @@
-"""The tiling scheme of a source, and its tiles as COGs [R4 R5]."""
+"""The tiling scheme of a source, and its tiles as COGs."""
 
 from collections.abc import Iterable
 
@@ -33,7 +33,7 @@ class SchemeParams(GridParams):
 
 
 def generate_tiling_scheme(ctx: SyncContext, params: SchemeParams) -> Json:
-    """Cut the output grid into tiles and leave out those without data; kept as GeoJSON [R4]."""
+    """Cut the output grid into tiles and leave out those without data; kept as GeoJSON."""
     place = place_of_work()
     source = place.source(params.source)
     path, kind = source.gdal_path, params.source.kind or RasterType.UNKNOWN
@@ -123,7 +123,7 @@ class TileParams(CogParams):
 
 
 def process_tile(ctx: SyncContext, params: TileParams) -> Json:
-    """One tile of the grid, from the source to a COG in one pass [R5]."""
+    """One tile of the grid, from the source to a COG in one pass."""
     return make_tile(ctx, params, params.grid.grid(), params.tile)
 
 

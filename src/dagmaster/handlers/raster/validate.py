@@ -1,4 +1,4 @@
-"""Judge files before anything is made of them [R2], and settle what the dataset is called."""
+"""Judge files before anything is made of them, and settle what the dataset is called."""
 
 import itertools
 import math
@@ -57,7 +57,7 @@ class ValidateParams(SourceParams):
 
 def validate(ctx: SyncContext, params: ValidateParams) -> Json:
     """Judge a file by its header and a bounded look at its pixels, and what is asked for; what is unfit fails the job, with
-    every reason, before anything is made [R2]."""
+    every reason, before anything is made."""
     place = place_of_work()
     judged = _judge(ctx, place, params)
     options, facts = params.options, judged.facts
@@ -214,7 +214,7 @@ class CollectionParams(ValidateParams):
 
 
 def validate_collection(ctx: SyncContext, params: CollectionParams) -> Json:
-    """Judge every file of a collection, and what is asked for; all that are unfit are told of, and nothing is made [R11]."""
+    """Judge every file of a collection, and what is asked for; all that are unfit are told of, and nothing is made."""
     place, judged = place_of_work(), _judge_all(ctx, params)
     first = judged[0]
     before = _before(ctx, params, first.source)
