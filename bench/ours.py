@@ -15,11 +15,11 @@ from uuid import UUID
 
 import psycopg
 
-from dagmaster.database.bell import JOBS
-from dagmaster.database.bell_postgres import PostgresBell
-from dagmaster.database.deploy import deploy
-from dagmaster.database.history import HistoryReport, verify
-from dagmaster.database.postgres import PostgresLedger
+from dagmaster.database.ledger.postgres import PostgresLedger
+from dagmaster.database.maintenance.history import HistoryReport, verify
+from dagmaster.database.notify.notifier import JOBS
+from dagmaster.database.notify.postgres import PostgresBell
+from dagmaster.database.schema.deploy import deploy
 from dagmaster.jobs.model import Submission
 from dagmaster.operations.catalog import Catalog
 from dagmaster.operations.submit import prepare

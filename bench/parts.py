@@ -215,7 +215,7 @@ async def _accepted(client: httpx2.AsyncClient) -> bool:
 
 
 def _remove_cluster(folder: Path) -> None:
-    from dagmaster.database.embedded import Cluster
+    from dagmaster.local.embedded import Cluster
 
     Cluster.at(folder).remove()
 

@@ -39,10 +39,10 @@ from rasterio.warp import reproject
 from rasterio.windows import Window as RasterioWindow
 from rio_cogeo.cogeo import cog_validate
 
-from dagmaster.database.embedded import Cluster
-from dagmaster.raster.cog import CogFacts, make_cog
-from dagmaster.raster.facts import RasterType, read_facts
-from dagmaster.raster.grid import OutputGrid, Tile, output_grid, tiles_of
+from dagmaster.local.embedded import Cluster
+from dagmaster.raster.cog.grid import OutputGrid, Tile, output_grid, tiles_of
+from dagmaster.raster.cog.write import CogFacts, make_cog
+from dagmaster.raster.source.facts import RasterType, read_facts
 
 UTM = "EPSG:32633"
 PLACE = Affine(0.5, 0, 400_000, 0, -0.5, 5_200_000)

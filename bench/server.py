@@ -14,7 +14,7 @@ from typing import Any
 
 import psycopg
 
-from dagmaster.database.embedded import Cluster, find_binaries
+from dagmaster.local.embedded import Cluster, find_binaries
 
 PGBENCH = """
 \\set id random(1, 1000000000)

@@ -43,8 +43,8 @@ from rasterio.transform import from_bounds
 from rio_tiler.io import Reader
 from rio_tiler.profiles import img_profiles
 
-from dagmaster.database.catalog import deploy_catalog
-from dagmaster.database.embedded import Cluster
+from dagmaster.database.catalog.pgstac import deploy_catalog
+from dagmaster.local.embedded import Cluster
 from dagmaster.serving.readers import GDAL_ENVIRONMENT
 from dagmaster.settings import load
 from dagmaster.storage.location import Edition, Location, Zone

@@ -16,7 +16,7 @@ from chaos import recovery
 from chaos.figures import told
 from chaos.nemesis import DECK
 from chaos.run import Options, perform
-from dagmaster import log
+from dagmaster.observe import log
 
 
 def parsed(arguments: list[str]) -> argparse.Namespace:

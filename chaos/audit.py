@@ -8,7 +8,7 @@ import psycopg
 from psycopg.rows import dict_row
 
 from chaos.effects import Effects, Task
-from dagmaster.database.history import HistoryReport, verify
+from dagmaster.database.maintenance.history import HistoryReport, verify
 
 # Each event was written by the session that had claimed the epoch it carries; each result that was accepted came from the
 # session that had started the attempt. (That the attempt was still its own then is a rule of verify-history.)

@@ -19,9 +19,9 @@ from uuid import UUID
 
 from chaos import effects
 from chaos.effects import BULK_BYTES
-from dagmaster.database.bell import JOBS
-from dagmaster.database.bell_postgres import PostgresBell
-from dagmaster.database.postgres import PostgresLedger
+from dagmaster.database.ledger.postgres import PostgresLedger
+from dagmaster.database.notify.notifier import JOBS
+from dagmaster.database.notify.postgres import PostgresBell
 from dagmaster.errors import Conflict, Unavailable
 from dagmaster.jobs.model import Submission
 from dagmaster.operations import operate

@@ -622,6 +622,6 @@ def _tail(file: Path, size: int = 200_000) -> Effects:
 def _is_child(pid: int) -> bool:
     """A process that runs a handler, and nothing else."""
     try:
-        return b"dagmaster.worker.child" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"dagmaster.worker.supervisor" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False

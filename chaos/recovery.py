@@ -21,8 +21,8 @@ from tests.engine.processes import Process
 
 from chaos.figures import percentile
 from chaos.stage import AS_IT_SHIPS, FAST_PROFILE, Stage, one, staged
-from dagmaster.database.history import verify
-from dagmaster.database.postgres import PostgresLedger
+from dagmaster.database.ledger.postgres import PostgresLedger
+from dagmaster.database.maintenance.history import verify
 from dagmaster.errors import Conflict
 from dagmaster.operations import operate
 

@@ -25,8 +25,8 @@ import psycopg
 from chaos.__main__ import run
 from chaos.load import Load, Wishes
 from chaos.stage import AS_IT_SHIPS, Stage, settle, staged
-from dagmaster import log
-from dagmaster.database.history import verify
+from dagmaster.database.maintenance.history import verify
+from dagmaster.observe import log
 
 DAY_SECONDS = 86_400
 SAMPLES_AT_LEAST = 24

@@ -20,9 +20,9 @@ from tests.engine.processes import FAST, Fleet, Process, Role
 from chaos import audit
 from chaos.proxy import Link, Proxy
 from dagmaster.cli.local import fast_profile
-from dagmaster.database.catalog import deploy_catalog
-from dagmaster.database.deploy import deploy
-from dagmaster.database.embedded import DATABASE, Cluster
+from dagmaster.database.catalog.pgstac import deploy_catalog
+from dagmaster.database.schema.deploy import deploy
+from dagmaster.local.embedded import DATABASE, Cluster
 from dagmaster.settings import Settings
 
 # What `up` sets on one machine; all else is as it ships.

@@ -50,8 +50,8 @@ class Mutant:
 
 
 SQL: Final = "src/dagmaster/database/sql"
-MEMORY: Final = "src/dagmaster/database/memory.py"
-POSTGRES: Final = "src/dagmaster/database/postgres.py"
+MEMORY: Final = "src/dagmaster/testing/memory_ledger.py"
+POSTGRES: Final = "src/dagmaster/database/ledger/postgres.py"
 
 _CONFORMANCE: Final = (
     "tests/database/test_ledger_conformance.py", "-k", "postgres",
@@ -145,7 +145,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         11, "drop the terminal trigger", GUARDS, _SCHEMA,
-        [Edit("src/dagmaster/database/guards.py", 'rule = f"OLD.status <> NEW.status AND NOT', 'rule = f"false AND NOT')],
+        [Edit("src/dagmaster/database/schema/guards.py", 'rule = f"OLD.status <> NEW.status AND NOT', 'rule = f"false AND NOT')],
     ),
     Mutant(
         12, "outbox by seq > last", SIMULATION, _SEEDS,
@@ -161,7 +161,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         13, "LISTEN after scan with polling off", ENGINE, ("tests/engine/test_engine.py", "--requirement=E8"),
-        [Edit("src/dagmaster/database/bell_postgres.py", "self._hear(self._topics.values())", "pass")],
+        [Edit("src/dagmaster/database/notify/postgres.py", "self._hear(self._topics.values())", "pass")],
         adapted="a bell asks for a scan once it listens, and after each reconnect: here it does not",
     ),
     Mutant(
@@ -199,7 +199,7 @@ MUTANTS: Final = (
     Mutant(
         18, "lock order swapped", INTERLEAVINGS,
         ("tests/database/test_interleavings.py", "-k", "report_to_ended"),
-        [Edit("src/dagmaster/database/retention.py", '"tasks", "results"', '"results", "tasks"')],
+        [Edit("src/dagmaster/database/maintenance/retention.py", '"tasks", "results"', '"results", "tasks"')],
         adapted="here retention locks two tables the other way round",
     ),
 )  # fmt: skip

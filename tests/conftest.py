@@ -14,9 +14,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from dagmaster.database.catalog import deploy_catalog
-from dagmaster.database.deploy import deploy
-from dagmaster.database.embedded import Cluster
+from dagmaster.database.catalog.pgstac import deploy_catalog
+from dagmaster.database.schema.deploy import deploy
+from dagmaster.local.embedded import Cluster
 
 # A package of its own, whose tests run where it is installed.
 collect_ignore = ["example_package"]

@@ -17,8 +17,8 @@ import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagmaster import log
-from dagmaster.log import redact, redact_value
+from dagmaster.observe import log
+from dagmaster.observe.log import redact, redact_value
 
 pytestmark = pytest.mark.requirement("X3")
 

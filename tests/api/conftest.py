@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dagmaster.database.embedded import Cluster
+from dagmaster.local.embedded import Cluster
 from tests.conftest import fresh_database
 
 

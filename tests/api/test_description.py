@@ -14,11 +14,11 @@ from schemathesis import checks
 from schemathesis.config import SchemathesisConfig
 from schemathesis.specs.openapi import checks as openapi_checks
 
-from dagmaster import log
 from dagmaster.api.app import create_app
 from dagmaster.api.server import ApiServer
 from dagmaster.handlers.registry import installed
 from dagmaster.listen import bind
+from dagmaster.observe import log
 from dagmaster.operations.catalog import load_catalog
 from tests.engine.harness import engine, fast_settings, until
 

@@ -17,9 +17,9 @@ import psycopg
 import pytest
 from httpx2 import AsyncClient, ConnectError
 
-from dagmaster.database.embedded import Cluster
-from dagmaster.database.ledger import Demand
-from dagmaster.database.postgres import PostgresLedger
+from dagmaster.database.ledger.postgres import PostgresLedger
+from dagmaster.database.ledger.protocol import Demand
+from dagmaster.local.embedded import Cluster
 from tests.api.serving import V1, ok
 from tests.conftest import administrator
 from tests.engine.processes import Fleet, Process, fleet

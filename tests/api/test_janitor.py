@@ -4,8 +4,8 @@ from uuid import uuid4
 
 import pytest
 
-from dagmaster.database.janitor import PostgresJanitor
-from dagmaster.database.ledger import OrchestratorInfo
+from dagmaster.database.ledger.protocol import OrchestratorInfo
+from dagmaster.database.maintenance.janitor import PostgresJanitor
 from tests.api.serving import V1, api, everything, ok
 from tests.engine.harness import engine
 

@@ -9,9 +9,9 @@ import psycopg
 import pytest
 from psycopg import RawCursor
 
-from dagmaster.database.api_reads import PLANNING
 from dagmaster.database.connect import conninfo
 from dagmaster.database.queries import numbered
+from dagmaster.database.reads.pages import PLANNING
 
 pytestmark = pytest.mark.requirement("O1")
 

@@ -5,7 +5,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from dagmaster.database.ledger import Demand
+from dagmaster.database.ledger.protocol import Demand
 from dagmaster.jobs.model import Submission
 from tests.api.serving import V1, api, everything, ok
 from tests.engine.harness import engine, open_gate, until, workflow

@@ -6,7 +6,7 @@ from uuid import uuid4
 import orjson
 import pytest
 
-from dagmaster.database.ledger import Demand
+from dagmaster.database.ledger.protocol import Demand
 from dagmaster.jobs.payload import INLINE_BYTES
 from tests.api.serving import V1, api, ok
 from tests.engine.harness import engine, until, workflow

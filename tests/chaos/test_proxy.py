@@ -17,7 +17,7 @@ from chaos.proxy import (
     is_single_statement,
     leaves_a_transaction_open,
 )
-from dagmaster.database.embedded import Cluster
+from dagmaster.local.embedded import Cluster
 
 
 def message(kind: bytes, body: bytes) -> bytes:

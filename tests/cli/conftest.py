@@ -10,7 +10,7 @@ import pytest
 import structlog
 
 from dagmaster.cli.main import run
-from dagmaster.database.embedded import Cluster
+from dagmaster.local.embedded import Cluster
 from tests.cli.processes import CLEARED, Up, up
 from tests.conftest import fresh_database
 

@@ -12,10 +12,10 @@ import rasterio
 from rasterio.transform import from_origin
 
 from dagmaster.cli.demo import _clear, demo
-from dagmaster.database.embedded import Cluster
+from dagmaster.local.embedded import Cluster
 from dagmaster.raster import landscape
-from dagmaster.raster.facts import read_facts
-from dagmaster.raster.grid import output_grid, tiles_of
+from dagmaster.raster.cog.grid import output_grid, tiles_of
+from dagmaster.raster.source.facts import read_facts
 from tests.cli.processes import COMMAND, alive, call, descendants, environment, eventually, start
 
 pytestmark = pytest.mark.requirement("M3")

@@ -15,10 +15,8 @@ import pytest
 from dagmaster import __version__
 from dagmaster.cli import checkup, diagnosis
 from dagmaster.cli.diagnosis import Api, Finding, Folder, Holder, Level, Need, Private
-from dagmaster.database import examination
-from dagmaster.database.deploy import Status
-from dagmaster.database.embedded import Cluster
-from dagmaster.database.examination import (
+from dagmaster.database.maintenance import server
+from dagmaster.database.maintenance.server import (
     Clock,
     DeadRows,
     Extension,
@@ -29,6 +27,8 @@ from dagmaster.database.examination import (
     Seen,
     Server,
 )
+from dagmaster.database.schema.deploy import Status
+from dagmaster.local.embedded import Cluster
 from tests.conftest import administrator
 
 pytestmark = pytest.mark.requirement("M3")
@@ -498,10 +498,10 @@ def test_the_rights_that_it_names_are_the_ones_that_are_needed(dagmaster, free_p
 
 def test_a_notification_that_is_lost_on_the_way_is_noticed(cluster, database):
     """As a pooler loses it that gives each transaction another connection."""
-    assert examination.bell_seconds(database) < 1
+    assert server.bell_seconds(database) < 1
 
     with without_notifications(str(cluster.socket_folder / ".s.PGSQL.5432")) as folder:
-        lost = examination.bell_seconds(database.replace(str(cluster.socket_folder), folder))
+        lost = server.bell_seconds(database.replace(str(cluster.socket_folder), folder))
 
     assert lost is None
 
@@ -550,7 +550,7 @@ def _pass_on_most(source: socket.socket, sink: socket.socket) -> None:
 
 
 def test_a_clock_that_is_off_is_measured(database):
-    right, late = examination.clock(database), examination.clock(database, now=lambda: time.time() - 100)
+    right, late = server.clock(database), server.clock(database, now=lambda: time.time() - 100)
 
     assert abs(right.offset_seconds) <= right.uncertainty_seconds + 0.05
     assert late.offset_seconds == pytest.approx(100, abs=0.5)
@@ -559,7 +559,7 @@ def test_a_clock_that_is_off_is_measured(database):
 def test_a_transaction_that_someone_left_open_is_found(database):
     with psycopg.connect(database, application_name="forgotten") as connection:
         connection.execute("SELECT 1")
-        found = examination.oldest_transaction(database)
+        found = server.oldest_transaction(database)
 
     assert found is not None
     assert "forgotten" in found.who
@@ -570,7 +570,7 @@ def test_settings_are_those_of_the_server_and_not_of_our_sessions(database):
     with psycopg.connect(database, autocommit=True) as connection:
         connection.execute(f"ALTER DATABASE {connection.info.dbname} SET idle_session_timeout = '30s'")
 
-    settings = examination.settings(database)
+    settings = server.settings(database)
 
     assert settings["jit"] == "on"
     assert float(settings["idle_session_timeout"]) == 30

@@ -20,9 +20,9 @@ from dagmaster.cli.children import Child
 from dagmaster.cli.local import LocalPlatform
 from dagmaster.cli.main import described
 from dagmaster.cli.platform import hold
-from dagmaster.database.embedded import Cluster
 from dagmaster.errors import Conflict, DagmasterError, Unavailable
 from dagmaster.listen import bind
+from dagmaster.local.embedded import Cluster
 from dagmaster.settings import Settings
 from tests.cli.processes import Up, alive, call, eventually, start, up
 

@@ -10,7 +10,7 @@ import time
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from dagmaster.database.catalog import software_version
+from dagmaster.database.catalog.pgstac import software_version
 from tests.cli.processes import environment, start
 
 BROKEN = """
@@ -150,7 +150,7 @@ def test_rebuilding_must_be_allowed_and_confirmed(dagmaster, monkeypatch, empty_
 
 @pytest.mark.requirement("M3")
 def test_unexpected_errors_are_short_and_show_their_traceback_when_asked(dagmaster, monkeypatch):
-    monkeypatch.setattr("dagmaster.database.deploy.ddl", lambda: 1 / 0)
+    monkeypatch.setattr("dagmaster.database.schema.deploy.ddl", lambda: 1 / 0)
 
     short, long = dagmaster("db", "ddl"), dagmaster("db", "ddl", "-v")
 

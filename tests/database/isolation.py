@@ -21,12 +21,12 @@ from typing import Any, Self
 
 import psycopg
 
-from dagmaster.database import trip
+from dagmaster.database import pipeline
 from dagmaster.database.connect import Connection, connect
 from dagmaster.database.queries import all_queries
 
 PATIENCE_SECONDS = 10.0
-_go = trip.go
+_go = pipeline.go
 _NAMES = {" ".join(text.split()): name for name, text in all_queries().items()}
 _WRITES = (
     "INSERT INTO", "UPDATE dagapp", "DELETE FROM", "FOR NO KEY UPDATE", "FOR UPDATE", "ensure_event_partitions",
@@ -145,17 +145,17 @@ class GatedConnection:
         self.closed = True
 
 
-async def go_by_steps(connection: Any, steps: Sequence[trip.Step]) -> dict[str, trip.Rows]:
+async def go_by_steps(connection: Any, steps: Sequence[pipeline.Step]) -> dict[str, pipeline.Rows]:
     """What shares a round trip is still done one after the other, and others may come between."""
     if not isinstance(connection, GatedConnection):
         return await _go(connection, steps)
-    answers: dict[str, trip.Rows] = {}
+    answers: dict[str, pipeline.Rows] = {}
     for step in steps:
         match step:
-            case trip.Call(name, values):
+            case pipeline.Call(name, values):
                 cursor = await connection.execute(all_queries()[name], values)
                 answers[name] = await cursor.fetchall() if cursor.description else []
-            case trip.Command(text):
+            case pipeline.Command(text):
                 await connection.execute(text)
     return answers
 

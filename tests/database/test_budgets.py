@@ -7,7 +7,7 @@ import pytest
 from tests.database.test_ledger_conformance import QUEUE, TWO_QUEUES, PostgresBench, a_job, owned, take
 from tests.workflows.builders import a_workflow
 
-from dagmaster.database.ledger import Demand
+from dagmaster.database.ledger.protocol import Demand
 
 pytestmark = pytest.mark.requirement("E19")
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from psycopg.types.json import Jsonb
 
 from dagmaster.cli import local
-from dagmaster.database import catalog as module
-from dagmaster.database.catalog import (
+from dagmaster.database.catalog import pgstac as module
+from dagmaster.database.catalog.pgstac import (
     Catalog,
     catalog_status,
     deploy_catalog,

@@ -7,12 +7,12 @@ import pytest
 from tests.conftest import administrator
 
 from dagmaster.database import connect as connecting
-from dagmaster.database import deploy
 from dagmaster.database.connect import connect, conninfo, pool
-from dagmaster.database.history import verify
-from dagmaster.database.ledger import WorkerInfo
-from dagmaster.database.postgres import PostgresLedger
-from dagmaster.database.reads import Reads
+from dagmaster.database.ledger.postgres import PostgresLedger
+from dagmaster.database.ledger.protocol import WorkerInfo
+from dagmaster.database.maintenance.history import verify
+from dagmaster.database.reads.jobs import Reads
+from dagmaster.database.schema import deploy
 from dagmaster.errors import DagmasterError, InvalidRequest, NotAllowed, NotFound, Unavailable
 from dagmaster.jobs.model import new_job_id
 

@@ -29,9 +29,9 @@ from tests.database.test_interleavings import (
 
 import dagmaster
 from dagmaster import faults
-from dagmaster.database.embedded import Cluster
-from dagmaster.database.history import verify
-from dagmaster.database.postgres import PostgresLedger
+from dagmaster.database.ledger.postgres import PostgresLedger
+from dagmaster.database.maintenance.history import verify
+from dagmaster.local.embedded import Cluster
 
 CRASHED = 137
 MOST_VISITS = 5

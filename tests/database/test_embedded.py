@@ -19,9 +19,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from dagmaster.database import embedded
-from dagmaster.database.embedded import LONGEST_SOCKET_FOLDER, Cluster
 from dagmaster.errors import Conflict, NotFound, Unavailable
+from dagmaster.local import embedded
+from dagmaster.local.embedded import LONGEST_SOCKET_FOLDER, Cluster
 
 pytestmark = pytest.mark.requirement("P1")
 
@@ -33,7 +33,7 @@ _numbers = itertools.count(1)
 HOLD = """
 import sys, time
 from pathlib import Path
-from dagmaster.database.embedded import Cluster
+from dagmaster.local.embedded import Cluster
 cluster = Cluster.at(Path(sys.argv[1]) if sys.argv[1] else None, sys.argv[2], fast=True)
 cluster.start()
 print(cluster.server_pid(), cluster.socket_folder, flush=True)

@@ -14,9 +14,9 @@ from tests.conftest import fresh_database
 from tests.engine.harness import engine, workflow
 from tests.jobs.history_handlers import STEP
 
-from dagmaster.database.history import HistoryReport, verify
-from dagmaster.database.ledger import Demand, Report
-from dagmaster.database.postgres import PostgresLedger
+from dagmaster.database.ledger.postgres import PostgresLedger
+from dagmaster.database.ledger.protocol import Demand, Report
+from dagmaster.database.maintenance.history import HistoryReport, verify
 from dagmaster.jobs.history import Code
 from dagmaster.jobs.states import TaskStatus
 

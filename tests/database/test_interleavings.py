@@ -18,11 +18,9 @@ import psycopg
 import pytest
 from tests.database.isolation import WRITING, GatedConnection, Interleaver, IsStep, Run, Session, go_by_steps
 
-from dagmaster.database import trip
-from dagmaster.database.bell import JOBS
-from dagmaster.database.history import verify
-from dagmaster.database.janitor import RULES, Patience, PostgresJanitor
-from dagmaster.database.ledger import (
+from dagmaster.database import pipeline
+from dagmaster.database.ledger.postgres import PostgresLedger
+from dagmaster.database.ledger.protocol import (
     Advanced,
     Claim,
     Demand,
@@ -34,14 +32,16 @@ from dagmaster.database.ledger import (
     Running,
     WorkerInfo,
 )
-from dagmaster.database.postgres import PostgresLedger
-from dagmaster.database.retention import PostgresRetention
+from dagmaster.database.maintenance.history import verify
+from dagmaster.database.maintenance.janitor import RULES, Patience, PostgresJanitor
+from dagmaster.database.maintenance.retention import PostgresRetention
+from dagmaster.database.notify.notifier import JOBS
 from dagmaster.errors import Conflict, NotFound
 from dagmaster.handlers.registry import installed
 from dagmaster.jobs.model import DeadLetter, JobMessage, new_job_id
 from dagmaster.jobs.payload import reference_to
 from dagmaster.jobs.plan import Planner
-from dagmaster.jobs.revival import Revival, resume, retry
+from dagmaster.jobs.rerun import Revival, resume, retry
 from dagmaster.jobs.states import TaskStatus
 from dagmaster.jobs.view import JobView, is_failing, node_view
 from dagmaster.operations.operate import view_of
@@ -818,7 +818,7 @@ async def _check(stage: Stage, pair: str, run: Run) -> str:
 
 @pytest.fixture(autouse=True)
 def _by_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trip, "go", go_by_steps)
+    monkeypatch.setattr(pipeline, "go", go_by_steps)
 
 
 @pytest.fixture

@@ -22,7 +22,8 @@ from psycopg.rows import dict_row
 from psycopg.types.json import set_json_loads
 from tests.workflows.builders import a_workflow
 
-from dagmaster.database.ledger import (
+from dagmaster.database.ledger.postgres import PostgresLedger
+from dagmaster.database.ledger.protocol import (
     SMALL_BYTES,
     Claim,
     Demand,
@@ -36,8 +37,6 @@ from dagmaster.database.ledger import (
     Running,
     WorkerInfo,
 )
-from dagmaster.database.memory import MemoryDatabase, MemoryLedger, RefusedByGuard
-from dagmaster.database.postgres import PostgresLedger
 from dagmaster.errors import Conflict, DagmasterError, NotFound
 from dagmaster.jobs.changes import Changes, JobChange, NewTask, NodeChange
 from dagmaster.jobs.fan import Gathered, aggregate
@@ -45,10 +44,11 @@ from dagmaster.jobs.model import DeadLetter, JobMessage, TaskMessage, new_job_id
 from dagmaster.jobs.news import Due, Failed, Idle, Lost, Overran, Returned, Started, StopRequest, Succeeded, Withdrawn
 from dagmaster.jobs.payload import INLINE_BYTES, LOADABLE_BYTES, reference_to
 from dagmaster.jobs.plan import Planner, Route
-from dagmaster.jobs.revival import Revival, resume, retry
+from dagmaster.jobs.rerun import Revival, resume, retry
 from dagmaster.jobs.states import EventType, JobStatus, NodeStatus, Stop, TaskStatus
 from dagmaster.jobs.view import JobView, node_view
 from dagmaster.operations.operate import view_of
+from dagmaster.testing.memory_ledger import MemoryDatabase, MemoryLedger, RefusedByGuard
 from dagmaster.workflows.graph import build
 from dagmaster.workflows.model import Aggregation, Work, Workflow
 
@@ -1597,8 +1597,8 @@ async def test_a_fan_in_over_payloads_is_a_reference_that_resolves_to_their_valu
 
 @pytest.mark.requirement("E18")
 async def test_results_are_read_as_far_as_they_fit_and_large_ones_as_they_are(bench, monkeypatch):
-    for name in ("postgres", "memory"):
-        monkeypatch.setattr(f"dagmaster.database.{name}.PAGE_BYTES", 400_000)
+    for name in ("database.ledger.postgres", "testing.memory_ledger"):
+        monkeypatch.setattr(f"dagmaster.{name}.PAGE_BYTES", 400_000)
     driver = await owned(bench, tiles(4))
     contents = {task.node_id: large(task.node_id) for task in await take(bench)}
     for node_id, content in contents.items():

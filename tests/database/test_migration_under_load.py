@@ -16,7 +16,7 @@ from httpx2 import AsyncClient
 from tests.api.serving import V1, api
 from tests.engine.harness import Engine, engine, until
 
-from dagmaster.database import deploy
+from dagmaster.database.schema import deploy
 from dagmaster.errors import Conflict, Unavailable
 from dagmaster.jobs.model import RECORDS, Job, JobEvent, JobMessage, NodeState, Submission, Task, TaskResult, Worker
 from dagmaster.records import Index, Record, Table

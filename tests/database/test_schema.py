@@ -15,9 +15,9 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from dagmaster.cli import local
-from dagmaster.database import compare, deploy, guards
 from dagmaster.database.connect import connect, pool, translate_errors
-from dagmaster.database.schema import column_names, metadata_of
+from dagmaster.database.schema import compare, deploy, guards
+from dagmaster.database.schema.tables import column_names, metadata_of
 from dagmaster.errors import Conflict, InvalidRequest, Unavailable
 from dagmaster.jobs.model import RECORDS, Job, JobEvent, NodeState, Task, Worker, WorkflowDefinition, new_job_id
 from dagmaster.jobs.states import EventType

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dagmaster.database.embedded import Cluster
+from dagmaster.local.embedded import Cluster
 from tests.cli.processes import environment, up
 from tests.conftest import fresh_database
 

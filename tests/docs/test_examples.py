@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dagmaster.database.ledger import ChildResult
+from dagmaster.database.ledger.protocol import ChildResult
 from dagmaster.errors import InvalidWorkflow
 from dagmaster.handlers.registry import Registration, handlers_in, installed
 from dagmaster.settings import DEFAULT_QUEUES

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dagmaster.database.embedded import Cluster
+from dagmaster.local.embedded import Cluster
 from tests.cli.processes import CLEARED
 from tests.conftest import fresh_database
 from tests.docs.pages import ROOT, Block, blocks_in

@@ -16,16 +16,16 @@ from uuid import UUID, uuid4
 import psycopg
 from psycopg.rows import dict_row
 
-from dagmaster import log
-from dagmaster.database.bell import JOBS, RESULTS
-from dagmaster.database.bell_postgres import PostgresBell
 from dagmaster.database.connect import pool
-from dagmaster.database.history import verify
-from dagmaster.database.postgres import PostgresLedger
+from dagmaster.database.ledger.postgres import PostgresLedger
+from dagmaster.database.maintenance.history import verify
+from dagmaster.database.notify.notifier import JOBS, RESULTS
+from dagmaster.database.notify.postgres import PostgresBell
 from dagmaster.errors import HandlerFailed
 from dagmaster.handlers.registry import Registration, Registry, installed
 from dagmaster.jobs.model import Submission
 from dagmaster.jobs.plan import Planner
+from dagmaster.observe import log
 from dagmaster.operations.catalog import Catalog, load_catalog
 from dagmaster.operations.submit import submit
 from dagmaster.orchestrator.loop import Orchestrator

@@ -22,10 +22,10 @@ from uuid import UUID, uuid4
 import psycopg
 from psycopg.rows import dict_row
 
-from dagmaster.database.bell import JOBS
-from dagmaster.database.bell_postgres import channel_of
-from dagmaster.database.history import verify
-from dagmaster.database.postgres import PostgresLedger
+from dagmaster.database.ledger.postgres import PostgresLedger
+from dagmaster.database.maintenance.history import verify
+from dagmaster.database.notify.notifier import JOBS
+from dagmaster.database.notify.postgres import channel_of
 from dagmaster.jobs.model import Submission
 from dagmaster.operations.catalog import Catalog
 from dagmaster.operations.submit import submit

@@ -128,7 +128,7 @@ def pause_once(ctx: Any) -> None:
 
 async def _ask(what: str, *arguments: str) -> None:
     from dagmaster import faults, settings
-    from dagmaster.database.postgres import PostgresLedger
+    from dagmaster.database.ledger.postgres import PostgresLedger
     from dagmaster.operations import operate
 
     loaded = settings.load()

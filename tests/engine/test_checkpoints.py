@@ -12,7 +12,7 @@ from uuid import UUID
 import psycopg
 import pytest
 
-from dagmaster.database.ledger import Running
+from dagmaster.database.ledger.protocol import Running
 from dagmaster.errors import UnfitData
 from dagmaster.handlers.registry import Registration
 from dagmaster.operations.operate import Part, resume, retry

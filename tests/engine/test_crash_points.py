@@ -20,9 +20,9 @@ from affine import Affine
 from rio_cogeo.cogeo import cog_validate
 
 from dagmaster import faults
-from dagmaster.database.bell import JOBS
-from dagmaster.database.bell_postgres import channel_of
-from dagmaster.database.postgres import PostgresLedger
+from dagmaster.database.ledger.postgres import PostgresLedger
+from dagmaster.database.notify.notifier import JOBS
+from dagmaster.database.notify.postgres import channel_of
 from dagmaster.settings import Settings
 from dagmaster.workflows.load import shipped
 from tests.conftest import fresh_database

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dagmaster.database.bell import JOBS
+from dagmaster.database.notify.notifier import JOBS
 from tests.engine.harness import engine, workflow
 
 pytestmark = pytest.mark.requirement("Q4")

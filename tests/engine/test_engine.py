@@ -6,8 +6,8 @@ from uuid import uuid4
 
 import pytest
 
-from dagmaster.database import postgres
-from dagmaster.database.ledger import Demand, Report
+from dagmaster.database.ledger import postgres
+from dagmaster.database.ledger.protocol import Demand, Report
 from dagmaster.errors import InvalidRequest
 from dagmaster.jobs.model import Submission, new_job_id
 from dagmaster.jobs.states import TaskStatus

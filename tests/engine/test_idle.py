@@ -5,7 +5,7 @@ from functools import wraps
 
 import pytest
 
-from dagmaster.database.bell_postgres import PostgresBell
+from dagmaster.database.notify.postgres import PostgresBell
 from dagmaster.errors import Unavailable
 from tests.engine.harness import engine, open_gate, workflow
 

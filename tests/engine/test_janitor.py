@@ -7,15 +7,15 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 
-from dagmaster import log
-from dagmaster.database.bell import MemoryExchange
-from dagmaster.database.janitor import Patience, PostgresJanitor, _json
-from dagmaster.database.ledger import Claim, Demand, OrchestratorInfo, Report, WorkerInfo
-from dagmaster.database.retention import PostgresRetention
+from dagmaster.database.ledger.protocol import Claim, Demand, OrchestratorInfo, Report, WorkerInfo
+from dagmaster.database.maintenance.janitor import Patience, PostgresJanitor, _json
+from dagmaster.database.maintenance.retention import PostgresRetention
+from dagmaster.database.notify.notifier import MemoryExchange
 from dagmaster.database.session import dicts
 from dagmaster.errors import InvalidRequest, Unavailable
 from dagmaster.jobs.model import JanitorAction
 from dagmaster.jobs.states import TaskStatus
+from dagmaster.observe import log
 from dagmaster.orchestrator import webhook
 from dagmaster.orchestrator.janitor import STUCK_AFTER, Janitor
 from tests.engine.harness import Engine, engine, fast_settings, open_gate, until, workflow

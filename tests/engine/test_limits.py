@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from dagmaster.database.bell import JOBS
+from dagmaster.database.notify.notifier import JOBS
 from dagmaster.jobs.model import Submission
 from dagmaster.operations.submit import submit
 from tests.engine.harness import engine, workflow

@@ -11,12 +11,12 @@ import orjson
 import pytest
 
 from dagmaster.cli.client import Client
-from dagmaster.database.bell import JOBS
-from dagmaster.database.history import verify
-from dagmaster.database.janitor import Patience, PostgresJanitor
-from dagmaster.database.ledger import Demand
-from dagmaster.database.postgres import PostgresLedger
-from dagmaster.database.retention import PostgresRetention
+from dagmaster.database.ledger.postgres import PostgresLedger
+from dagmaster.database.ledger.protocol import Demand
+from dagmaster.database.maintenance.history import verify
+from dagmaster.database.maintenance.janitor import Patience, PostgresJanitor
+from dagmaster.database.maintenance.retention import PostgresRetention
+from dagmaster.database.notify.notifier import JOBS
 from dagmaster.errors import HandlerFailed, InvalidRequest, Unavailable
 from dagmaster.handlers.registry import Registration
 from dagmaster.jobs.history import Code

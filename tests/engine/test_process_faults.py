@@ -18,10 +18,10 @@ from uuid import UUID
 import psycopg
 import pytest
 
-from dagmaster.database.deploy import deploy
-from dagmaster.database.embedded import Cluster
-from dagmaster.database.history import verify
+from dagmaster.database.maintenance.history import verify
+from dagmaster.database.schema.deploy import deploy
 from dagmaster.errors import Unavailable
+from dagmaster.local.embedded import Cluster
 from tests.engine.harness import engine
 from tests.engine.processes import Fleet, Process, fleet, is_alive
 
@@ -527,7 +527,7 @@ async def test_a_handler_past_its_time_is_dead_with_all_it_started_and_tried_aga
         pids = [int(pid) for line in file.read_text().splitlines() for pid in line.split()[3:5]]
         assert len(pids) == 4
         assert not [pid for pid in pids if is_alive(pid)], "a handler or its program outlived its timeout"
-        idle = [name for name in running.survivors().values() if "dagmaster.worker.child" not in name]
+        idle = [name for name in running.survivors().values() if "dagmaster.worker.supervisor" not in name]
         assert not idle
         assert running.processes[1].is_running
 

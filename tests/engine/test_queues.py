@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from dagmaster.database.bell import JOBS
-from dagmaster.database.ledger import Demand
+from dagmaster.database.ledger.protocol import Demand
+from dagmaster.database.notify.notifier import JOBS
 from dagmaster.jobs.model import Submission, task_id
 from tests.engine.harness import engine, until, workflow
 

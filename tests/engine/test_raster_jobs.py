@@ -14,9 +14,9 @@ import rasterio
 from affine import Affine
 from rio_cogeo.cogeo import cog_validate
 
-from dagmaster.database.bell import JOBS
-from dagmaster.database.catalog import Catalog
+from dagmaster.database.catalog.pgstac import Catalog
 from dagmaster.database.connect import pool
+from dagmaster.database.notify.notifier import JOBS
 from dagmaster.operations.operate import resume
 from dagmaster.stac.validate import problems
 from tests.engine.harness import Engine, engine

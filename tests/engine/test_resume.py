@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 
-from dagmaster.database.bell import JOBS
+from dagmaster.database.notify.notifier import JOBS
 from dagmaster.errors import Conflict, HandlerFailed, NotFound
 from dagmaster.handlers.registry import Registration
 from dagmaster.operations.operate import Part, cancel, resume, retry

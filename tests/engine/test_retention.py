@@ -10,13 +10,13 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from dagmaster.database.bell import MemoryExchange
 from dagmaster.database.connect import connect
-from dagmaster.database.history import verify
-from dagmaster.database.janitor import PostgresJanitor
-from dagmaster.database.ledger import NewJob, Running
-from dagmaster.database.postgres import PostgresLedger, _create
-from dagmaster.database.retention import PostgresRetention
+from dagmaster.database.ledger.postgres import PostgresLedger, _create
+from dagmaster.database.ledger.protocol import NewJob, Running
+from dagmaster.database.maintenance.history import verify
+from dagmaster.database.maintenance.janitor import PostgresJanitor
+from dagmaster.database.maintenance.retention import PostgresRetention
+from dagmaster.database.notify.notifier import MemoryExchange
 from dagmaster.jobs.model import RECORDS, Submission, new_job_id
 from dagmaster.operations import operate
 from dagmaster.operations.submit import submit_once
@@ -167,7 +167,7 @@ async def test_the_oldest_go_first_and_a_batch_is_bounded(database, later, monke
         job_ids = [(await running.run(GIVING))["job_id"] for _ in range(6)]
 
         assert await later.prune_jobs(DAY, 2) == 2
-        monkeypatch.setattr("dagmaster.database.retention.BATCH_EVENTS", 1)
+        monkeypatch.setattr("dagmaster.database.maintenance.retention.BATCH_EVENTS", 1)
         assert await later.prune_jobs(DAY, 2) == 1
 
         left = await running.rows("SELECT job_id FROM dagapp.dag_jobs ORDER BY job_id")

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from dagmaster.database.postgres import PostgresLedger
+from dagmaster.database.ledger.postgres import PostgresLedger
 from dagmaster.errors import Conflict
 from dagmaster.jobs.model import Submission
 from dagmaster.operations.submit import submit_once

@@ -12,9 +12,9 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 
-from dagmaster.database.bell import MemoryExchange
-from dagmaster.database.janitor import PostgresJanitor, Swept
-from dagmaster.database.retention import PostgresRetention
+from dagmaster.database.maintenance.janitor import PostgresJanitor, Swept
+from dagmaster.database.maintenance.retention import PostgresRetention
+from dagmaster.database.notify.notifier import MemoryExchange
 from dagmaster.errors import Unavailable
 from dagmaster.jobs.model import new_job_id
 from dagmaster.operations import operate

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from dagmaster.database.ledger import ChildResult
+from dagmaster.database.ledger.protocol import ChildResult
 from dagmaster.handlers import calling
 from dagmaster.handlers.registry import installed
 from dagmaster.testing import run_handler

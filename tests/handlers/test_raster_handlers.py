@@ -9,7 +9,7 @@ import pytest
 import rasterio
 from affine import Affine
 
-from dagmaster.handlers.raster.place import place_of_work
+from dagmaster.handlers.raster.workplace import place_of_work
 from dagmaster.handlers.registry import installed
 from dagmaster.jobs.states import Blame
 from dagmaster.stac.validate import problems

@@ -14,7 +14,7 @@ from dagmaster.handlers.raster.options import (
     why_taken,
 )
 from dagmaster.handlers.registry import installed
-from dagmaster.raster.facts import BandFacts, RasterFacts, RasterType
+from dagmaster.raster.source.facts import BandFacts, RasterFacts, RasterType
 from dagmaster.settings import Settings
 from dagmaster.storage.location import Edition, Zone
 from dagmaster.storage.zones import open_storage

@@ -5,15 +5,15 @@ from typing import Any
 import orjson
 import pytest
 
-from dagmaster.database.catalog import Catalog
+from dagmaster.database.catalog.pgstac import Catalog
 from dagmaster.database.connect import pool
-from dagmaster.database.memory import MemoryDatabase, MemoryLedger
 from dagmaster.errors import HandlerFailed, UnfitData
 from dagmaster.handlers import calling, stac
 from dagmaster.handlers.context import GiveBack
 from dagmaster.handlers.registry import installed
 from dagmaster.jobs.model import NodeState, TaskMessage, child_id
 from dagmaster.jobs.states import NodeStatus
+from dagmaster.testing.memory_ledger import MemoryDatabase, MemoryLedger
 from dagmaster.testing.trial import JOB_ID, START
 from dagmaster.worker.context import TaskContext
 

@@ -11,15 +11,25 @@ from datetime import UTC, datetime, timedelta
 from random import Random
 from uuid import UUID
 
-from dagmaster.database.ledger import LOOK_LIMIT, Claim, Demand, Held, Look, NewJob, OrchestratorInfo, Report, Running
-from dagmaster.database.memory import MemoryDatabase, MemoryLedger
+from dagmaster.database.ledger.protocol import (
+    LOOK_LIMIT,
+    Claim,
+    Demand,
+    Held,
+    Look,
+    NewJob,
+    OrchestratorInfo,
+    Report,
+    Running,
+)
 from dagmaster.jobs.changes import Changes
 from dagmaster.jobs.model import TaskMessage, new_job_id
 from dagmaster.jobs.plan import Plan, Planner, Route
-from dagmaster.jobs.revival import Revival
+from dagmaster.jobs.rerun import Revival
 from dagmaster.jobs.states import JOB_TERMINAL, NODE_TERMINAL, TaskStatus
 from dagmaster.jobs.view import JobView, is_failing, node_view, wakeable
 from dagmaster.operations.operate import view_of
+from dagmaster.testing.memory_ledger import MemoryDatabase, MemoryLedger
 from dagmaster.testing.plain import at_once
 from dagmaster.workflows.graph import build
 from dagmaster.workflows.model import Work

@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 from dagmaster.errors import UnfitData
-from dagmaster.raster.check import check
-from dagmaster.raster.facts import read_facts
+from dagmaster.raster.source.facts import read_facts
+from dagmaster.raster.validation.check import check
 
 
 def main(folder: Path, crs: str | None) -> None:

@@ -17,11 +17,11 @@ import pytest
 import rasterio
 
 from dagmaster.errors import InvalidRequest, NotFound, UnfitData
-from dagmaster.raster.check import Verdict, check
-from dagmaster.raster.cog import make_cog
-from dagmaster.raster.facts import RasterType, read_facts
-from dagmaster.raster.grid import output_grid
-from dagmaster.raster.limits import Limits, inspect
+from dagmaster.raster.cog.grid import output_grid
+from dagmaster.raster.cog.write import make_cog
+from dagmaster.raster.source.facts import RasterType, read_facts
+from dagmaster.raster.validation.check import Verdict, check
+from dagmaster.raster.validation.limits import Limits, inspect
 from tests.raster.rasters import hills, noise, write_raster
 
 ROOT = Path(__file__).parents[2]

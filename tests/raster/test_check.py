@@ -20,11 +20,11 @@ from rasterio.rpc import RPC
 from rasterio.transform import from_bounds, from_origin
 
 from dagmaster.errors import InvalidRequest, NotFound, UnfitData
-from dagmaster.raster.check import Ceilings, Checked, Severity, Verdict, check
-from dagmaster.raster.facts import BandFacts, RasterFacts, RasterType
-from dagmaster.raster.header_rules import judge_header
-from dagmaster.raster.pixel_rules import judge_pixels
-from dagmaster.raster.sample import BandRange, Sample
+from dagmaster.raster.source.facts import BandFacts, RasterFacts, RasterType
+from dagmaster.raster.source.sample import BandRange, Sample
+from dagmaster.raster.validation.check import Ceilings, Checked, Severity, Verdict, check
+from dagmaster.raster.validation.header_rules import judge_header
+from dagmaster.raster.validation.pixel_rules import judge_pixels
 from tests.raster.rasters import TRANSFORM, hills, noise, write_raster
 
 MOON = CRS.from_wkt(
@@ -539,7 +539,7 @@ def test_the_docs_name_every_finding_with_its_severity() -> None:
     documented = {(code, severity) for names, severity in rows for code in re.findall(r"`(raster\.[a-z0-9-]+)`", names)}
     raised = set()
     for module in ("header_rules", "pixel_rules", "check"):
-        text = (root / f"src/dagmaster/raster/{module}.py").read_text()
+        text = (root / f"src/dagmaster/raster/validation/{module}.py").read_text()
         raised |= {(code, kind) for kind, code in re.findall(r'\b(error|warn|info)\(\s*"(raster\.[a-z0-9-]+)"', text)}
 
     assert raised - documented == set()
@@ -547,12 +547,12 @@ def test_the_docs_name_every_finding_with_its_severity() -> None:
     sources = "".join(
         (root / f"src/dagmaster/{name}.py").read_text()
         for name in (
-            "raster/source",
-            "raster/facts",
-            "raster/limits",
-            "raster/check",
-            "raster/header_rules",
-            "raster/guard",
+            "raster/source/opening",
+            "raster/source/facts",
+            "raster/validation/limits",
+            "raster/validation/check",
+            "raster/validation/header_rules",
+            "raster/source/guard",
             "handlers/raster/options",
         )  # fmt: skip
     )

@@ -17,12 +17,12 @@ from rasterio.enums import ColorInterp, MaskFlags, Resampling
 from rio_cogeo.cogeo import cog_validate
 
 from dagmaster.errors import InvalidRequest, Unavailable, UnfitData
-from dagmaster.raster import tiff
-from dagmaster.raster.cog import CogFacts, make_cog
-from dagmaster.raster.facts import RasterType, read_facts
-from dagmaster.raster.grid import Window, output_grid
-from dagmaster.raster.pixels import Validity
-from dagmaster.raster.profiles import ANALYSIS, CogProfile, Tier, profile_of
+from dagmaster.raster.cog import tiff
+from dagmaster.raster.cog.grid import Window, output_grid
+from dagmaster.raster.cog.profiles import ANALYSIS, CogProfile, Tier, profile_of
+from dagmaster.raster.cog.write import CogFacts, make_cog
+from dagmaster.raster.source.facts import RasterType, read_facts
+from dagmaster.raster.source.pixels import Validity
 from tests.raster.rasters import TRANSFORM, hills, noise, write_raster
 
 RGB = [ColorInterp.red, ColorInterp.green, ColorInterp.blue]

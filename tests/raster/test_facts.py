@@ -21,8 +21,8 @@ from rio_cogeo.cogeo import cog_translate, cog_validate
 from rio_cogeo.profiles import cog_profiles
 
 from dagmaster.errors import InvalidRequest, NotFound, UnfitData
-from dagmaster.raster.extent import geographic_bounds
-from dagmaster.raster.facts import RasterFacts, read_facts
+from dagmaster.raster.source.extent import geographic_bounds
+from dagmaster.raster.source.facts import RasterFacts, read_facts
 from tests.raster.rasters import TRANSFORM, hills, noise, write_raster
 
 GDAL_TYPES = {

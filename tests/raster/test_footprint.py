@@ -12,11 +12,11 @@ from rasterio.warp import transform as transform_points
 from shapely.geometry import Point, shape
 
 from dagmaster.errors import UnfitData
-from dagmaster.raster import footprint as module
-from dagmaster.raster.cog import make_cog
-from dagmaster.raster.facts import RasterType, read_facts
-from dagmaster.raster.footprint import Footprint, around, footprint, outline, union
-from dagmaster.raster.grid import output_grid
+from dagmaster.raster.analysis import footprint as module
+from dagmaster.raster.analysis.footprint import Footprint, around, footprint, outline, union
+from dagmaster.raster.cog.grid import output_grid
+from dagmaster.raster.cog.write import make_cog
+from dagmaster.raster.source.facts import RasterType, read_facts
 from tests.raster.scenes import write
 
 UTM = "EPSG:32633"

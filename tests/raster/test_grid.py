@@ -11,9 +11,8 @@ from affine import Affine
 from rasterio.warp import transform
 
 from dagmaster.errors import InvalidRequest, UnfitData
-from dagmaster.raster.coverage import tiles_with_data
-from dagmaster.raster.facts import BandFacts, RasterFacts, RasterType, read_facts
-from dagmaster.raster.grid import (
+from dagmaster.raster.cog.coverage import tiles_with_data
+from dagmaster.raster.cog.grid import (
     BLOCK,
     OutputGrid,
     TilingScheme,
@@ -25,6 +24,7 @@ from dagmaster.raster.grid import (
     scheme_to_geojson,
     tiles_of,
 )
+from dagmaster.raster.source.facts import BandFacts, RasterFacts, RasterType, read_facts
 from tests.raster.rasters import write_raster
 
 UTM = "EPSG:32633"

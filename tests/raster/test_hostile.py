@@ -17,10 +17,10 @@ import pytest
 import rasterio
 
 from dagmaster.errors import InvalidRequest, NotFound
-from dagmaster.raster import limits
-from dagmaster.raster.check import Ceilings, Verdict, check
-from dagmaster.raster.facts import read_facts
-from dagmaster.raster.limits import Limits, inspect
+from dagmaster.raster.source.facts import read_facts
+from dagmaster.raster.validation import limits
+from dagmaster.raster.validation.check import Ceilings, Verdict, check
+from dagmaster.raster.validation.limits import Limits, inspect
 from tests.raster.rasters import TRANSFORM, hills, noise, write_raster
 
 ROOT = Path(__file__).parents[2]

@@ -5,8 +5,8 @@ import pytest
 import rasterio
 
 from dagmaster.errors import InvalidRequest
-from dagmaster.raster.check import Verdict, check
 from dagmaster.raster.landscape import BLOCK, make_landscape
+from dagmaster.raster.validation.check import Verdict, check
 
 
 @pytest.fixture(scope="module")

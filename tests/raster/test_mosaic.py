@@ -18,8 +18,8 @@ from rio_tiler.io import Reader
 from shapely.geometry import Polygon, box, shape
 
 from dagmaster.errors import InvalidRequest
-from dagmaster.raster import mosaic as module
-from dagmaster.raster.mosaic import MosaicAsset, assets_at, encode, mosaic, mosaic_asset
+from dagmaster.raster.analysis import mosaic as module
+from dagmaster.raster.analysis.mosaic import MosaicAsset, assets_at, encode, mosaic, mosaic_asset
 from tests.raster.scenes import write
 
 WEB_MAP = morecantile.tms.get("WebMercatorQuad")

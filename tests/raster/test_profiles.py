@@ -2,8 +2,7 @@ import pytest
 from rasterio.enums import Resampling
 
 from dagmaster.errors import InvalidRequest, UnfitData
-from dagmaster.raster.facts import RasterType
-from dagmaster.raster.profiles import (
+from dagmaster.raster.cog.profiles import (
     ANALYSIS,
     CogProfile,
     Tier,
@@ -12,6 +11,7 @@ from dagmaster.raster.profiles import (
     require_fit,
     resampling_for,
 )
+from dagmaster.raster.source.facts import RasterType
 
 RGB = ["red", "green", "blue"]
 

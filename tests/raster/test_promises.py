@@ -15,15 +15,15 @@ from affine import Affine
 from rasterio.enums import ColorInterp, MaskFlags
 
 from dagmaster.errors import InvalidRequest
-from dagmaster.raster.bands import Bands
-from dagmaster.raster.check import Fix, check
-from dagmaster.raster.cog import CogFacts, make_cog, write_cog
-from dagmaster.raster.facts import RasterType, facts_of, read_facts
-from dagmaster.raster.grid import output_grid
-from dagmaster.raster.pixel_rules import judge_pixels
-from dagmaster.raster.pixels import Validity, source_of
-from dagmaster.raster.profiles import ANALYSIS, profile_of
-from dagmaster.raster.sample import take_sample
+from dagmaster.raster.cog.grid import output_grid
+from dagmaster.raster.cog.profiles import ANALYSIS, profile_of
+from dagmaster.raster.cog.write import CogFacts, make_cog, write_cog
+from dagmaster.raster.source.bands import Bands
+from dagmaster.raster.source.facts import RasterType, facts_of, read_facts
+from dagmaster.raster.source.pixels import Validity, source_of
+from dagmaster.raster.source.sample import take_sample
+from dagmaster.raster.validation.check import Fix, check
+from dagmaster.raster.validation.pixel_rules import judge_pixels
 from tests.raster.rasters import TRANSFORM, UTM33, hills, noise, write_raster
 from tests.raster.test_cog import require_valid
 

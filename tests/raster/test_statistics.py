@@ -10,8 +10,8 @@ from rasterio.shutil import copy
 from rasterio.windows import Window
 
 from dagmaster.errors import Unavailable, UnfitData
-from dagmaster.raster import statistics
-from dagmaster.raster.statistics import (
+from dagmaster.raster.analysis import statistics
+from dagmaster.raster.analysis.statistics import (
     BandStatistics,
     Partial,
     band_statistics,

@@ -11,11 +11,11 @@ from affine import Affine
 from rasterio.enums import ColorInterp, Resampling
 
 from dagmaster.errors import InvalidRequest, UnfitData
-from dagmaster.raster.facts import RasterType, read_facts
-from dagmaster.raster.grid import OutputGrid, Window, output_grid
-from dagmaster.raster.pixels import Block, Rules, Validity, rules_of, source_of
-from dagmaster.raster.pyramid import Level, halving, sizes
-from dagmaster.raster.warp import Blocks, Copy, Warp, blocks_of
+from dagmaster.raster.cog.grid import OutputGrid, Window, output_grid
+from dagmaster.raster.cog.pyramid import Level, halving, sizes
+from dagmaster.raster.cog.warp import Blocks, Copy, Warp, blocks_of
+from dagmaster.raster.source.facts import RasterType, read_facts
+from dagmaster.raster.source.pixels import Block, Rules, Validity, rules_of, source_of
 from tests.raster.rasters import write_raster
 
 

@@ -19,8 +19,8 @@ from pypgstac.db import PgstacDB
 from pypgstac.load import Loader, Methods
 from starlette.testclient import TestClient
 
-from dagmaster.database.catalog import deploy_catalog
-from dagmaster.database.embedded import Cluster
+from dagmaster.database.catalog.pgstac import deploy_catalog
+from dagmaster.local.embedded import Cluster
 from dagmaster.serving.app import create_app
 from dagmaster.settings import load
 from dagmaster.stac.versions import joined

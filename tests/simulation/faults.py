@@ -14,11 +14,11 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from dagmaster.database.bell import MemoryBell, MemoryExchange
-from dagmaster.database.memory import MemoryDatabase, MemoryLedger
+from dagmaster.database.notify.notifier import MemoryBell, MemoryExchange
 from dagmaster.errors import DagmasterError, Unavailable
 from dagmaster.orchestrator.loop import StaleViewError
-from dagmaster.transports.memory import Broker, MemoryTransport
+from dagmaster.testing.memory_ledger import MemoryDatabase, MemoryLedger
+from dagmaster.testing.memory_transport import Broker, MemoryTransport
 from dagmaster.transports.transport import Ticket
 from tests.simulation.clockwork import Lane
 

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 from uuid import UUID
 
-from dagmaster.database.bell import JOBS
-from dagmaster.database.ledger import NewJob
+from dagmaster.database.ledger.protocol import NewJob
+from dagmaster.database.notify.notifier import JOBS
 from dagmaster.errors import Conflict, NotFound, Unavailable
 from dagmaster.jobs.states import JOB_TERMINAL
 from dagmaster.operations import operate

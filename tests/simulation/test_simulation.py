@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from dagmaster.database.memory import MemoryLedger
 from dagmaster.jobs.model import Job, Task
 from dagmaster.jobs.states import TaskStatus
+from dagmaster.testing.memory_ledger import MemoryLedger
 from tests.simulation.clockwork import Clockwork, Standstill
 from tests.simulation.invariants import Tally
 from tests.simulation.world import Broken, World, simulate

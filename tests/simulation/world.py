@@ -20,9 +20,7 @@ from random import Random
 from typing import Any
 from uuid import UUID
 
-from dagmaster.database import memory
-from dagmaster.database.bell import JOBS, RESULTS, MemoryExchange
-from dagmaster.database.memory import MemoryDatabase, MemoryLedger
+from dagmaster.database.notify.notifier import JOBS, RESULTS, MemoryExchange
 from dagmaster.errors import Unavailable
 from dagmaster.jobs.model import new_job_id
 from dagmaster.jobs.plan import Planner
@@ -33,10 +31,11 @@ from dagmaster.orchestrator import loop as orchestrator_loop
 from dagmaster.orchestrator.loop import Orchestrator
 from dagmaster.orchestrator.routing import RegistryRouter
 from dagmaster.settings import Settings, load
-from dagmaster.testing import history, plain
+from dagmaster.testing import history, memory_ledger, plain
 from dagmaster.testing.job import KitJob
+from dagmaster.testing.memory_ledger import MemoryDatabase, MemoryLedger
+from dagmaster.testing.memory_transport import Broker
 from dagmaster.testing.trial import START
-from dagmaster.transports.memory import Broker
 from dagmaster.worker import heartbeat, run
 from dagmaster.worker import loop as worker_loop
 from dagmaster.worker.loop import Worker
@@ -434,7 +433,7 @@ def _under_control(world: World) -> Iterator[None]:
     """Nothing comes from outside of the seed, and nothing goes to the screen."""
     listener = _Listener(world)
     replaced = [
-        (memory, "uuid4", world.uuid),
+        (memory_ledger, "uuid4", world.uuid),
         (submit, "new_job_id", lambda *_: world.job_id()),
         *((module, "build", graph_of) for module in (orchestrator_loop, operate, history)),
         *((module, "_log", listener) for module in (orchestrator_loop, worker_loop, heartbeat, run)),

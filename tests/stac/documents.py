@@ -3,9 +3,9 @@
 from datetime import UTC, datetime
 from typing import Any
 
-from dagmaster.raster.facts import BandFacts, RasterFacts
-from dagmaster.raster.footprint import Footprint
-from dagmaster.raster.statistics import BandStatistics, Histogram
+from dagmaster.raster.analysis.footprint import Footprint
+from dagmaster.raster.analysis.statistics import BandStatistics, Histogram
+from dagmaster.raster.source.facts import BandFacts, RasterFacts
 from dagmaster.stac.collection import CollectionAssets, collection
 from dagmaster.stac.item import item
 from dagmaster.stac.values import Cog, Dataset, Links, Processing, Provider, Version

@@ -8,7 +8,7 @@ import pystac
 import pytest
 
 from dagmaster.errors import InvalidRequest
-from dagmaster.raster.facts import BandFacts
+from dagmaster.raster.source.facts import BandFacts
 from dagmaster.stac.collection import CollectionAssets
 from dagmaster.stac.validate import problems
 from dagmaster.stac.values import Links

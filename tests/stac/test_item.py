@@ -11,10 +11,10 @@ import pytest
 from rio_tiler.colormap import cmap
 
 from dagmaster.errors import InvalidRequest
-from dagmaster.raster.facts import BandFacts, read_facts
-from dagmaster.raster.footprint import footprint
-from dagmaster.raster.reading import header_bytes
-from dagmaster.raster.statistics import band_statistics
+from dagmaster.raster.analysis.footprint import footprint
+from dagmaster.raster.analysis.statistics import band_statistics
+from dagmaster.raster.source.facts import BandFacts, read_facts
+from dagmaster.raster.source.reading import header_bytes
 from dagmaster.stac.bands import number, resolution_metres
 from dagmaster.stac.item import item_id
 from dagmaster.stac.renders import renders

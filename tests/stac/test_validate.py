@@ -6,7 +6,7 @@ import math
 import pytest
 
 from dagmaster.errors import InvalidRequest
-from dagmaster.raster.facts import BandFacts
+from dagmaster.raster.source.facts import BandFacts
 from dagmaster.stac import validate
 from dagmaster.stac.item import EXTENSIONS
 from dagmaster.stac.validate import problems, refuse_invalid

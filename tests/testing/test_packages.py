@@ -5,10 +5,10 @@ import sys
 import pytest
 import structlog
 
-from dagmaster.database.embedded import Cluster
 from dagmaster.errors import NotFound
 from dagmaster.handlers import shipped
 from dagmaster.handlers.registry import installed
+from dagmaster.local.embedded import Cluster
 from dagmaster.operations.catalog import load_catalog
 from dagmaster.settings import load
 from tests.cli.processes import call, up

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from dagmaster.database.bell import MemoryExchange, tasks_topic
-from dagmaster.database.bell_postgres import PostgresBell
+from dagmaster.database.notify.notifier import MemoryExchange, tasks_topic
+from dagmaster.database.notify.postgres import PostgresBell
+from dagmaster.testing.memory_transport import Broker, MemoryTransport
 from dagmaster.transports import postgres
-from dagmaster.transports.memory import Broker, MemoryTransport
 from dagmaster.transports.postgres import PostgresTransport, topics_of
 from dagmaster.transports.transport import Ticket, Transport
 

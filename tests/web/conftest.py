@@ -8,12 +8,12 @@ import structlog
 from fastapi import FastAPI, Request
 from starlette.testclient import TestClient
 
-from dagmaster import log
 from dagmaster.api import problems as api_problems
-from dagmaster.api.door import ApiDoor
+from dagmaster.api.middleware import ApiDoor
 from dagmaster.errors import Conflict, InvalidWorkflow, Problem, Unavailable
+from dagmaster.observe import log
 from dagmaster.serving import problems as map_problems
-from dagmaster.serving.door import MapDoor
+from dagmaster.serving.middleware import MapDoor
 
 HOST = "maps.internal"
 LIMIT = 1_048_576

@@ -3,12 +3,12 @@
 import pytest
 
 from dagmaster.database.connect import pool
-from dagmaster.database.postgres import PostgresLedger
+from dagmaster.database.ledger.postgres import PostgresLedger
 from dagmaster.handlers.registry import Registration
 from dagmaster.jobs.model import TaskMessage, new_job_id
 from dagmaster.jobs.states import TaskStatus
 from dagmaster.worker.context import TaskContext
-from dagmaster.worker.isolate import Pool
+from dagmaster.worker.process_pool import Pool
 
 pytestmark = pytest.mark.requirement("H1")
 

@@ -17,7 +17,7 @@ from worker_fakes import Bench, a_registry, a_task, until, working
 from dagmaster.errors import Conflict, InvalidRequest
 from dagmaster.handlers.registry import Registration
 from dagmaster.listen import HEALTH, bind, bind_somewhere
-from dagmaster.probes import Probes
+from dagmaster.observe.probes import Probes
 from dagmaster.worker.health import WorkerHealth
 
 pytestmark = pytest.mark.requirement("H4")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_isolate import is_alive
+from test_process_pool import is_alive
 from worker_fakes import FakeLedger, a_task
 
 from dagmaster.worker.context import HANDLING, TaskContext
@@ -23,7 +23,7 @@ import asyncio, json, sys
 from functools import partial
 sys.path.insert(0, {folder!r})
 from worker_fakes import Bench, a_task
-from dagmaster import log
+from dagmaster.observe import log
 from dagmaster.worker.watchdog import Watchdog
 
 log.configure()

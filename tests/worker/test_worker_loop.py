@@ -7,7 +7,7 @@ import pytest
 from worker_fakes import Bench, a_task, id_of, until, working
 
 from dagmaster import faults
-from dagmaster.database.ledger import Report
+from dagmaster.database.ledger.protocol import Report
 from dagmaster.jobs.states import TaskStatus
 from dagmaster.worker.loop import Worker
 

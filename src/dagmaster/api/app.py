@@ -19,8 +19,8 @@ from dagmaster.api import (
     callbacks,
     dead_letters,
     examples,
-    front,
     health,
+    index,
     interventions,
     janitor,
     jobs,
@@ -32,9 +32,9 @@ from dagmaster.api import (
     waiting,
     workflows,
 )
-from dagmaster.api.door import ApiDoor
 from dagmaster.api.limits import MAX_BODY_BYTES, PREFIX
-from dagmaster.api.parts import Parts
+from dagmaster.api.middleware import ApiDoor
+from dagmaster.api.services import Parts
 from dagmaster.operations.catalog import Catalog
 from dagmaster.orchestrator.loop import Orchestrator
 from dagmaster.settings import Settings
@@ -81,7 +81,7 @@ def create_app(
     problems.register(app)
     app.include_router(_versioned())
     app.include_router(health.probes)
-    app.include_router(front.router)
+    app.include_router(index.router)
     app.add_middleware(
         ApiDoor, max_body_bytes=MAX_BODY_BYTES, own_hosts=[settings.api_host], is_open_to_all=settings.api_insecure
     )

@@ -12,24 +12,24 @@ from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import PlainTextResponse
 
-from dagmaster import log
-from dagmaster.api.parts import Here
 from dagmaster.api.problems import responses
+from dagmaster.api.services import Here
 from dagmaster.errors import InvalidRequest
+from dagmaster.observe import log
 
 router = APIRouter(prefix="/bootstrap", tags=["bootstrap"])
 _log = log.get("api")
 
 
 def _catalog() -> ModuleType:
-    from dagmaster.database import catalog
+    from dagmaster.database.catalog import pgstac
 
-    return catalog
+    return pgstac
 
 
 def _deploy() -> ModuleType:
     """Imported when first needed: it brings SQLAlchemy and Alembic along."""
-    from dagmaster.database import deploy
+    from dagmaster.database.schema import deploy
 
     return deploy
 

@@ -8,15 +8,15 @@ from uuid import UUID
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
-from dagmaster import log
 from dagmaster.api import examples
-from dagmaster.api.parts import Here
 from dagmaster.api.problems import responses
-from dagmaster.database.bell import RESULTS
-from dagmaster.database.ledger import Demand, Ledger, Report
+from dagmaster.api.services import Here
+from dagmaster.database.ledger.protocol import Demand, Ledger, Report
+from dagmaster.database.notify.notifier import RESULTS
 from dagmaster.errors import InvalidRequest
 from dagmaster.jobs.payload import INLINE_BYTES
 from dagmaster.jobs.states import Blame, TaskStatus
+from dagmaster.observe import log
 from dagmaster.workflows.storable import encode
 
 router = APIRouter(prefix="/callbacks", tags=["callbacks"])

@@ -7,10 +7,10 @@ from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel
 
 from dagmaster.api.pages import Cursor, Limit, Page, joined, moment_and_id, page_of
-from dagmaster.api.parts import Here
 from dagmaster.api.problems import responses
-from dagmaster.database.api_reads import DeadLetterLine
-from dagmaster.database.bell import JOBS
+from dagmaster.api.services import Here
+from dagmaster.database.notify.notifier import JOBS
+from dagmaster.database.reads.pages import DeadLetterLine
 from dagmaster.errors import Conflict
 from dagmaster.operations import operate
 

@@ -22,12 +22,12 @@ from itertools import islice
 from typing import Any, TypeVar
 from uuid import UUID
 
-from dagmaster import log
-from dagmaster.database.api_reads import ApiReads, Head, JobBrief, NodeProgress
-from dagmaster.database.bell import Bell
-from dagmaster.database.reads import EventLine
+from dagmaster.database.notify.notifier import Bell
+from dagmaster.database.reads.jobs import EventLine
+from dagmaster.database.reads.pages import ApiReads, Head, JobBrief, NodeProgress
 from dagmaster.errors import Unavailable
 from dagmaster.jobs.states import JOB_TERMINAL, JobStatus
+from dagmaster.observe import log
 
 POLL_SECONDS = 0.5
 MOST_WATCHERS = 1000

@@ -11,9 +11,9 @@ from pydantic import BaseModel, Field
 from starlette.responses import JSONResponse
 
 from dagmaster import __version__
-from dagmaster.api.parts import Here, Parts
 from dagmaster.api.problems import responses
-from dagmaster.database.api_reads import Liveness
+from dagmaster.api.services import Here, Parts
+from dagmaster.database.reads.pages import Liveness
 from dagmaster.errors import DagmasterError
 from dagmaster.orchestrator.loop import Orchestrator
 
@@ -116,7 +116,7 @@ async def _health(here: Parts) -> Health:
 
 @cache
 def _fingerprint() -> str:
-    from dagmaster.database import deploy
+    from dagmaster.database.schema import deploy
 
     return deploy.fingerprint()
 

@@ -9,10 +9,10 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel, ConfigDict, Field
 
 from dagmaster.api.jobs import JobId
-from dagmaster.api.parts import Here
 from dagmaster.api.problems import responses
-from dagmaster.database.api_reads import StoppingTask
-from dagmaster.database.bell import JOBS, RESULTS
+from dagmaster.api.services import Here
+from dagmaster.database.notify.notifier import JOBS, RESULTS
+from dagmaster.database.reads.pages import StoppingTask
 from dagmaster.jobs.model import ShortId
 from dagmaster.jobs.states import JOB_TERMINAL, JobStatus
 from dagmaster.operations import operate

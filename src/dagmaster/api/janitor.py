@@ -7,10 +7,10 @@ from fastapi import APIRouter, Query
 from pydantic import AwareDatetime, BaseModel, Field
 
 from dagmaster.api.pages import Cursor, Limit, Page, joined, moment_and_id, page_of
-from dagmaster.api.parts import Here
 from dagmaster.api.problems import responses
-from dagmaster.database.janitor import PostgresJanitor, Swept
-from dagmaster.database.retention import PostgresRetention
+from dagmaster.api.services import Here
+from dagmaster.database.maintenance.janitor import PostgresJanitor, Swept
+from dagmaster.database.maintenance.retention import PostgresRetention
 from dagmaster.jobs.model import JanitorAction
 from dagmaster.orchestrator.janitor import Janitor
 from dagmaster.orchestrator.tidy import DAY_SECONDS, tidy_of

@@ -10,21 +10,21 @@ from uuid import UUID
 from fastapi import APIRouter, Path, Query, Response
 from pydantic import AwareDatetime, BaseModel, Field, field_serializer
 
-from dagmaster import log
 from dagmaster.api import examples
 from dagmaster.api.pages import LONGEST_NAME, Cursor, Limit, Page, joined, name_and_number, page_of
-from dagmaster.api.parts import Here, Parts
 from dagmaster.api.problems import responses
+from dagmaster.api.services import Here, Parts
 from dagmaster.api.workflows import read_definition
-from dagmaster.database.api_reads import Attempt, Bar, JobSummary, SavedPhase
-from dagmaster.database.bell import JOBS
-from dagmaster.database.reads import EventLine, NodeLine, Snapshot
+from dagmaster.database.notify.notifier import JOBS
+from dagmaster.database.reads.jobs import EventLine, NodeLine, Snapshot
+from dagmaster.database.reads.pages import Attempt, Bar, JobSummary, SavedPhase
 from dagmaster.errors import InvalidRequest, NotFound
 from dagmaster.jobs.fan import tolerated
 from dagmaster.jobs.model import Job, NodeState, Submission
 from dagmaster.jobs.outcomes import Deliverable, Outcomes, deliverables, download, outcomes
 from dagmaster.jobs.states import NODE_LIVE, JobStatus, NodeStatus, TaskStatus
 from dagmaster.jobs.view import JobView, NodeView
+from dagmaster.observe import log
 from dagmaster.operations.catalog import Catalog
 from dagmaster.operations.submit import Answer, submit_once
 from dagmaster.workflows.graph import Graph

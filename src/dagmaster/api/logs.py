@@ -6,9 +6,9 @@ from fastapi import APIRouter, Query
 
 from dagmaster.api.jobs import JobId
 from dagmaster.api.pages import LONGEST_NAME, Cursor, Limit, Page, joined, name_and_numbers, page_of
-from dagmaster.api.parts import Here
 from dagmaster.api.problems import responses
-from dagmaster.database.api_reads import JobLogLine
+from dagmaster.api.services import Here
+from dagmaster.database.reads.pages import JobLogLine
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 

@@ -7,11 +7,11 @@ from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel, ConfigDict, Field
 
 from dagmaster.api.pages import Limit, Page, page_of
-from dagmaster.api.parts import Here, Parts
 from dagmaster.api.problems import responses
-from dagmaster.database.api_reads import OrchestratorLine, QueueLine, TaskCount, WorkerLine, WorkflowRecord
-from dagmaster.database.bell import tasks_topic
-from dagmaster.database.ledger import QueueChange
+from dagmaster.api.services import Here, Parts
+from dagmaster.database.ledger.protocol import QueueChange
+from dagmaster.database.notify.notifier import tasks_topic
+from dagmaster.database.reads.pages import OrchestratorLine, QueueLine, TaskCount, WorkerLine, WorkflowRecord
 from dagmaster.errors import Conflict, NotFound
 from dagmaster.jobs.states import JobStatus
 

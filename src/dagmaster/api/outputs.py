@@ -7,10 +7,10 @@ from fastapi import APIRouter, Header, Path
 from starlette.responses import Response, StreamingResponse
 
 from dagmaster.api.jobs import JobId, NodeName
-from dagmaster.api.parts import Here
 from dagmaster.api.problems import responses
-from dagmaster.database import outputs
-from dagmaster.database.outputs import Download
+from dagmaster.api.services import Here
+from dagmaster.database.reads import outputs
+from dagmaster.database.reads.outputs import Download
 from dagmaster.errors import DagmasterError
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])

@@ -15,8 +15,8 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from dagmaster import log
 from dagmaster.errors import DagmasterError
+from dagmaster.observe import log
 from dagmaster.web.problems import MEDIA_TYPE, Mistake, Problems, request_id_of, status_of
 from dagmaster.workflows.nearest import or_known
 

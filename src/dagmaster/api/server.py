@@ -1,7 +1,7 @@
 """The app on a port, as a task beside the orchestrator's loop: started and stopped with it."""
 
-from dagmaster import log
-from dagmaster.api.parts import Parts
+from dagmaster.api.services import Parts
+from dagmaster.observe import log
 from dagmaster.web.server import WebServer
 
 _log = log.get("api")

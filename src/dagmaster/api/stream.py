@@ -19,9 +19,9 @@ from starlette.responses import Response, StreamingResponse
 from dagmaster.api import examples
 from dagmaster.api.follower import News, Progress
 from dagmaster.api.jobs import JobId
-from dagmaster.api.parts import Here
 from dagmaster.api.problems import responses
-from dagmaster.database.reads import EventLine
+from dagmaster.api.services import Here
+from dagmaster.database.reads.jobs import EventLine
 from dagmaster.jobs.states import JOB_TERMINAL
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])

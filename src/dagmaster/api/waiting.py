@@ -16,10 +16,10 @@ from pydantic import BaseModel
 
 from dagmaster.api.jobs import JobId, require_fan_out
 from dagmaster.api.pages import LONGEST_NAME, Cursor, Limit
-from dagmaster.api.parts import Here, Parts
 from dagmaster.api.problems import responses
-from dagmaster.database.api_reads import MOST_IN_FRONT, JobBrief, LiveTask
-from dagmaster.database.reads import NodeLine
+from dagmaster.api.services import Here, Parts
+from dagmaster.database.reads.jobs import NodeLine
+from dagmaster.database.reads.pages import MOST_IN_FRONT, JobBrief, LiveTask
 from dagmaster.jobs.model import QueueSettings
 from dagmaster.jobs.states import JOB_TERMINAL, NODE_LIVE, NODE_TERMINAL, JobStatus, NodeStatus, TaskStatus
 from dagmaster.jobs.view import read_by

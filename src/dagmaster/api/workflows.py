@@ -10,8 +10,8 @@ from pydantic import BaseModel, Field
 
 from dagmaster.api import examples
 from dagmaster.api.pages import Cursor, Limit, Page, page_of
-from dagmaster.api.parts import Here, Parts
 from dagmaster.api.problems import responses
+from dagmaster.api.services import Here, Parts
 from dagmaster.errors import InvalidWorkflow
 from dagmaster.operations.catalog import limits_of, without_folders
 from dagmaster.web.problems import Mistake

@@ -24,7 +24,7 @@ from dagmaster import settings as environment
 from dagmaster.cli import diagnosis, platform
 from dagmaster.cli.diagnosis import Api, Finding, Folder, Holder, Level, Need, Private, ok, problem, skipped, warning
 from dagmaster.errors import Conflict, DagmasterError, InvalidRequest, NotAllowed
-from dagmaster.log import redact
+from dagmaster.observe.log import redact
 
 if TYPE_CHECKING:
     from dagmaster.operations.catalog import Catalog
@@ -66,12 +66,14 @@ def examine(data: Path | None = None, server: str | None = None) -> list[Finding
 
 def _import_what_is_needed() -> None:
     """Before any clock ticks: imports take their time and never hang."""
-    from dagmaster.database import deploy, embedded, examination
+    from dagmaster.database.maintenance import server
+    from dagmaster.database.schema import deploy
     from dagmaster.handlers import registry
+    from dagmaster.local import embedded
     from dagmaster.operations import catalog
     from dagmaster.orchestrator import routing
 
-    del deploy, embedded, examination, registry, catalog, routing
+    del deploy, embedded, server, registry, catalog, routing
 
 
 # --- looking ---------------------------------------------------------------------------------------------------------
@@ -220,7 +222,7 @@ class _Here:
 
     def _private_places(self) -> Iterator[tuple[Path, str]]:
         """What holds secrets, or is safe only as long as nobody else can enter it."""
-        from dagmaster.database.embedded import Cluster
+        from dagmaster.local.embedded import Cluster
 
         yield self.folder / "platform.json", _name_of(os.geteuid())
         if self.is_private:
@@ -229,7 +231,7 @@ class _Here:
             yield cluster.socket_folder, cluster.user.pw_name
 
     def programs(self) -> list[Finding]:
-        from dagmaster.database.embedded import find_binaries
+        from dagmaster.local.embedded import find_binaries
 
         try:
             found, refusal = str(find_binaries()), None
@@ -388,22 +390,24 @@ def _is_reachable(findings: Iterable[Finding]) -> bool:
 
 
 def _server(dsn: str) -> list[Finding]:
-    from dagmaster.database import OLDEST_MAJOR, examination
+    from dagmaster.database import OLDEST_MAJOR
+    from dagmaster.database.maintenance import server
 
-    return diagnosis.judge_server(examination.server(dsn), OLDEST_MAJOR)
+    return diagnosis.judge_server(server.server(dsn), OLDEST_MAJOR)
 
 
 def _schema(dsn: str) -> list[Finding]:
-    from dagmaster.database import deploy, examination
+    from dagmaster.database.maintenance import server
+    from dagmaster.database.schema import deploy
 
     try:
         return diagnosis.judge_schema(deploy.status(dsn))
     except NotAllowed:
-        return diagnosis.judge_fingerprint(examination.fingerprint(dsn), deploy.fingerprint())
+        return diagnosis.judge_fingerprint(server.fingerprint(dsn), deploy.fingerprint())
 
 
 def _looks_at_the_server(dsn: str, settings: "Settings") -> dict[str, Look]:
-    from dagmaster.database import examination as look
+    from dagmaster.database.maintenance import server as look
     from dagmaster.records import SCHEMA
 
     return {
@@ -420,7 +424,7 @@ def _looks_at_the_server(dsn: str, settings: "Settings") -> dict[str, Look]:
 
 
 def _looks_at_the_schema(dsn: str, here: _Here) -> dict[str, Look]:
-    from dagmaster.database import examination as look
+    from dagmaster.database.maintenance import server as look
 
     return {
         "instances": lambda: diagnosis.judge_instances(

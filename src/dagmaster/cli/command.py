@@ -39,7 +39,8 @@ class State:
     @cached_property
     def settings(self) -> "Settings":
         """The environment's settings."""
-        from dagmaster import log, settings
+        from dagmaster import settings
+        from dagmaster.observe import log
 
         chosen = {"DAGMASTER_DATA": self.data} if self.data else {}
         loaded = settings.load(**chosen)
@@ -66,7 +67,7 @@ class State:
 
     def log(self) -> None:
         """Set up logging, for commands that do more than ask: its default would write to standard output."""
-        from dagmaster import log
+        from dagmaster.observe import log
 
         log.configure("debug" if self.verbose else "warning", self.settings.log_format)
 

@@ -40,26 +40,28 @@ class _Direct:
         self._has_catalog = state.settings.catalog_enabled
 
     def schema_status(self) -> "Json":
-        from dagmaster.database import catalog, deploy
+        from dagmaster.database.catalog import pgstac
+        from dagmaster.database.schema import deploy
 
         found = deploy.status(self._dsn)
         facts = {name: value for name, value in asdict(found).items() if name != "tables"}
-        return {**facts, "is_current": found.is_current, "catalog": catalog.catalog_status(self._dsn).deployed}
+        return {**facts, "is_current": found.is_current, "catalog": pgstac.catalog_status(self._dsn).deployed}
 
     def tables(self) -> "Json":
-        from dagmaster.database import deploy
+        from dagmaster.database.schema import deploy
 
         return {"tables": deploy.status(self._dsn).tables}
 
     def deploy(self) -> "Json":
-        from dagmaster.database import catalog, deploy
+        from dagmaster.database.catalog import pgstac
+        from dagmaster.database.schema import deploy
 
         deploy.deploy(self._dsn)
-        catalog.ensure_catalog(self._dsn, is_enabled=self._has_catalog)
+        pgstac.ensure_catalog(self._dsn, is_enabled=self._has_catalog)
         return self.schema_status()
 
     def migrate(self) -> "Json":
-        from dagmaster.database import deploy
+        from dagmaster.database.schema import deploy
 
         changes = deploy.migrate(self._dsn)
         found = deploy.status(self._dsn)
@@ -68,7 +70,7 @@ class _Direct:
     def rebuild(self, confirm: str) -> "Json":
         from psycopg.conninfo import conninfo_to_dict
 
-        from dagmaster.database import deploy
+        from dagmaster.database.schema import deploy
 
         if not self._may_rebuild:
             raise NotAllowed(
@@ -143,7 +145,7 @@ def tables(state: State) -> None:
 @pass_state
 def ddl(state: State) -> None:
     """Print the SQL that `deploy` runs on an empty database. Needs neither a database nor a platform."""
-    from dagmaster.database import deploy
+    from dagmaster.database.schema import deploy
 
     text = state.client.ddl() if state.server else deploy.ddl()
     if state.json:

@@ -23,10 +23,10 @@ from dagmaster.errors import Conflict
 
 if TYPE_CHECKING:
     from dagmaster.cli.local import LocalPlatform
-    from dagmaster.cli.made import Made
+    from dagmaster.cli.result_summary import Made
     from dagmaster.cli.show import Page
-    from dagmaster.database.embedded import Cluster
-    from dagmaster.database.reads import TaskTotals
+    from dagmaster.database.reads.jobs import TaskTotals
+    from dagmaster.local.embedded import Cluster
     from dagmaster.settings import Settings
     from dagmaster.storage.location import Location
     from dagmaster.storage.zones import Storage
@@ -57,7 +57,7 @@ def demo(state: State, size: int, tile_size: int, output: Path, is_removal: bool
     """See it work: a made-up satellite scene becomes COGs, a mosaic, a STAC catalogue and map tiles, live."""
     from dagmaster.cli.serving import require_software
     from dagmaster.cli.up import stopping_on_signals
-    from dagmaster.database.embedded import Cluster
+    from dagmaster.local.embedded import Cluster
 
     state.log()
     folder = output.absolute()
@@ -182,7 +182,7 @@ def _run(state: State, local: "LocalPlatform", storage: "Storage", scene: "Locat
 
     from dagmaster.cli.feed import Patience
     from dagmaster.cli.follow import watch
-    from dagmaster.cli.made import preview_of, what_was_made
+    from dagmaster.cli.result_summary import preview_of, what_was_made
     from dagmaster.cli.show import Page
     from dagmaster.storage.location import Edition
 
@@ -217,8 +217,8 @@ def _tell_failure(state: State, page: "Page") -> int:
 async def _measured(dsn: str, job_id: UUID) -> "tuple[dict[str, TaskTotals], dict[str, Any]]":
     """What the API does not tell: sums over attempts, and whether the history is clean."""
     from dagmaster.cli.history import public, summary
-    from dagmaster.database.history import verify
-    from dagmaster.database.reads import Reads
+    from dagmaster.database.maintenance.history import verify
+    from dagmaster.database.reads.jobs import Reads
 
     async with Reads(dsn) as reads:
         totals = await reads.task_totals(job_id)
@@ -227,7 +227,7 @@ async def _measured(dsn: str, job_id: UUID) -> "tuple[dict[str, TaskTotals], dic
 
 
 def _summarise(state: State, facts: dict[str, Any], made: "Made", history: dict[str, Any]) -> None:
-    from dagmaster.cli.made import print_made
+    from dagmaster.cli.result_summary import print_made
 
     if state.json:
         state.emit({**facts, **made.public(), "history": history}, line=True)

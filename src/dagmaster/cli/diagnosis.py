@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 from dagmaster.cli.printable import counted
 
 if TYPE_CHECKING:
-    from dagmaster.database.deploy import Status
-    from dagmaster.database.examination import (
+    from dagmaster.database.maintenance.server import (
         Clock,
         DeadRows,
         Extension,
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
         Seen,
         Server,
     )
+    from dagmaster.database.schema.deploy import Status
 
 OLDEST_PYTHON = (3, 11)
 # The most connections of one process: its own, its listeners, its API's or its handlers'.

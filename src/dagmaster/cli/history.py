@@ -12,7 +12,7 @@ from dagmaster.cli.printable import counted
 from dagmaster.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from dagmaster.database.history import HistoryReport
+    from dagmaster.database.maintenance.history import HistoryReport
 
 _MOST_FINDINGS_SHOWN = 200
 
@@ -45,8 +45,8 @@ def verify_history(state: State, job: str | None, everything: bool, payloads: bo
 
 
 async def _verified(state: State, job: str | None, *, reads_payloads: bool) -> "HistoryReport":
-    from dagmaster.database.history import verify
-    from dagmaster.database.reads import Reads
+    from dagmaster.database.maintenance.history import verify
+    from dagmaster.database.reads.jobs import Reads
 
     job_ids: list[UUID] | None = None
     if job is not None:

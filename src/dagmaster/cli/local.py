@@ -21,8 +21,8 @@ from dagmaster.errors import Conflict, NotAllowed, Unavailable
 from dagmaster.listen import API, HEALTH, SERVING, Entrance, bind, bind_somewhere
 
 if TYPE_CHECKING:
-    from dagmaster.database.deploy import Found
-    from dagmaster.database.embedded import Cluster
+    from dagmaster.database.schema.deploy import Found
+    from dagmaster.local.embedded import Cluster
     from dagmaster.settings import Settings
 
 READY_PATIENCE_SECONDS = 60.0
@@ -100,7 +100,7 @@ class LocalPlatform:
 
     def _start_database(self) -> None:
         """Release each role as soon as there is what it needs: orchestrators take jobs in while workers get the catalogue."""
-        from dagmaster.database.deploy import Found
+        from dagmaster.database.schema.deploy import Found
 
         if self.cluster:
             self.cluster.launch(meanwhile=_load)
@@ -187,7 +187,7 @@ class LocalPlatform:
 
     async def _wait_until_ready(self) -> None:
         """Until one orchestrator and one worker of ours have shown themselves."""
-        from dagmaster.database.reads import Reads
+        from dagmaster.database.reads.jobs import Reads
 
         deadline = time.monotonic() + READY_PATIENCE_SECONDS
         async with Reads(self.dsn) as reads:
@@ -236,7 +236,7 @@ def _url(host: str, port: int) -> str:
 
 def ensure_schema(dsn: str, say: Say) -> "Found":
     """Create or extend the schema; what only a person may decide is told. Answers what was there."""
-    from dagmaster.database import deploy
+    from dagmaster.database.schema import deploy
 
     found = deploy.deploy(dsn)
     if found is deploy.Found.OTHER:
@@ -246,7 +246,7 @@ def ensure_schema(dsn: str, say: Say) -> "Found":
 
 def mend_schema(dsn: str, say: Say) -> None:
     """Add what the schema lacks, also what someone took away; beside those who use it."""
-    from dagmaster.database import deploy
+    from dagmaster.database.schema import deploy
 
     if deploy.pending(dsn):
         for change in deploy.migrate(dsn):
@@ -255,10 +255,10 @@ def mend_schema(dsn: str, say: Say) -> None:
 
 def ensure_catalog(dsn: str, say: Say, *, is_wanted: bool) -> None:
     """Deploy the STAC catalogue; one that can't be is done without."""
-    from dagmaster.database import catalog
+    from dagmaster.database.catalog import pgstac
 
     try:
-        catalog.ensure_catalog(dsn, is_enabled=is_wanted)
+        pgstac.ensure_catalog(dsn, is_enabled=is_wanted)
     except (Conflict, NotAllowed, Unavailable) as error:
         say(f"no STAC catalogue: {error}")
 
@@ -273,7 +273,7 @@ def _load() -> None:
 
 def database_of(settings: "Settings", name: str = "default") -> "tuple[str, Cluster | None]":
     """The configured server, or a private one."""
-    from dagmaster.database.embedded import Cluster
+    from dagmaster.local.embedded import Cluster
 
     if dsn := settings.dsn():
         return dsn, None

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dagmaster.cli.local import LocalPlatform
     from dagmaster.cli.platform import Platform
     from dagmaster.handlers.raster.options import Options
-    from dagmaster.raster.findings import Checked, Finding
+    from dagmaster.raster.validation.findings import Checked, Finding
     from dagmaster.settings import Settings
     from dagmaster.storage.location import Edition
     from dagmaster.storage.zones import Storage
@@ -154,7 +154,7 @@ def _require_sense(given: dict[str, Any]) -> None:
     if any(given[name] for name in _CRSS):
         from rasterio import Env
 
-        from dagmaster.raster.crs import parse_crs
+        from dagmaster.raster.source.crs import parse_crs
 
         with Env():  # else GDAL itself writes to standard error
             for name in _CRSS:
@@ -204,7 +204,7 @@ def _maps_of(folder: Path, known: "Platform") -> str | None:
 
 def judge(state: State, file: Path, given: dict[str, Any], wanted: "Options", *, is_first: bool) -> "Checked":
     """Look at the file in a process that it can't harm, and say what was found; refuse what can't be made of it."""
-    from dagmaster.raster.limits import inspect
+    from dagmaster.raster.validation.limits import inspect
 
     checked = inspect(file, source_crs=given["source_crs"], raster_type=given["raster_type"])
     if not checked.errors:
@@ -235,7 +235,7 @@ def _advised(checked: "Checked", wanted: "Options") -> "Checked":
 
 def _undated(file: Path, checked: "Checked") -> "list[Finding]":
     """Which date the job will take where nobody tells one. Of a later revision it takes what was said of the one before."""
-    from dagmaster.raster.findings import info
+    from dagmaster.raster.validation.findings import info
     from dagmaster.stac.when import choose_when
 
     assert checked.facts is not None
@@ -351,7 +351,7 @@ def _detached(state: State, task: Task) -> int:
 
 def _submitted(state: State, task: Task) -> tuple[dict[str, Any], bool]:
     from dagmaster.cli.answers import Submitted, read
-    from dagmaster.cli.made import is_still_there
+    from dagmaster.cli.result_summary import is_still_there
     from dagmaster.cli.submit import held_back, submitted
 
     with held_back() as is_interrupted:
@@ -409,7 +409,7 @@ def _say_known(state: State, answer: dict[str, Any]) -> None:
 
 def _tell(state: State, task: Task, outcome: Any, maps_url: str | None, submitted_as: str) -> int:
     from dagmaster.cli.follow import tell
-    from dagmaster.cli.made import preview_of, print_made, what_was_made
+    from dagmaster.cli.result_summary import preview_of, print_made, what_was_made
 
     facts = outcome.public()
     check = _public(task.checked) if task.checked else None

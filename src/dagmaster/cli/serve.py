@@ -24,9 +24,9 @@ from dagmaster.cli.command import Command, State, pass_state
 if TYPE_CHECKING:
     from dagmaster.api.server import ApiServer
     from dagmaster.handlers.registry import Registry
+    from dagmaster.observe.probes import Probes, Subject
     from dagmaster.operations.catalog import Catalog
     from dagmaster.orchestrator.loop import Orchestrator
-    from dagmaster.probes import Probes, Subject
     from dagmaster.settings import Settings
 
 DATABASE_PATIENCE_SECONDS = 60.0
@@ -74,7 +74,7 @@ def worker(state: State, queues: str | None, slots: int | None, processes: int |
 
 
 def settings_of_role(state: State) -> "Settings":
-    from dagmaster import log
+    from dagmaster.observe import log
 
     _ = state.dsn  # before: looking for the database sets logging up as commands want it
     log.configure("debug" if state.verbose else state.settings.log_level, state.settings.log_format)
@@ -82,7 +82,8 @@ def settings_of_role(state: State) -> "Settings":
 
 
 async def _serve(settings: "Settings", dsn: str, name: str, wire: Callable[..., Any], hold: int | None) -> None:
-    from dagmaster import __version__, faults, log
+    from dagmaster import __version__, faults
+    from dagmaster.observe import log
 
     facts: dict[str, Any] = {"pid": os.getpid(), "version": __version__, "database": dsn}
     log.get(name).info("starting", **facts)
@@ -129,9 +130,9 @@ async def _released(hold: int, dsn: str, name: str) -> None:
 
 async def _require_schema(dsn: str, name: str) -> None:
     """Wait a while for a database that is not there yet; refuse one without our schema."""
-    from dagmaster import log
-    from dagmaster.database.reads import Reads
+    from dagmaster.database.reads.jobs import Reads
     from dagmaster.errors import Unavailable
+    from dagmaster.observe import log
 
     loop = asyncio.get_running_loop()
     deadline, has_said = loop.time() + DATABASE_PATIENCE_SECONDS, False
@@ -153,11 +154,11 @@ async def _orchestrator(settings: "Settings", dsn: str, held: Held, fd: int | No
     from random import Random
 
     from dagmaster import __version__
-    from dagmaster.database.bell import JOBS, RESULTS
-    from dagmaster.database.bell_postgres import PostgresBell
-    from dagmaster.database.janitor import PostgresJanitor
-    from dagmaster.database.postgres import PostgresLedger
-    from dagmaster.database.retention import PostgresRetention
+    from dagmaster.database.ledger.postgres import PostgresLedger
+    from dagmaster.database.maintenance.janitor import PostgresJanitor
+    from dagmaster.database.maintenance.retention import PostgresRetention
+    from dagmaster.database.notify.notifier import JOBS, RESULTS
+    from dagmaster.database.notify.postgres import PostgresBell
     from dagmaster.handlers.registry import installed
     from dagmaster.jobs.plan import Planner
     from dagmaster.orchestrator.health import OrchestratorHealth
@@ -226,7 +227,7 @@ def _api(
 def _probed(settings: "Settings", subject: "Subject", patience_seconds: float) -> "Iterator[Probes | None]":
     """Answer probes meanwhile. Several of a machine don't fight for the port: who comes second takes a free one."""
     from dagmaster.listen import HEALTH, bind_somewhere
-    from dagmaster.probes import Probes
+    from dagmaster.observe.probes import Probes
 
     if not settings.health_enabled:
         yield None
@@ -261,7 +262,7 @@ class _WithApi:
         self._role.stop()
 
     async def _serve_api(self) -> None:
-        from dagmaster import log
+        from dagmaster.observe import log
 
         try:
             # In a thread, since it takes a while: jobs need not wait for it, and who connects before is served then.
@@ -275,7 +276,7 @@ class _WithApi:
 
 def _catalog(settings: "Settings", registry: "Registry") -> "Catalog":
     """The workflows; a file that is refused is told of and does not stand in the way."""
-    from dagmaster import log
+    from dagmaster.observe import log
     from dagmaster.operations.catalog import load_catalog
 
     catalog = load_catalog(settings, registry, settings.known_queues)
@@ -291,9 +292,9 @@ def _catalog(settings: "Settings", registry: "Registry") -> "Catalog":
 async def _worker(settings: "Settings", dsn: str, held: Held) -> AsyncIterator[_Role]:
     from uuid import uuid4
 
-    from dagmaster.database.bell_postgres import PostgresBell
     from dagmaster.database.connect import pool
-    from dagmaster.database.postgres import PostgresLedger
+    from dagmaster.database.ledger.postgres import PostgresLedger
+    from dagmaster.database.notify.postgres import PostgresBell
     from dagmaster.handlers.registry import installed
     from dagmaster.transports.postgres import PostgresTransport, topics_of
     from dagmaster.worker.health import WorkerHealth

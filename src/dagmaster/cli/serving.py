@@ -57,7 +57,8 @@ def require_software() -> None:
 
 
 async def _serve(settings: "Settings", dsn: str, bound: socket.socket) -> None:
-    from dagmaster import __version__, log
+    from dagmaster import __version__
+    from dagmaster.observe import log
     from dagmaster.serving.app import create_app
     from dagmaster.serving.server import MapServer
 

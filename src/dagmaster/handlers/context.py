@@ -13,7 +13,7 @@ from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict
 
-from dagmaster.database.ledger import ChildResult
+from dagmaster.database.ledger.protocol import ChildResult
 from dagmaster.handlers.artifacts import Artifact, Places
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ from urllib.parse import quote
 from pydantic import BaseModel, Field
 
 from dagmaster import __version__
-from dagmaster.database.catalog import Said
+from dagmaster.database.catalog.pgstac import Said
 from dagmaster.errors import InvalidRequest
-from dagmaster.raster.facts import RasterFacts
-from dagmaster.raster.footprint import Footprint
-from dagmaster.raster.statistics import BandStatistics
+from dagmaster.raster.analysis.footprint import Footprint
+from dagmaster.raster.analysis.statistics import BandStatistics
+from dagmaster.raster.source.facts import RasterFacts
 from dagmaster.settings import Settings
 from dagmaster.stac import collection as collections
 from dagmaster.stac import item as items

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from typing import Any, TypeVar
 
-from dagmaster import log
 from dagmaster.errors import InvalidRequest, NotFound
+from dagmaster.observe import log
 from dagmaster.operations import packages
 
 DEFAULT_TIMEOUT_SECONDS = 3600.0

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from dagmaster.database.catalog import BATCH_ITEMS, Catalog
+from dagmaster.database.catalog.pgstac import BATCH_ITEMS, Catalog
 from dagmaster.errors import HandlerFailed, UnfitData
 from dagmaster.handlers.context import Context
 from dagmaster.jobs.states import NodeStatus

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
-from dagmaster.jobs.revival import RESUMABLE
+from dagmaster.jobs.rerun import RESUMABLE
 from dagmaster.jobs.states import NodeStatus, SkipReason
 from dagmaster.jobs.view import JobView, fell_short
 from dagmaster.workflows.model import EndNode, Importance, StartNode

@@ -11,9 +11,9 @@ from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from dagmaster.database.ledger import Claim, Ledger, LoadedJob, no_such_job
+from dagmaster.database.ledger.protocol import Claim, Ledger, LoadedJob, no_such_job
 from dagmaster.errors import Conflict
-from dagmaster.jobs import revival
+from dagmaster.jobs import rerun
 from dagmaster.jobs.states import JOB_TERMINAL, JobStatus
 from dagmaster.jobs.view import JobView, node_view
 from dagmaster.workflows.graph import build
@@ -64,7 +64,7 @@ async def resume(
     ledger: Ledger, job_id: UUID, *, by: str | None = None, reason: str | None = None, is_dry_run: bool = False
 ) -> Resumed:
     """Let a job go on from what has succeeded. With `is_dry_run` only say what would run."""
-    return await _run_again(ledger, job_id, revival.resume, {"by": by, "why": reason}, is_dry_run)
+    return await _run_again(ledger, job_id, rerun.resume, {"by": by, "why": reason}, is_dry_run)
 
 
 async def retry(
@@ -81,8 +81,8 @@ async def retry(
     seen = await _find(ledger, job_id)
     has_completed = await _has_completed(ledger, seen, part.node)
 
-    def choose(view: JobView) -> revival.Revival:
-        return revival.retry(view, **named, has_completed=has_completed)
+    def choose(view: JobView) -> rerun.Revival:
+        return rerun.retry(view, **named, has_completed=has_completed)
 
     facts = {"by": by, "why": reason, "retry": named}
     return await _run_again(ledger, job_id, choose, facts, is_dry_run, resume_count=seen.resume_count)
@@ -97,7 +97,7 @@ async def _find(ledger: Ledger, job_id: UUID) -> LoadedJob:
 
 async def _has_completed(ledger: Ledger, job: LoadedJob, child: str | None) -> bool:
     """Whether that is a child of a fan_out, and has: those that have are the ones with an output."""
-    if child is None or revival.fan_out_of(view_of(job), child) is None:
+    if child is None or rerun.fan_out_of(view_of(job), child) is None:
         return False
     return child in await ledger.load_outputs(job.job_id, [child], resolve=False)
 
@@ -105,7 +105,7 @@ async def _has_completed(ledger: Ledger, job: LoadedJob, child: str | None) -> b
 async def _run_again(
     ledger: Ledger,
     job_id: UUID,
-    choose: Callable[[JobView], revival.Revival],
+    choose: Callable[[JobView], rerun.Revival],
     facts: dict[str, Any],
     is_dry_run: bool,
     *,
@@ -115,7 +115,7 @@ async def _run_again(
     status: Literal["resumed", "dry_run"] = "dry_run" if is_dry_run else "resumed"
     children: dict[str, int] = {}
 
-    def choose_from(job: LoadedJob) -> revival.Revival:
+    def choose_from(job: LoadedJob) -> rerun.Revival:
         if resume_count not in (None, job.resume_count):
             raise Conflict(
                 f"job {job_id} has run again meanwhile",
@@ -136,7 +136,7 @@ async def _run_again(
     return Resumed(job_id=job_id, status=status, nodes=chosen.nodes, children=children, resume_count=count)
 
 
-def _children(view: JobView, chosen: revival.Revival) -> dict[str, int]:
+def _children(view: JobView, chosen: rerun.Revival) -> dict[str, int]:
     """How many children run, by fan_out: those that exist, and those that one which goes on has still to make."""
     found = Counter(chosen.children)
     found.update(child.rpartition("__")[0] for child in chosen.single)

@@ -14,7 +14,7 @@ from uuid import UUID
 import orjson
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from dagmaster.database.ledger import Claim, Ledger, LoadedJob, NewJob
+from dagmaster.database.ledger.protocol import Claim, Ledger, LoadedJob, NewJob
 from dagmaster.errors import Conflict, DagmasterError, InvalidRequest
 from dagmaster.jobs.model import DeadLetter, JobMessage, Submission, new_job_id
 from dagmaster.jobs.stages import stages_of

@@ -1,6 +1,6 @@
 """What an orchestrator without API tells of itself: whether its loop moves, and whether the database knows that it lives.
 
-Asked from another thread than the loop's (`dagmaster.probes`): it only copies what is there. With the API, that tells.
+Asked from another thread than the loop's (`dagmaster.observe.probes`): it only copies what is there. With the API, that tells.
 """
 
 import platform
@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
+from dagmaster.observe.probes import Check, Metric, age_of, one
 from dagmaster.orchestrator.loop import Orchestrator
-from dagmaster.probes import Check, Metric, age_of, one
 
 
 class OrchestratorHealth:

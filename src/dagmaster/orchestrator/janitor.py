@@ -17,12 +17,12 @@ from random import Random
 from typing import Any, Final
 from uuid import UUID, uuid4
 
-from dagmaster import log
-from dagmaster.database.bell import JOBS, Bell
-from dagmaster.database.janitor import Patience, PostgresJanitor, Swept
-from dagmaster.database.ledger import Claim
-from dagmaster.database.retention import PostgresRetention
+from dagmaster.database.ledger.protocol import Claim
+from dagmaster.database.maintenance.janitor import Patience, PostgresJanitor, Swept
+from dagmaster.database.maintenance.retention import PostgresRetention
+from dagmaster.database.notify.notifier import JOBS, Bell
 from dagmaster.jobs.model import JanitorAction
+from dagmaster.observe import log
 from dagmaster.orchestrator import webhook
 from dagmaster.orchestrator.tidy import DAY_SECONDS, Tidy
 from dagmaster.settings import Settings

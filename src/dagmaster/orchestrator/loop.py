@@ -17,14 +17,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID, uuid4
 
-from dagmaster import faults, log
-from dagmaster.database.bell import JOBS, RESULTS, Bell
-from dagmaster.database.ledger import LOOK_LIMIT, Claim, Held, Ledger, LoadedJob, Look, OrchestratorInfo
+from dagmaster import faults
+from dagmaster.database.ledger.protocol import LOOK_LIMIT, Claim, Held, Ledger, LoadedJob, Look, OrchestratorInfo
+from dagmaster.database.notify.notifier import JOBS, RESULTS, Bell
 from dagmaster.errors import DagmasterError, Unavailable
 from dagmaster.jobs.changes import Changes
 from dagmaster.jobs.plan import Plan, Planner, Room
 from dagmaster.jobs.states import JOB_TERMINAL
 from dagmaster.jobs.view import JobView, is_ended, is_failing, node_view, wakeable
+from dagmaster.observe import log
 from dagmaster.operations.catalog import Catalog
 from dagmaster.operations.submit import take_submissions
 from dagmaster.orchestrator.janitor import STUCK_AFTER, Janitor

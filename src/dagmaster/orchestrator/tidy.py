@@ -18,9 +18,9 @@ from random import Random
 from typing import Final
 from uuid import UUID, uuid4
 
-from dagmaster import log
-from dagmaster.database.janitor import Graces, Leftovers, PostgresJanitor, Removed, Swept
+from dagmaster.database.maintenance.janitor import Graces, Leftovers, PostgresJanitor, Removed, Swept
 from dagmaster.errors import DagmasterError
+from dagmaster.observe import log
 from dagmaster.settings import Settings
 from dagmaster.storage import Storage, open_storage
 

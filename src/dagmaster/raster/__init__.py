@@ -15,28 +15,28 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dagmaster.raster.cog import CogFacts, make_cog, write_cog
-    from dagmaster.raster.coverage import tiles_with_data
-    from dagmaster.raster.facts import RasterFacts, RasterType, read_facts
-    from dagmaster.raster.findings import Checked, Verdict
-    from dagmaster.raster.grid import OutputGrid, Tile, Window, auto_tile_size, output_grid, tiles_of
-    from dagmaster.raster.limits import inspect
-    from dagmaster.raster.mosaic import mosaic_asset
-    from dagmaster.raster.profiles import CogProfile, Tier, profile_of
-    from dagmaster.raster.several import merged, stacked
-    from dagmaster.raster.statistics import BandStatistics, band_statistics
+    from dagmaster.raster.analysis.mosaic import mosaic_asset
+    from dagmaster.raster.analysis.statistics import BandStatistics, band_statistics
+    from dagmaster.raster.cog.coverage import tiles_with_data
+    from dagmaster.raster.cog.grid import OutputGrid, Tile, Window, auto_tile_size, output_grid, tiles_of
+    from dagmaster.raster.cog.profiles import CogProfile, Tier, profile_of
+    from dagmaster.raster.cog.stack import merged, stacked
+    from dagmaster.raster.cog.write import CogFacts, make_cog, write_cog
+    from dagmaster.raster.source.facts import RasterFacts, RasterType, read_facts
+    from dagmaster.raster.validation.findings import Checked, Verdict
+    from dagmaster.raster.validation.limits import inspect
 
 _HOMES = {
-    "cog": ("CogFacts", "make_cog", "write_cog"),
-    "coverage": ("tiles_with_data",),
-    "facts": ("RasterFacts", "RasterType", "read_facts"),
-    "findings": ("Checked", "Verdict"),
-    "grid": ("OutputGrid", "Tile", "Window", "auto_tile_size", "output_grid", "tiles_of"),
-    "limits": ("inspect",),
-    "mosaic": ("mosaic_asset",),
-    "profiles": ("CogProfile", "Tier", "profile_of"),
-    "several": ("merged", "stacked"),
-    "statistics": ("BandStatistics", "band_statistics"),
+    "cog.write": ("CogFacts", "make_cog", "write_cog"),
+    "cog.coverage": ("tiles_with_data",),
+    "source.facts": ("RasterFacts", "RasterType", "read_facts"),
+    "validation.findings": ("Checked", "Verdict"),
+    "cog.grid": ("OutputGrid", "Tile", "Window", "auto_tile_size", "output_grid", "tiles_of"),
+    "validation.limits": ("inspect",),
+    "analysis.mosaic": ("mosaic_asset",),
+    "cog.profiles": ("CogProfile", "Tier", "profile_of"),
+    "cog.stack": ("merged", "stacked"),
+    "analysis.statistics": ("BandStatistics", "band_statistics"),
 }
 
 __all__ = [

@@ -21,12 +21,12 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dagmaster import __version__
-from dagmaster.database.served import Served
+from dagmaster.database.catalog.datasets import Served
 from dagmaster.serving import caching, files, health, legends, pages, problems, stac, tiles
-from dagmaster.serving.door import MapDoor
 from dagmaster.serving.handles import Handles
+from dagmaster.serving.middleware import MapDoor
 from dagmaster.serving.mosaics import Mosaics
-from dagmaster.serving.parts import Parts
+from dagmaster.serving.services import Parts
 from dagmaster.serving.sources import PgstacSources, Remembered
 from dagmaster.settings import Settings
 from dagmaster.storage.zones import Storage, open_storage

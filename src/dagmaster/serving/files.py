@@ -18,7 +18,7 @@ from starlette.responses import Response, StreamingResponse
 
 from dagmaster.errors import InvalidRequest, NotFound
 from dagmaster.serving.caching import is_held
-from dagmaster.serving.parts import Here
+from dagmaster.serving.services import Here
 from dagmaster.serving.sources import SERVED_ZONES
 from dagmaster.storage.location import Location, Zone
 from dagmaster.storage.store import CHUNK_BYTES, Found

@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from starlette.responses import JSONResponse
 
 from dagmaster.errors import DagmasterError
-from dagmaster.serving.parts import Here, Parts
+from dagmaster.serving.services import Here, Parts
 
 PATIENCE_SECONDS = 3.0
 router = APIRouter(tags=["health"])

@@ -16,8 +16,8 @@ from rio_tiler.errors import (
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from dagmaster import log
 from dagmaster.errors import DagmasterError
+from dagmaster.observe import log
 from dagmaster.web.problems import Problems, request_id_of
 
 PROBLEMS = Problems(is_discreet=True, longest_text=1000, headers={"Cache-Control": "no-store"})

@@ -3,7 +3,7 @@
 import ctypes
 from contextlib import suppress
 
-from dagmaster import log
+from dagmaster.observe import log
 from dagmaster.web.server import WebServer
 
 # glibc's M_MMAP_THRESHOLD, and the size of a block of pixels.

@@ -17,7 +17,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
-from dagmaster.database.served import Dataset, Served
+from dagmaster.database.catalog.datasets import Dataset, Served
 from dagmaster.errors import InvalidRequest, NotFound, UnfitData
 from dagmaster.serving.rendering import Rendering, rendering_of
 from dagmaster.storage.location import Location, Zone

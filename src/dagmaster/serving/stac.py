@@ -22,7 +22,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 from starlette.responses import JSONResponse, Response
 
 from dagmaster import __version__
-from dagmaster.database.catalog import not_deployed
+from dagmaster.database.catalog.pgstac import not_deployed
 from dagmaster.errors import InvalidRequest, Unavailable
 from dagmaster.serving.pages import page
 from dagmaster.serving.problems import PROBLEMS

@@ -41,8 +41,8 @@ from titiler.core.utils import render_image
 from dagmaster.errors import InvalidRequest, NotFound
 from dagmaster.serving.caching import mark
 from dagmaster.serving.pages import page
-from dagmaster.serving.parts import Here
 from dagmaster.serving.readers import GDAL_ENVIRONMENT, Readable, open_source
+from dagmaster.serving.services import Here
 from dagmaster.serving.sources import LATEST, BBox, Source
 
 PREFIX = "/tiles/{asset_id}"

@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Iterator
 from uuid import UUID
 
-from dagmaster.database.memory import MemoryDatabase
 from dagmaster.jobs.history import Audit, Code, Event, Finding, JobRow, NodeRow, ResultRow, TaskRow
 from dagmaster.jobs.model import JobEvent, NodeState, TaskResult
+from dagmaster.testing.memory_ledger import MemoryDatabase
 from dagmaster.workflows.graph import build
 
 

@@ -7,10 +7,10 @@ from uuid import UUID
 
 import orjson
 
-from dagmaster.database.memory import MemoryDatabase
 from dagmaster.jobs.model import Job, JobEvent, NodeState, Task
 from dagmaster.jobs.payload import is_payload
 from dagmaster.jobs.states import JobStatus
+from dagmaster.testing.memory_ledger import MemoryDatabase
 
 _ANY: Any = object()  # None is a result too
 

@@ -13,9 +13,8 @@ from random import Random
 from typing import Any, Self, TypeVar
 from uuid import UUID
 
-from dagmaster.database.bell import JOBS, RESULTS, MemoryExchange
-from dagmaster.database.ledger import Report
-from dagmaster.database.memory import MemoryDatabase, MemoryLedger
+from dagmaster.database.ledger.protocol import Report
+from dagmaster.database.notify.notifier import JOBS, RESULTS, MemoryExchange
 from dagmaster.handlers.registry import Registration, Registry, installed
 from dagmaster.jobs.model import Submission, new_job_id
 from dagmaster.jobs.plan import Planner
@@ -28,13 +27,14 @@ from dagmaster.settings import Settings, load
 from dagmaster.testing import plain
 from dagmaster.testing.history import findings_of
 from dagmaster.testing.job import KitJob
+from dagmaster.testing.memory_ledger import MemoryDatabase, MemoryLedger
+from dagmaster.testing.memory_transport import Broker, MemoryTransport
 from dagmaster.testing.trial import START, Handler, given
 from dagmaster.testing.virtual import virtual_loop
-from dagmaster.transports.memory import Broker, MemoryTransport
 from dagmaster.worker.context import TaskContext
-from dagmaster.worker.isolate import Pool
 from dagmaster.worker.loop import Worker
 from dagmaster.worker.outcome import describe
+from dagmaster.worker.process_pool import Pool
 from dagmaster.worker.run import Runner
 from dagmaster.workflows.load import read
 from dagmaster.workflows.model import Workflow

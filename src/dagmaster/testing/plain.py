@@ -3,7 +3,7 @@
 from collections.abc import Coroutine, Iterator
 from typing import Any, TypeVar
 
-from dagmaster.database.ledger import ChildResult
+from dagmaster.database.ledger.protocol import ChildResult
 from dagmaster.errors import Unavailable
 from dagmaster.handlers import calling, checkpoints
 from dagmaster.handlers.artifacts import Places
@@ -12,8 +12,8 @@ from dagmaster.handlers.registry import Registration
 from dagmaster.jobs.model import TaskMessage
 from dagmaster.testing.virtual import virtual_loop
 from dagmaster.worker.context import TaskContext
-from dagmaster.worker.isolate import Pool
 from dagmaster.worker.outcome import Outcome, succeeded
+from dagmaster.worker.process_pool import Pool
 
 T = TypeVar("T")
 

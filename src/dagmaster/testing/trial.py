@@ -11,13 +11,13 @@ from uuid import UUID
 import orjson
 from pydantic import BaseModel
 
-from dagmaster.database.ledger import ChildResult, Report
-from dagmaster.database.memory import MemoryDatabase, MemoryLedger
+from dagmaster.database.ledger.protocol import ChildResult, Report
 from dagmaster.handlers.calling import to_json
 from dagmaster.handlers.registry import DEFAULT_TIMEOUT_SECONDS, Registration, Registry, installed
 from dagmaster.jobs.model import Checkpoint, NodeState, TaskMessage, child_id, task_id
 from dagmaster.jobs.states import Blame, NodeStatus, TaskStatus
 from dagmaster.testing import plain
+from dagmaster.testing.memory_ledger import MemoryDatabase, MemoryLedger
 from dagmaster.testing.virtual import virtual_time
 from dagmaster.worker.context import TaskContext
 from dagmaster.worker.run import Runner

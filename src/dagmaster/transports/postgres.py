@@ -9,7 +9,7 @@ The bell must be this transport's own: whoever waits on it takes the rings.
 import asyncio
 from collections.abc import Sequence
 
-from dagmaster.database.bell import Bell, tasks_topic
+from dagmaster.database.notify.notifier import Bell, tasks_topic
 from dagmaster.transports.transport import Delivery, Ticket
 
 STAND_BY_SECONDS = 0.02

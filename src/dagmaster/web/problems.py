@@ -15,7 +15,6 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from dagmaster import log
 from dagmaster.errors import (
     Conflict,
     DagmasterError,
@@ -29,6 +28,7 @@ from dagmaster.errors import (
     Unavailable,
     UnfitData,
 )
+from dagmaster.observe import log
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_AFTER_SECONDS = 2

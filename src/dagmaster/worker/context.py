@@ -14,9 +14,8 @@ from uuid import UUID
 
 import orjson
 
-from dagmaster import log
 from dagmaster.database.connect import Database
-from dagmaster.database.ledger import ChildResult, Ledger, Running
+from dagmaster.database.ledger.protocol import ChildResult, Ledger, Running
 from dagmaster.errors import Fenced, InvalidRequest, Unavailable
 from dagmaster.handlers import checkpoints
 from dagmaster.handlers.artifacts import Places, problem_of
@@ -25,6 +24,7 @@ from dagmaster.handlers.checkpoints import Phase
 from dagmaster.handlers.context import AsyncCheck, GiveBack, IsValid, TaskLogger
 from dagmaster.jobs.model import TaskMessage
 from dagmaster.jobs.payload import Encoded, Reference
+from dagmaster.observe import log
 from dagmaster.worker.outcome import bounded
 
 MAX_LOG_LINES = 100

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from dagmaster.probes import Check, Metric, age_of, one
+from dagmaster.observe.probes import Check, Metric, age_of, one
 from dagmaster.settings import Settings
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
-from dagmaster import log
-from dagmaster.database.ledger import Ledger, Running, WorkerInfo
+from dagmaster.database.ledger.protocol import Ledger, Running, WorkerInfo
+from dagmaster.observe import log
 
 PROGRESS_SECONDS = 0.5  # people see progress, and handlers hear that they are to stop, about as soon
 

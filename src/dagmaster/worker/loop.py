@@ -24,22 +24,23 @@ from functools import partial
 from typing import Any
 from uuid import UUID, uuid4
 
-from dagmaster import __version__, faults, log
-from dagmaster.database.bell import RESULTS, Bell
+from dagmaster import __version__, faults
 from dagmaster.database.connect import Database
-from dagmaster.database.ledger import Demand, Exchange, Ledger, Report, Running, WorkerInfo
+from dagmaster.database.ledger.protocol import Demand, Exchange, Ledger, Report, Running, WorkerInfo
+from dagmaster.database.notify.notifier import RESULTS, Bell
 from dagmaster.errors import HandlerFailed, Unavailable
 from dagmaster.handlers.calling import UNLOADABLE
 from dagmaster.handlers.registry import Registry
 from dagmaster.jobs.model import TaskMessage
 from dagmaster.jobs.model import task_id as task_id_of
 from dagmaster.jobs.states import Blame, TaskStatus
+from dagmaster.observe import log
 from dagmaster.settings import Settings
 from dagmaster.transports.transport import Delivery, Transport
 from dagmaster.worker import heartbeat
 from dagmaster.worker.context import TaskContext
-from dagmaster.worker.isolate import Pool
 from dagmaster.worker.outcome import describe
+from dagmaster.worker.process_pool import Pool
 from dagmaster.worker.run import Runner
 
 MAX_CLAIM = 200

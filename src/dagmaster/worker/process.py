@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from dagmaster.database.ledger import Ledger
+from dagmaster.database.ledger.protocol import Ledger
 from dagmaster.errors import HandlerFailed
 from dagmaster.settings import Settings
 from dagmaster.worker.context import HANDLING

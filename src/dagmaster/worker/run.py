@@ -10,17 +10,18 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from dagmaster import faults, log
-from dagmaster.database.ledger import Report
+from dagmaster import faults
+from dagmaster.database.ledger.protocol import Report
 from dagmaster.errors import HandlerFailed, NotFound, TimedOut, Unavailable
 from dagmaster.handlers import calling
 from dagmaster.handlers.context import GiveBack
 from dagmaster.handlers.registry import Registration, Registry
 from dagmaster.jobs.model import TaskMessage
 from dagmaster.jobs.states import TaskStatus
+from dagmaster.observe import log
 from dagmaster.worker.context import HANDLING, TaskContext
-from dagmaster.worker.isolate import Pool
 from dagmaster.worker.outcome import CANCELLED, RETURNED, Outcome, failed, succeeded
+from dagmaster.worker.process_pool import Pool
 from dagmaster.worker.watchdog import Blocked
 
 T = TypeVar("T")

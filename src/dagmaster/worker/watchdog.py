@@ -31,8 +31,8 @@ from collections.abc import Callable, Coroutine
 from types import FrameType
 from typing import Any
 
-from dagmaster import log
 from dagmaster.errors import HandlerFailed
+from dagmaster.observe import log
 from dagmaster.worker.context import HANDLING, TaskContext
 
 EXIT_CODE = 70

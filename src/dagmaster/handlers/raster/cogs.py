@@ -11,23 +11,31 @@ from pydantic import BaseModel, Field
 from dagmaster.errors import UnfitData
 from dagmaster.handlers.context import SyncContext
 from dagmaster.handlers.describing import About, Json, cog_of, item_of
-from dagmaster.handlers.raster.place import GridParams, Place, SourceParams, Tiers, is_remote, megabytes, place_of_work
-from dagmaster.raster import mosaic as mosaics
-from dagmaster.raster.cog import CogFacts, make_cog
-from dagmaster.raster.facts import RasterFacts, RasterType, read_facts
-from dagmaster.raster.footprint import Footprint, footprint
-from dagmaster.raster.grid import (
-    OutputGrid,
-    Window,
-    output_grid,
+from dagmaster.handlers.raster.workplace import (
+    GridParams,
+    Place,
+    SourceParams,
+    Tiers,
+    is_remote,
+    megabytes,
+    place_of_work,
 )
-from dagmaster.raster.profiles import CogProfile, profile_of
-from dagmaster.raster.reading import header_bytes
-from dagmaster.raster.statistics import (
+from dagmaster.raster.analysis import mosaic as mosaics
+from dagmaster.raster.analysis.footprint import Footprint, footprint
+from dagmaster.raster.analysis.statistics import (
     Partials,
     measure,
     summarize,
 )
+from dagmaster.raster.cog.grid import (
+    OutputGrid,
+    Window,
+    output_grid,
+)
+from dagmaster.raster.cog.profiles import CogProfile, profile_of
+from dagmaster.raster.cog.write import CogFacts, make_cog
+from dagmaster.raster.source.facts import RasterFacts, RasterType, read_facts
+from dagmaster.raster.source.reading import header_bytes
 from dagmaster.stac.item import item_id as stac_item_id
 from dagmaster.stac.values import multihash
 from dagmaster.storage.location import Location

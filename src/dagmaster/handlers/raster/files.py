@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 from dagmaster.errors import InvalidRequest, NotFound, UnfitData
 from dagmaster.handlers.context import SyncContext
 from dagmaster.handlers.describing import Json
-from dagmaster.handlers.raster.place import COLLECTION, SourceParams, megabytes, place_of_work
+from dagmaster.handlers.raster.workplace import COLLECTION, SourceParams, megabytes, place_of_work
 from dagmaster.storage.location import Edition, Folder, Zone, intermediate
 
 

@@ -9,17 +9,17 @@ from pydantic import BaseModel
 from dagmaster.errors import UnfitData
 from dagmaster.handlers.context import SyncContext
 from dagmaster.handlers.describing import About, Json, cog_of, collection_of
-from dagmaster.handlers.raster.place import COLLECTION, Place, megabytes, place_of_work
+from dagmaster.handlers.raster.workplace import COLLECTION, Place, megabytes, place_of_work
 from dagmaster.jobs.states import NodeStatus
-from dagmaster.raster import mosaic as mosaics
-from dagmaster.raster.facts import read_facts
-from dagmaster.raster.footprint import Footprint, union
-from dagmaster.raster.statistics import (
+from dagmaster.raster.analysis import mosaic as mosaics
+from dagmaster.raster.analysis.footprint import Footprint, union
+from dagmaster.raster.analysis.statistics import (
     Partial,
     Partials,
     combine,
     summarize,
 )
+from dagmaster.raster.source.facts import read_facts
 from dagmaster.storage.location import Location, Zone
 
 

@@ -13,13 +13,13 @@ import orjson
 from pydantic import BaseModel
 
 from dagmaster.errors import DagmasterError, InvalidRequest, UnfitData
-from dagmaster.raster.crs import describe_crs, parse_crs
-from dagmaster.raster.extent import Bounds
-from dagmaster.raster.facts import RasterFacts, RasterType
-from dagmaster.raster.findings import Finding, info, warn
-from dagmaster.raster.grid import BLOCK, OutputGrid, auto_tile_size, output_grid
-from dagmaster.raster.header_rules import Ceilings
-from dagmaster.raster.profiles import profile_of, require_fit
+from dagmaster.raster.cog.grid import BLOCK, OutputGrid, auto_tile_size, output_grid
+from dagmaster.raster.cog.profiles import profile_of, require_fit
+from dagmaster.raster.source.crs import describe_crs, parse_crs
+from dagmaster.raster.source.extent import Bounds
+from dagmaster.raster.source.facts import RasterFacts, RasterType
+from dagmaster.raster.validation.findings import Finding, info, warn
+from dagmaster.raster.validation.header_rules import Ceilings
 from dagmaster.storage.location import Edition, Folder, Location, Zone
 from dagmaster.storage.zones import Storage
 

@@ -9,10 +9,9 @@ from dagmaster.errors import UnfitData
 from dagmaster.handlers.context import SyncContext
 from dagmaster.handlers.describing import About, Json
 from dagmaster.handlers.raster.cogs import CogParams, TileWindow, make_tile
-from dagmaster.handlers.raster.place import GridParams, SourceParams, is_remote, megabytes, place_of_work, shown_as
-from dagmaster.raster.coverage import tiles_with_data
-from dagmaster.raster.facts import RasterType, read_facts
-from dagmaster.raster.grid import (
+from dagmaster.handlers.raster.workplace import GridParams, SourceParams, is_remote, megabytes, place_of_work, shown_as
+from dagmaster.raster.cog.coverage import tiles_with_data
+from dagmaster.raster.cog.grid import (
     BLOCK,
     OutputGrid,
     Tile,
@@ -22,6 +21,7 @@ from dagmaster.raster.grid import (
     scheme_to_geojson,
     tiles_of,
 )
+from dagmaster.raster.source.facts import RasterType, read_facts
 
 
 class SchemeParams(GridParams):

@@ -9,13 +9,13 @@ from pathlib import Path, PurePosixPath
 
 from pydantic import Field
 
-from dagmaster.database.catalog import said_of
+from dagmaster.database.catalog.pgstac import said_of
 from dagmaster.database.connect import translate_errors
 from dagmaster.errors import InvalidRequest, UnfitData
 from dagmaster.handlers.context import SyncContext
 from dagmaster.handlers.describing import About, Before, Json, Moment, now
 from dagmaster.handlers.raster.options import Options, advice_on, claim, recipe_of, require_possible
-from dagmaster.handlers.raster.place import (
+from dagmaster.handlers.raster.workplace import (
     Place,
     SourceParams,
     is_remote,
@@ -24,10 +24,10 @@ from dagmaster.handlers.raster.place import (
     shown_as,
     size_of,
 )
-from dagmaster.raster.check import check
-from dagmaster.raster.facts import RasterFacts, RasterType
-from dagmaster.raster.findings import Checked, Fixes, Verdict, verdict_of
-from dagmaster.raster.grid import OutputGrid
+from dagmaster.raster.cog.grid import OutputGrid
+from dagmaster.raster.source.facts import RasterFacts, RasterType
+from dagmaster.raster.validation.check import check
+from dagmaster.raster.validation.findings import Checked, Fixes, Verdict, verdict_of
 from dagmaster.stac.addresses import leak_in
 from dagmaster.stac.item import item_id, platform_fields
 from dagmaster.stac.validate import is_license

@@ -1,0 +1,34 @@
+"""The API's door: it also refuses to change anything for web pages of others, told by their `Origin` (forged requests)."""
+
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import Scope
+
+from dagmaster import listen
+from dagmaster.api.problems import PROBLEMS
+from dagmaster.errors import InvalidRequest
+from dagmaster.web.middleware import Door
+
+
+class ApiDoor(Door):
+    entrance = listen.API
+    problems = PROBLEMS
+    hint_when_too_large = "large data goes to storage, by reference"
+
+    def refusal(self, scope: Scope, headers: Headers) -> InvalidRequest | None:
+        refused = super().refusal(scope, headers)
+        if refused is not None:
+            return refused
+        origin = headers.get("origin")
+        is_reading = scope["method"] in {"GET", "HEAD", "OPTIONS"}
+        if origin is not None and not is_reading and _place_of(origin) != headers.get("host", ""):
+            return InvalidRequest("requests of other web pages change nothing here", code="request.foreign-origin")
+        return None
+
+
+def _place_of(url: str) -> str:
+    try:
+        return urlsplit(url).netloc
+    except ValueError:
+        return ""

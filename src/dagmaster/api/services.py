@@ -1,0 +1,88 @@
+"""What the routes work with: made once by the app, closed with it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from fastapi import Depends, Request
+
+from dagmaster.api.follower import Follower
+from dagmaster.database.ledger.postgres import PostgresLedger
+from dagmaster.database.notify.notifier import JOBS, RESULTS
+from dagmaster.database.notify.postgres import PostgresBell
+from dagmaster.database.reads.pages import ApiReads
+from dagmaster.operations.catalog import Catalog
+from dagmaster.orchestrator.loop import Orchestrator
+from dagmaster.settings import Settings
+
+LEDGERS = 3
+
+
+class Ledgers:
+    """A few ledgers for many requests: each is one connection, used by one request at a time, opened when first used."""
+
+    def __init__(self, dsn: str) -> None:
+        self._all = [PostgresLedger(dsn, "api-ledger") for _ in range(LEDGERS)]
+        self._free: asyncio.LifoQueue[PostgresLedger] = asyncio.LifoQueue()
+        for ledger in self._all:
+            self._free.put_nowait(ledger)
+
+    @asynccontextmanager
+    async def one(self) -> AsyncIterator[PostgresLedger]:
+        ledger = await self._free.get()
+        try:
+            yield ledger
+        finally:
+            self._free.put_nowait(ledger)
+
+    async def close(self) -> None:
+        for ledger in self._all:
+            await ledger.close()
+
+
+@dataclass
+class Parts:
+    """`orchestrator` is the one of this process, if there is any: health depends on it."""
+
+    settings: Settings
+    dsn: str
+    catalog: Catalog
+    handlers: Mapping[str, Any]
+    orchestrator: Orchestrator | None = None
+    heartbeat_seconds: float = 15.0
+    reads: ApiReads = field(init=False)
+    ledgers: Ledgers = field(init=False)
+    bell: PostgresBell = field(init=False)
+    follower: Follower = field(init=False)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Open inside the block. A database that is away does not matter: each request says so by itself."""
+        self.reads, self.ledgers = ApiReads(self.dsn), Ledgers(self.dsn)
+        self.bell = PostgresBell(self.dsn, [JOBS, RESULTS])
+        self.follower = Follower(self.reads, self.bell)
+        await self.reads.open()
+        self.bell.start()
+        self.follower.start()
+        try:
+            yield
+        finally:
+            await self.follower.close()
+            await self.bell.close()
+            await self.ledgers.close()
+            await self.reads.close()
+
+    @property
+    def alive_within(self) -> float:
+        """An instance that has been silent for longer counts as gone."""
+        return self.settings.orphan_threshold_sec
+
+
+def parts_of(request: Request) -> Parts:
+    parts: Parts = request.app.state.parts
+    return parts
+
+
+Here = Annotated[Parts, Depends(parts_of)]

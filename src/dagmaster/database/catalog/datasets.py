@@ -1,0 +1,74 @@
+"""What map servers read of the catalogue: a dataset's versions, and the item of one. Nothing is written here."""
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg.rows import DictRow, dict_row
+from psycopg_pool import PoolTimeout
+
+from dagmaster.database.catalog.pgstac import not_deployed
+from dagmaster.database.connect import pool, translate_errors
+from dagmaster.database.queries import query
+from dagmaster.errors import Unavailable
+
+_POOL_SIZE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """A collection, and the ids of those of its items that are whole versions."""
+
+    collection: dict[str, Any]
+    item_ids: tuple[str, ...]
+
+
+class Served:
+    """Use as a context: `async with Served(dsn) as served`. A database that is away is told when something is asked."""
+
+    def __init__(self, dsn: str) -> None:
+        self._pool = pool(dsn, "serving", 0, _POOL_SIZE, statement_timeout_seconds=5)
+
+    async def __aenter__(self) -> "Served":
+        await self._pool.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._pool.close()
+
+    async def dataset(self, dataset: str) -> Dataset | None:
+        async with self._cursor() as cursor:
+            await cursor.execute(query("served_dataset"), {"dataset": dataset})
+            row = await cursor.fetchone()
+        return Dataset(row["collection"], tuple(row["item_ids"])) if row else None
+
+    async def item(self, dataset: str, item_id: str) -> dict[str, Any] | None:
+        async with self._cursor() as cursor:
+            await cursor.execute(query("served_item"), {"dataset": dataset, "item_id": item_id})
+            row = await cursor.fetchone()
+        return row["item"] if row else None
+
+    async def catalogue_version(self) -> str:
+        async with self._cursor() as cursor:
+            await cursor.execute(query("served_catalogue"))
+            row = await cursor.fetchone()
+        return str(row["version"]) if row else ""
+
+    @asynccontextmanager
+    async def _cursor(self) -> "AsyncIterator[psycopg.AsyncCursor[DictRow]]":
+        with _translated(), translate_errors():
+            async with self._pool.connection() as connection, connection.cursor(row_factory=dict_row) as cursor:
+                yield cursor
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName, psycopg.errors.UndefinedFunction):
+        raise not_deployed() from None
+    except PoolTimeout:
+        what = "the database gave no connection in time"
+        raise Unavailable(what, code="database.unavailable", hint="check that the server runs") from None

@@ -1,0 +1,1 @@
+"""Upkeep and inspection of a database: the janitor's statements, retention, verification of histories, server facts."""

@@ -1,0 +1,1 @@
+"""Notifications between processes (LISTEN and NOTIFY): hints that something may have changed, never data."""

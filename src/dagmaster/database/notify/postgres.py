@@ -1,0 +1,121 @@
+"""The bell on LISTEN and NOTIFY.
+
+Two connections: one only listens and stays idle otherwise, the other sends, each ring in a transaction of its own and never
+in one that writes state. Losing either costs nothing but the hint; both come back by themselves. (Where a hint goes with a
+commit, the ledger sends it itself: `trip`.)
+"""
+
+import asyncio
+import hashlib
+import random
+from collections.abc import Awaitable, Callable, Iterable
+
+from psycopg import sql
+from psycopg.generators import notifies
+
+from dagmaster.database.connect import connect, translate_errors
+from dagmaster.database.notify.notifier import COALESCE_SECONDS
+from dagmaster.database.queries import query
+from dagmaster.errors import DagmasterError
+from dagmaster.observe import log
+
+UNTIL_TOLD = 3600.0  # seconds; how often psycopg looks whether someone pressed Ctrl-C, which asyncio does itself
+
+_log = log.get("bell")
+
+
+def channel_of(topic: str) -> str:
+    """A topic as a channel's name, which PostgreSQL limits to 63 bytes."""
+    name = f"dagmaster_{topic}"
+    return name if len(name.encode()) <= 63 else f"dagmaster_{hashlib.sha256(topic.encode()).hexdigest()[:40]}"
+
+
+class PostgresBell:
+    """Rings any topic; hears those it was made for. `start` it inside a running loop."""
+
+    def __init__(self, dsn: str, topics: Iterable[str] = ()) -> None:
+        self._dsn = dsn
+        self._topics = {channel_of(topic): topic for topic in topics}
+        self._heard: set[str] = set()
+        self._wake = asyncio.Event()
+        self._to_send: set[str] = set()
+        self._send = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._is_closing = False
+
+    def start(self) -> None:
+        if self._topics:
+            self._tasks.append(asyncio.create_task(self._keep(self._listen), name="bell-listen"))
+        self._tasks.append(asyncio.create_task(self._keep(self._deliver), name="bell-send"))
+
+    def ring(self, *topics: str) -> None:
+        self._to_send.update(channel_of(topic) for topic in topics)
+        self._send.set()
+
+    async def wait(self, timeout_seconds: float) -> frozenset[str]:
+        if not self._heard:
+            try:
+                async with asyncio.timeout(timeout_seconds):
+                    await self._wake.wait()
+            except TimeoutError:
+                return frozenset()
+        heard, self._heard = frozenset(self._heard), set()
+        self._wake.clear()
+        return heard
+
+    async def close(self) -> None:
+        """Send what is still to be told, then stop."""
+        self._is_closing = True
+        self._send.set()
+        sender = [task for task in self._tasks if task.get_name() == "bell-send"]
+        if sender and self._to_send:
+            await asyncio.wait(sender, timeout=1)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _hear(self, topics: Iterable[str]) -> None:
+        self._heard.update(topics)
+        self._wake.set()
+
+    async def _keep(self, serve: Callable[[], Awaitable[None]]) -> None:
+        """Serve, and after a failure serve again, a little later each time."""
+        failures = 0
+        while not self._is_closing or self._to_send:
+            try:
+                await serve()
+                failures = 0
+            except DagmasterError as error:
+                failures += 1
+                _log.warning("bell is silent, polling goes on", error=str(error))
+                await asyncio.sleep(min(5.0, 0.2 * 2**failures) * random.uniform(0.5, 1))  # noqa: S311
+
+    async def _listen(self) -> None:
+        connection = await connect(self._dsn, role="listen")
+        try:
+            with translate_errors():
+                for channel in self._topics:
+                    await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
+                # Whatever happened before we listened is found by looking: once now, as after every reconnect.
+                self._hear(self._topics.values())
+                while True:
+                    # Not `connection.notifies()`: that wakes up ten times a second to find nothing.
+                    notices = await connection.wait(notifies(connection.pgconn), interval=UNTIL_TOLD)
+                    names = (notice.relname.decode() for notice in notices)
+                    self._hear(self._topics[name] for name in names if name in self._topics)
+        finally:
+            await connection.close()
+
+    async def _deliver(self) -> None:
+        connection = await connect(self._dsn, role="notify")
+        try:
+            with translate_errors():
+                while not (self._is_closing and not self._to_send):
+                    await self._send.wait()
+                    self._send.clear()
+                    channels, self._to_send = sorted(self._to_send), set()
+                    if channels:
+                        await connection.execute(query("tell"), {"channels": channels}, prepare=True)
+                        await asyncio.sleep(COALESCE_SECONDS)
+        finally:
+            await connection.close()

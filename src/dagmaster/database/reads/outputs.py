@@ -1,0 +1,136 @@
+"""Outputs as people download them: whole, however large, a piece at a time.
+
+An output is in its node's row, or a payload, or made of the rows of a fan_out's children (which may be payloads in turn). Nothing
+here holds more of it than one part or one page; who reads slowly holds no connection meanwhile.
+"""
+
+import hashlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import orjson
+
+from dagmaster.database.ledger import payloads
+from dagmaster.database.reads.pages import ApiReads, ChildRow
+from dagmaster.errors import NotFound
+from dagmaster.jobs import fan, payload
+from dagmaster.jobs.model import NodeState
+from dagmaster.jobs.payload import Reference
+from dagmaster.jobs.states import NodeStatus
+from dagmaster.workflows.model import Aggregation
+
+
+@dataclass(frozen=True, slots=True)
+class Download:
+    """Pieces of JSON. `tag` changes with the content; it is its hash, but for what is made of children's rows (`is_weak`)."""
+
+    pieces: AsyncIterator[bytes]
+    tag: str
+    size_bytes: int | None = None
+    is_weak: bool = False
+
+
+def output_of(reads: ApiReads, node: NodeState) -> Download:
+    if node.status is not NodeStatus.COMPLETED:
+        raise NotFound(
+            f"node '{node.node_id}' is {node.status} and has no output", code="node.no-output", node_id=node.node_id
+        )
+    if node.output_ref is None:
+        return _inline(orjson.dumps(node.output))
+    if payload.is_payload(node.output_ref):
+        return stored(reads, node.job_id, node.output_ref)
+    # The children stay as they are as long as this node does.
+    made = orjson.dumps([node.output_ref, node.run, node.version])
+    return Download(_gathered(reads, node.job_id, node.output_ref), _hash(made), is_weak=True)
+
+
+def stored(reads: ApiReads, job_id: UUID, reference: Reference) -> Download:
+    pieces = payloads.parts(reads.payload_part, job_id, reference)
+    return Download(pieces, reference["sha256"], reference["bytes"])
+
+
+def _inline(encoded: bytes) -> Download:
+    async def pieces() -> AsyncIterator[bytes]:
+        yield encoded
+
+    return Download(pieces(), _hash(encoded), len(encoded))
+
+
+def _hash(encoded: bytes) -> str:
+    return hashlib.sha256(encoded).hexdigest()
+
+
+async def _gathered(reads: ApiReads, job_id: UUID, reference: Reference) -> AsyncIterator[bytes]:
+    """The same as `fan.aggregate` would make of all children at once."""
+    mode = Aggregation(reference["aggregation"])
+    children = _Children(reads, job_id, reference["results_of"])
+    if mode in (Aggregation.COLLECT, Aggregation.CONCAT):
+        yield b'{"results":['
+        async for piece in _collected(children) if mode is Aggregation.COLLECT else _concatenated(children):
+            yield piece
+        yield b'],"count":%d' % children.count
+    else:
+        yield b"{%s" % orjson.dumps(await _combined(mode, children))[1:-1]
+    if children.failed:
+        yield b',"failed":%s' % orjson.dumps(children.failed)
+    yield b"}"
+
+
+class _Children:
+    """The children of a fan_out that completed, in order; of the others only what their fan_in tells of them."""
+
+    def __init__(self, reads: ApiReads, job_id: UUID, fan_out: str) -> None:
+        self.count = 0
+        self.failed: list[dict[str, Any]] = []
+        self._reads, self._job_id, self._fan_out = reads, job_id, fan_out
+
+    async def rows(self) -> AsyncIterator[ChildRow]:
+        async for row in self._reads.children(self._job_id, self._fan_out):
+            if row.status is NodeStatus.COMPLETED:
+                self.count += 1
+                yield row
+            else:
+                told = {"index": row.index, "node_id": row.node_id, "error_message": row.error_message}
+                self.failed.append(told)
+
+    def pieces(self, row: ChildRow) -> AsyncIterator[bytes]:
+        if row.output_ref is None:
+            return _inline(orjson.dumps(row.output)).pieces
+        return stored(self._reads, self._job_id, row.output_ref).pieces
+
+    async def value(self, row: ChildRow) -> Any:
+        if row.output_ref is None:
+            return row.output
+        return orjson.loads(b"".join([piece async for piece in self.pieces(row)]))
+
+
+async def _collected(children: _Children) -> AsyncIterator[bytes]:
+    async for row in children.rows():
+        if children.count > 1:
+            yield b","
+        async for piece in children.pieces(row):
+            yield piece
+
+
+async def _concatenated(children: _Children) -> AsyncIterator[bytes]:
+    count = 0
+    async for row in children.rows():
+        value = await children.value(row)
+        items = value if isinstance(value, list) else [value]
+        if items:
+            yield (b"," if count else b"") + orjson.dumps(items)[1:-1]
+        count += len(items)
+    children.count = count
+
+
+async def _combined(mode: Aggregation, children: _Children) -> dict[str, Any]:
+    """One value of all: the first, the last, or the sum."""
+    result: dict[str, Any] = fan.aggregate(mode, [])
+    async for row in children.rows():
+        if mode is Aggregation.FIRST and children.count > 1:
+            continue
+        one = fan.aggregate(mode, [fan.Gathered(row.index, row.node_id, True, await children.value(row))])
+        result = {"total": result["total"] + one["total"]} if mode is Aggregation.SUM else one
+    return {**result, "count": children.count}

@@ -1,0 +1,313 @@
+"""Find what a live database lacks beside the models, and the statements that add it.
+
+Alembic compares tables, columns and indexes. It is silent on CHECKs, predicates, defaults and storage options: for
+these the wanted tables are built in a scratch schema that is rolled back, and both are described by PostgreSQL itself,
+so that text is compared with text of the same author.
+
+Only additions are carried out, and indexes dropped that a model has declared retired. What else would drop or rewrite something
+is reported, and left to a hand.
+"""
+
+import hashlib
+import re
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.ddl.base import AddColumn
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.schema import CreateIndex, CreateSequence, CreateTable, ExecutableDDLElement
+
+from dagmaster.database.schema.tables import metadata_of, sequences
+from dagmaster.records import SCHEMA, Record
+
+_SCRATCH = f"{SCHEMA}_wanted"
+# Named parameters, because the others would double each % in the text.
+_DIALECT = postgresql.dialect(paramstyle="named")  # type: ignore[no-untyped-call]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One difference. Without statements it needs a hand; `online` ones run outside a transaction, beside writers."""
+
+    what: str
+    statements: tuple[str, ...] = ()
+    online: tuple[str, ...] = ()
+
+    @property
+    def needs_a_hand(self) -> bool:
+        return not (self.statements or self.online)
+
+    def __str__(self) -> str:
+        return f"needs a hand: {self.what}" if self.needs_a_hand else self.what
+
+
+class Subject(NamedTuple):
+    """Something that PostgreSQL can describe."""
+
+    kind: str
+    table: str
+    name: str
+
+
+Facts = dict[Subject, str]
+
+# Every column, default, constraint, index and storage option of one schema's tables, in PostgreSQL's own words.
+_FACTS = r"""
+WITH tables AS (
+    SELECT oid, relname, reloptions
+      FROM pg_class
+     WHERE relnamespace = to_regnamespace(:schema) AND relname = ANY (:tables)
+)
+SELECT 'column', t.relname, a.attname,
+       format_type(a.atttypid, a.atttypmod) || CASE WHEN a.attnotnull THEN ' NOT NULL' ELSE '' END
+       || CASE WHEN a.attgenerated <> '' THEN ' AS ' || pg_get_expr(d.adbin, d.adrelid) ELSE '' END
+  FROM tables t
+  JOIN pg_attribute a ON a.attrelid = t.oid AND a.attnum > 0 AND NOT a.attisdropped
+  LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+ UNION ALL
+SELECT 'default', t.relname, a.attname, pg_get_expr(d.adbin, d.adrelid)
+  FROM tables t
+  JOIN pg_attribute a ON a.attrelid = t.oid AND a.attgenerated = '' AND NOT a.attisdropped
+  JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+ UNION ALL
+SELECT 'constraint', t.relname, c.conname, pg_get_constraintdef(c.oid)
+  FROM tables t
+  JOIN pg_constraint c ON c.conrelid = t.oid AND c.contype IN ('c', 'f', 'p', 'u')
+ UNION ALL
+SELECT 'index', t.relname, i.relname, pg_get_indexdef(i.oid)
+  FROM tables t
+  JOIN pg_index x ON x.indrelid = t.oid AND x.indisvalid
+  JOIN pg_class i ON i.oid = x.indexrelid
+ WHERE NOT EXISTS (SELECT FROM pg_constraint c WHERE c.conindid = i.oid AND c.conrelid = t.oid)
+ UNION ALL
+SELECT 'storage', t.relname, split_part(option, '=', 1), split_part(option, '=', 2)
+  FROM tables t, unnest(t.reloptions) AS option
+"""
+
+# What an interrupted CREATE INDEX CONCURRENTLY left behind.
+_INVALID_INDEXES = """
+SELECT i.relname
+  FROM pg_index x
+  JOIN pg_class i ON i.oid = x.indexrelid
+  JOIN pg_class t ON t.oid = x.indrelid
+ WHERE NOT x.indisvalid AND t.relnamespace = to_regnamespace(:schema) AND t.relname = ANY (:tables)
+"""
+
+_PARTITIONS = """
+SELECT c.relname
+  FROM pg_inherits
+  JOIN pg_class c ON c.oid = inhrelid
+ WHERE inhparent = to_regclass(:table)
+ ORDER BY 1
+"""
+
+
+def compare(connection: sa.Connection, records: Iterable[type[Record]], prepare: Callable[[], None]) -> list[Change]:
+    """Every difference between the live schema and these records. Changes nothing: what it builds is rolled back.
+
+    `prepare` makes what the tables' defaults call.
+    """
+    records = tuple(records)
+    metadata = metadata_of(records)
+    tables = [record.table.name for record in records]
+    invalid = set(connection.scalars(sa.text(_INVALID_INDEXES), {"schema": SCHEMA, "tables": tables}))
+    live, wanted = facts(connection, SCHEMA, tables), _wanted(connection, records, prepare)
+    return [
+        *_missing_sequences(connection),
+        *_alembic_changes(connection, metadata, invalid, {name for record in records for name in record.table.retired}),
+        *_invalid_indexes(connection, metadata, invalid),
+        *_fact_changes(live, wanted),
+    ]
+
+
+def facts(connection: sa.Connection, schema: str, tables: Iterable[str]) -> Facts:
+    """How PostgreSQL describes these tables, with the schema's name taken out."""
+    rows = connection.execute(sa.text(_FACTS), {"schema": schema, "tables": list(tables)})
+    return {Subject(kind, table, name): text.replace(f"{schema}.", f"{SCHEMA}.") for kind, table, name, text in rows}
+
+
+def _wanted(connection: sa.Connection, records: tuple[type[Record], ...], prepare: Callable[[], None]) -> Facts:
+    savepoint = connection.begin_nested()
+    try:
+        prepare()
+        for sequence in sequences(SCHEMA):
+            connection.execute(CreateSequence(sequence, if_not_exists=True))
+        connection.execute(sa.text(f"CREATE SCHEMA {_SCRATCH}"))
+        metadata_of(records, _SCRATCH).create_all(connection)
+        return facts(connection, _SCRATCH, [record.table.name for record in records])
+    finally:
+        savepoint.rollback()
+
+
+def _missing_sequences(connection: sa.Connection) -> Iterator[Change]:
+    for sequence in sequences(SCHEMA):
+        if connection.scalar(sa.text("SELECT to_regclass(:name)"), {"name": f"{SCHEMA}.{sequence.name}"}) is None:
+            yield Change(f"create sequence {sequence.name}", (sql_of(CreateSequence(sequence)),))
+
+
+def _alembic_changes(
+    connection: sa.Connection, metadata: sa.MetaData, invalid: set[str], retired: set[str]
+) -> Iterator[Change]:
+    indexes = {str(index.name): index for table in metadata.tables.values() for index in table.indexes}
+    # Looked up by name, because Alembic's copies forget indexes of new tables, storage and partitioning.
+    existing = set(sa.inspect(connection).get_table_names(SCHEMA))
+    for difference in _differences(connection, metadata):
+        match difference:
+            case ("add_table", sa.Table(name=name)):
+                yield Change(f"create table {name}", tuple(table_statements(metadata.tables[f"{SCHEMA}.{name}"])))
+            case ("add_column", _, table_name, sa.Column() as column):
+                yield _add_column(connection, table_name, column)
+            case ("remove_column", _, table_name, column):
+                yield Change(f"column {table_name}.{column.name} is in no model")
+            case ("add_index", sa.Index(name=str(name))) if _table(indexes[name]) in existing and name not in invalid:
+                yield Change(f"create index {name}", online=tuple(_index_online(connection, indexes[name])))
+            case ("remove_index", sa.Index(name=name)) if name in retired:
+                yield Change(f"drop index {name}", online=(f"DROP INDEX CONCURRENTLY IF EXISTS {SCHEMA}.{name}",))
+            case ("remove_index", sa.Index(name=name)) if name not in indexes:
+                yield Change(f"index {name} is in no model")
+
+
+def _differences(connection: sa.Connection, metadata: sa.MetaData) -> list[Any]:
+    """Alembic's list, with changed indexes left to the comparison of their definitions."""
+    options = {
+        "include_schemas": True,
+        "include_name": partial(_is_ours, {table.name for table in metadata.tables.values()}),
+        "compare_type": False,
+        "compare_server_default": False,
+    }
+    with warnings.catch_warnings():
+        # SQLAlchemy wonders about constraints that are not validated yet; we compare these ourselves.
+        warnings.filterwarnings("ignore", "Can't validate argument", sa.exc.SAWarning)
+        found = compare_metadata(MigrationContext.configure(connection, opts=options), metadata)
+    flat = [difference for difference in found if isinstance(difference, tuple)]
+    changed = {d[1].name for d in flat if d[0] == "add_index"} & {d[1].name for d in flat if d[0] == "remove_index"}
+    flat.sort(key=lambda difference: difference[0] == "remove_index")  # not before there is what takes its place
+    return [d for d in flat if not (d[0].endswith("_index") and d[1].name in changed)]
+
+
+def _is_ours(tables: set[str], name: str | None, kind: str, _parents: object) -> bool:
+    """Partitions, the record of the deployment and other schemas are none of Alembic's business."""
+    match kind:
+        case "schema":
+            return name == SCHEMA
+        case "table":
+            return name in tables
+        case _:
+            return True
+
+
+def _add_column(connection: sa.Connection, table: str, column: sa.Column[Any]) -> Change:
+    if not (column.nullable or column.server_default is not None):
+        return Change(f"column {table}.{column.name} is missing, and rows that exist would have no value for it")
+    if _is_computed(column) and connection.scalar(sa.text(f"SELECT EXISTS (SELECT FROM {SCHEMA}.{table})")):  # noqa: S608
+        return Change(
+            f"column {table}.{column.name} is missing, and each row would be rewritten, with the table locked"
+        )
+    return Change(f"add column {table}.{column.name}", (sql_of(AddColumn(table, column, schema=SCHEMA)),))
+
+
+def _is_computed(column: sa.Column[Any]) -> bool:
+    """Whether PostgreSQL works out the value of each row that exists, instead of noting one for all of them."""
+    return column.computed is not None or "(" in str(getattr(column.server_default, "arg", ""))
+
+
+def _invalid_indexes(connection: sa.Connection, metadata: sa.MetaData, invalid: set[str]) -> Iterator[Change]:
+    for index in (index for table in metadata.sorted_tables for index in table.indexes if index.name in invalid):
+        how = "" if _is_partitioned(index) else "CONCURRENTLY "
+        drop = f"DROP INDEX {how}{SCHEMA}.{index.name}"
+        yield Change(f"rebuild index {index.name}", online=(drop, *_index_online(connection, index)))
+
+
+def _index_online(connection: sa.Connection, index: sa.Index) -> Iterator[str]:
+    """Statements that build an index while the table is written to."""
+    plain = sql_of(CreateIndex(index))
+    if not _is_partitioned(index):
+        yield plain.replace(" INDEX ", " INDEX CONCURRENTLY ", 1)
+        return
+    # A partitioned table has no concurrent way: an empty parent first, then each partition's own, attached to it.
+    yield plain.replace(" ON ", " ON ONLY ", 1)
+    parent = f"{SCHEMA}.{_table(index)}"
+    for partition in connection.scalars(sa.text(_PARTITIONS), {"table": parent}).all():
+        name = f"{partition}_{hashlib.sha256(str(index.name).encode()).hexdigest()[:8]}"
+        yield f"DROP INDEX CONCURRENTLY IF EXISTS {SCHEMA}.{name}"
+        beginning = f" INDEX CONCURRENTLY {name} ON {SCHEMA}.{partition} "
+        yield plain.replace(f" INDEX {index.name} ON {parent} ", beginning, 1)
+        yield f"ALTER INDEX {SCHEMA}.{index.name} ATTACH PARTITION {SCHEMA}.{name}"
+
+
+def _table(index: sa.Index) -> str:
+    assert index.table is not None
+    return index.table.name
+
+
+def _is_partitioned(index: sa.Index) -> bool:
+    return index.table is not None and bool(index.table.dialect_options["postgresql"]["partition_by"])
+
+
+def _fact_changes(live: Facts, wanted: Facts) -> Iterator[Change]:
+    """Differences in what both sides have; what one side lacks altogether is Alembic's part, except constraints."""
+    columns = {subject for subject in live if subject.kind == "column"}
+    tables = {subject.table for subject in columns}
+    for subject, text in sorted(wanted.items()):
+        is_known = subject in live or (
+            Subject("column", subject.table, subject.name) in columns
+            if subject.kind == "default"
+            else subject.kind in {"constraint", "storage"} and subject.table in tables
+        )
+        if is_known and live.get(subject) != text:
+            yield _fact_change(subject, live.get(subject), text)
+    for subject in sorted(live.keys() - wanted.keys()):
+        if subject.kind == "constraint" or (subject.kind == "default" and Subject("column", *subject[1:]) in wanted):
+            yield Change(f"{subject.kind} {subject.name} of {subject.table} is in no model")
+
+
+def _fact_change(subject: Subject, found: str | None, wanted: str) -> Change:
+    kind, table, name = subject
+    alter = f"ALTER TABLE {SCHEMA}.{table}"
+    match kind:
+        case "storage":
+            return Change(f"set {name} of {table} to {wanted}", (f"{alter} SET ({name} = {wanted})",))
+        case "default":
+            return Change(f"set the default of {table}.{name}", (f"{alter} ALTER COLUMN {name} SET DEFAULT {wanted}",))
+        case "constraint":
+            return _constraint_change(subject, found, wanted)
+    return Change(f"{kind} {name} of {table} is `{found}`, the model says `{wanted}`")
+
+
+def _constraint_change(subject: Subject, found: str | None, wanted: str) -> Change:
+    _, table, name = subject
+    alter = f"ALTER TABLE {SCHEMA}.{table}"
+    add, validate = f"{alter} ADD CONSTRAINT {name} {wanted} NOT VALID", f"{alter} VALIDATE CONSTRAINT {name}"
+    if found is None and wanted.startswith(("CHECK", "FOREIGN KEY")):
+        # Not valid first: it holds for new rows at once, and the old ones are read without stopping writers.
+        return Change(f"add constraint {name}", (add,), (validate,))
+    if found == f"{wanted} NOT VALID":
+        return Change(f"validate constraint {name}", online=(validate,))
+    if found is not None and _is_wider(wanted, found):
+        return Change(f"allow more values in {name}", (f"{alter} DROP CONSTRAINT {name}", add), (validate,))
+    return Change(f"constraint {name} of {table} is `{found}`, the model says `{wanted}`")
+
+
+def _is_wider(wanted: str, found: str) -> bool:
+    """Whether two lists of values differ only in that the wanted one has more: no row that exists can break it."""
+    value = r"'(?:[^']|'')*'(?:::text)?"
+    texts = (found.removesuffix(" NOT VALID"), wanted)
+    shapes = {re.sub(rf"{value}(?:, {value})*", "…", text) for text in texts}
+    before, after = (set(re.findall(value, text)) for text in texts)
+    return len(shapes) == 1 and "ARRAY[…]" in shapes.pop() and before < after
+
+
+def table_statements(table: sa.Table) -> list[str]:
+    """A table and its indexes, always in the same order."""
+    indexes = sorted(table.indexes, key=lambda index: str(index.name))
+    return [sql_of(CreateTable(table)), *(sql_of(CreateIndex(index)) for index in indexes)]
+
+
+def sql_of(element: ExecutableDDLElement) -> str:
+    return str(element.compile(dialect=_DIALECT)).strip()

@@ -1,0 +1,356 @@
+"""Bring a database to the schema of this software: deploy, preview, status, migrate, rebuild.
+
+Synchronous, for the CLI and for the bootstrap API's threads. Whoever comes second waits for the first and then finds nothing
+to do. A deployment is one transaction. A migration is many, each as short as can be, because the engine goes on meanwhile: a
+lock that is not there at once is given up and asked for again, so that nobody waits long behind us; what takes long is done
+beside the writers. One that was interrupted is finished by the next.
+"""
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from importlib.resources import files
+from typing import Any, TypeVar
+
+import psycopg
+import sqlalchemy as sa
+from sqlalchemy.schema import CreateSequence
+
+from dagmaster import __version__
+from dagmaster.database.connect import conninfo, require_version, translate_errors
+from dagmaster.database.schema.compare import Change, compare, sql_of, table_statements
+from dagmaster.database.schema.guards import Trigger, triggers
+from dagmaster.database.schema.tables import metadata_of, sequences
+from dagmaster.errors import Conflict, Unavailable
+from dagmaster.jobs.model import RECORDS
+from dagmaster.records import SCHEMA, Record
+
+T = TypeVar("T")
+Records = tuple[type[Record], ...]
+
+# Files numbered below this run before the tables are made, the others after.
+_TABLES_AT = 50
+# Everyone who comes to a table after us waits behind us, and the engine's statements give up after three seconds.
+_LOCK_SECONDS = 0.5
+_PAUSES_SECONDS = (0.05, 1.0)
+# Did not get a lock in time; met someone who waits for ours.
+_LOCKED = frozenset({"55P03", "40P01"})
+_LOCK = f"hashtext('{SCHEMA}.deploy')"
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What a database has. `stored` is the fingerprint of the last deployment; `tables` counts rows."""
+
+    deployed: bool
+    software: str
+    stored: str | None
+    pending: list[str]
+    tables: dict[str, int]
+    server_version: str
+    extensions: dict[str, str]
+
+    @property
+    def is_current(self) -> bool:
+        return self.deployed and self.software == self.stored and not self.pending
+
+
+class Found(StrEnum):
+    """What a deployment came upon: by its fingerprint, which says nothing of what was changed by hand since."""
+
+    NOTHING = "nothing"
+    CURRENT = "current"
+    OTHER = "other"
+
+
+def deploy(dsn: str, records: Records = RECORDS, wait_seconds: float = 60) -> Found:
+    """Create what is missing, and answer what was there. What exists is left as it is: see `migrate`."""
+    with _exclusive(dsn, wait_seconds) as connection:
+        return _patiently(connection, wait_seconds, lambda: _create(connection, records))
+
+
+def rebuild(dsn: str, records: Records = RECORDS, wait_seconds: float = 60) -> None:
+    """Drop everything and deploy anew, in one transaction. Who may ask for that is decided elsewhere."""
+
+    def drop_and_create() -> None:
+        _execute(connection, f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE")
+        _create(connection, records)
+
+    with _exclusive(dsn, wait_seconds) as connection:
+        _patiently(connection, wait_seconds, drop_and_create)
+
+
+def migrate(dsn: str, records: Records = RECORDS, wait_seconds: float = 60) -> list[str]:
+    """Add what the models have and the database lacks, beside a running engine; say what was done and what is left."""
+    with _exclusive(dsn, wait_seconds) as connection:
+        patiently = partial(_patiently, connection, wait_seconds)
+        patiently(lambda: _run_files(connection, before_tables=True))
+        changes = patiently(lambda: _compare(connection, records))
+        for change in changes:
+            patiently(partial(_execute, connection, *change.statements))
+        changes = [_run_online(connection, change, wait_seconds) for change in changes]
+        patiently(lambda: _run_files(connection, before_tables=False))
+        for trigger in triggers():
+            patiently(partial(_ensure_trigger, connection, trigger))
+        if not any(change.needs_a_hand for change in changes):
+            patiently(lambda: _store_fingerprint(connection, records))
+    return [str(change) for change in changes]
+
+
+def ddl(records: Records = RECORDS) -> str:
+    """Everything that `deploy` runs on an empty database, as text."""
+    tables = [sql for table in metadata_of(records).sorted_tables for sql in table_statements(table)]
+    made = [f"{sql};" for sql in [*(sql_of(CreateSequence(sequence)) for sequence in sequences(SCHEMA)), *tables]]
+    guards = [trigger.sql for trigger in triggers()]
+    return "\n\n".join([*_files(before_tables=True), *made, *_files(before_tables=False), *guards]) + "\n"
+
+
+def fingerprint(records: Records = RECORDS) -> str:
+    """Stands for everything in `ddl`: two equal ones make equal schemas."""
+    return hashlib.sha256(ddl(records).encode()).hexdigest()[:16]
+
+
+def status(dsn: str, records: Records = RECORDS) -> Status:
+    """Look at a database without changing it."""
+    with _connected(dsn) as connection, connection.begin():
+        stored = _stored_fingerprint(connection)
+        return Status(
+            deployed=stored is not None,
+            software=fingerprint(records),
+            stored=stored,
+            pending=_pending(connection, records, stored),
+            tables=_row_counts(connection, records),
+            server_version=str(connection.scalar(sa.text("SHOW server_version"))),
+            extensions=_extensions(connection),
+        )
+
+
+def pending(dsn: str, records: Records = RECORDS) -> list[str]:
+    """What `migrate` has to do, also after what was changed by hand; nothing where the schema is this software's."""
+    with _connected(dsn) as connection, connection.begin():
+        return _pending(connection, records, _stored_fingerprint(connection))
+
+
+def _pending(connection: sa.Connection, records: Records, stored: str | None) -> list[str]:
+    if stored is None:
+        return ["deploy the schema"]
+    if not connection.scalar(sa.text(f"SELECT pg_try_advisory_xact_lock({_LOCK})")):
+        return ["another deployment is under way"]
+    changes = [str(change) for change in _compare(connection, records)]
+    # Functions and triggers are not compared one by one: the fingerprint tells of them.
+    return changes or ([] if stored == fingerprint(records) else ["renew functions and triggers"])
+
+
+def _extensions(connection: sa.Connection) -> dict[str, str]:
+    found = connection.execute(sa.text("SELECT extname, extversion FROM pg_extension ORDER BY 1"))
+    return {row.extname: row.extversion for row in found}
+
+
+def _row_counts(connection: sa.Connection, records: Records) -> dict[str, int]:
+    """Rows of each table that exists: counted where that is quick, else PostgreSQL's own estimate."""
+    existing = set(sa.inspect(connection).get_table_names(SCHEMA))
+    return {name: _rows(connection, name) for name in sorted(r.table.name for r in records) if name in existing}
+
+
+def _rows(connection: sa.Connection, table: str, countable: int = 1_000_000) -> int:
+    estimated = "SELECT sum(greatest(reltuples, 0)) FROM pg_partition_tree(:table) JOIN pg_class ON oid = relid"
+    estimate = connection.scalar(sa.text(estimated), {"table": f"{SCHEMA}.{table}"})
+    if estimate is not None and estimate > countable:
+        return int(estimate)
+    return int(connection.scalar(sa.text(f"SELECT count(*) FROM {SCHEMA}.{table}")) or 0)  # noqa: S608
+
+
+def _create(connection: sa.Connection, records: Records) -> Found:
+    found = _found(connection, records)
+    _run_files(connection, before_tables=True)
+    metadata_of(records).create_all(connection)
+    _run_files(connection, before_tables=False)
+    for trigger in triggers():
+        _ensure_trigger(connection, trigger)
+    # What was made from nothing is what was wanted.
+    if found is Found.NOTHING or (found is Found.OTHER and not _compare(connection, records)):
+        _store_fingerprint(connection, records)
+    return found
+
+
+def _found(connection: sa.Connection, records: Records) -> Found:
+    if connection.scalar(sa.text("SELECT to_regnamespace(:schema)"), {"schema": SCHEMA}) is None:
+        return Found.NOTHING
+    return Found.CURRENT if _stored_fingerprint(connection) == fingerprint(records) else Found.OTHER
+
+
+def _compare(connection: sa.Connection, records: Records) -> list[Change]:
+    return compare(connection, records, prepare=partial(_run_files, connection, before_tables=True))
+
+
+def _patiently(connection: sa.Connection, wait_seconds: float, act: Callable[[], T]) -> T:
+    """Act in a transaction of its own; again, as long as a table that it needs is held by others."""
+
+    def transaction() -> T:
+        with connection.begin():
+            return act()
+
+    return _until_unlocked(wait_seconds, transaction)
+
+
+def _until_unlocked(wait_seconds: float, act: Callable[[], T]) -> T:
+    deadline = time.monotonic() + wait_seconds
+    pause, longest = _PAUSES_SECONDS
+    while True:
+        try:
+            return act()
+        except (sa.exc.DBAPIError, psycopg.Error) as error:
+            refusal = error.orig if isinstance(error, sa.exc.DBAPIError) else error
+            if not isinstance(refusal, psycopg.Error) or refusal.sqlstate not in _LOCKED:
+                raise
+            if time.monotonic() > deadline:
+                raise _held_by_others(refusal) from None
+        # Those who waited behind us go first.
+        time.sleep(pause)
+        pause = min(2 * pause, longest)
+
+
+def _held_by_others(refusal: psycopg.Error) -> Conflict:
+    where = next(iter((refusal.diag.context or "").splitlines()), "")
+    return Conflict(
+        f"a table is held by others: {refusal.diag.message_primary} {where}".strip(),
+        code="database.locked",
+        hint="find long transactions in pg_stat_activity, end them, and run it again: it goes on where it stopped",
+    )
+
+
+def _run_online(connection: sa.Connection, change: Change, wait_seconds: float) -> Change:
+    """Carry out what may take long, without a transaction."""
+    if not change.online:
+        return change
+    driver = _driver(connection)
+    driver.autocommit = True
+    try:
+        for statement in change.online:
+            # These two stop nobody while they wait, and an index that gave up would have to be built again.
+            is_patient = "CONCURRENTLY" in statement or "VALIDATE" in statement
+            driver.execute("SET lock_timeout = 0" if is_patient else "RESET lock_timeout")
+            _until_unlocked(wait_seconds, partial(driver.execute, statement.encode()))
+    except psycopg.errors.IntegrityError as error:
+        return Change(f"{change.what}: rows that exist forbid it ({error.diag.message_primary})")
+    finally:
+        if not driver.closed:
+            driver.execute("RESET lock_timeout")
+            driver.autocommit = False
+    return change
+
+
+def _store_fingerprint(connection: sa.Connection, records: Records) -> None:
+    connection.execute(
+        sa.text(
+            f"INSERT INTO {SCHEMA}.schema_info (fingerprint, software_version) VALUES (:fingerprint, :version) "  # noqa: S608
+            "ON CONFLICT (only_row) DO UPDATE SET (fingerprint, deployed_at, software_version) = "
+            "(excluded.fingerprint, excluded.deployed_at, excluded.software_version) "
+            "WHERE schema_info.fingerprint <> excluded.fingerprint"
+        ),
+        {"fingerprint": fingerprint(records), "version": __version__},
+    )
+
+
+def _stored_fingerprint(connection: sa.Connection) -> str | None:
+    if connection.scalar(sa.text("SELECT to_regclass(:table)"), {"table": f"{SCHEMA}.schema_info"}) is None:
+        return None
+    found: str | None = connection.scalar(sa.text(f"SELECT fingerprint FROM {SCHEMA}.schema_info"))  # noqa: S608
+    return found
+
+
+def _ensure_trigger(connection: sa.Connection, trigger: Trigger) -> None:
+    """Make a trigger unless this very text made it before: replacing one would stop the table's writers."""
+    digest = hashlib.sha256(trigger.sql.encode()).hexdigest()[:16]
+    found = connection.scalar(
+        sa.text(
+            "SELECT obj_description(oid, 'pg_trigger') FROM pg_trigger "
+            "WHERE tgname = :name AND tgrelid = to_regclass(:table)"
+        ),
+        {"name": trigger.name, "table": f"{SCHEMA}.{trigger.table}"},
+    )
+    if found != digest:
+        _execute(
+            connection, trigger.sql, f"COMMENT ON TRIGGER {trigger.name} ON {SCHEMA}.{trigger.table} IS '{digest}'"
+        )
+
+
+@contextmanager
+def _exclusive(dsn: str, wait_seconds: float) -> Iterator[sa.Connection]:
+    """A connection that alone may change the schema."""
+    with _connected(dsn) as connection:
+        _await_lock(connection, wait_seconds)
+        yield connection
+
+
+def _await_lock(connection: sa.Connection, wait_seconds: float) -> None:
+    # Asked again and again, never waited for in the server: a waiting statement has a snapshot, and CREATE INDEX
+    # CONCURRENTLY of the one who holds the lock would wait for that snapshot: a deadlock.
+    deadline = time.monotonic() + wait_seconds
+    while True:
+        with connection.begin():
+            if connection.scalar(sa.text(f"SELECT pg_try_advisory_lock({_LOCK})")):
+                return
+        if time.monotonic() > deadline:
+            raise Conflict("another deployment is under way", code="database.deploying", hint="try again later")
+        time.sleep(0.1)
+
+
+@contextmanager
+def _connected(dsn: str) -> Iterator[sa.Connection]:
+    """A connection with short lock waits. Closing it gives its locks back."""
+    engine = sa.create_engine("postgresql+psycopg://", creator=lambda: _open(dsn), poolclass=sa.NullPool)
+    with _translated(), engine.connect() as connection:
+        yield connection
+
+
+def _open(dsn: str) -> psycopg.Connection[Any]:
+    # Names are found in public alone, where extensions live: a role's own path might make ours the default schema.
+    address = conninfo(dsn, "deploy", statement_seconds=0, lock_seconds=_LOCK_SECONDS, idle_seconds=60)
+    connection = psycopg.connect(address)
+    require_version(connection.info.server_version)
+    connection.execute("SET search_path = public")
+    connection.commit()
+    return connection
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    """SQLAlchemy wraps the driver's errors; what matters is what the server said."""
+    try:
+        with translate_errors():
+            try:
+                yield
+            except sa.exc.DBAPIError as error:
+                raise (error.orig or error) from None
+    except Unavailable as error:
+        # Elsewhere who asks for something that is not there is told to migrate. Here it is a mistake in what is to be made.
+        if isinstance(error.__cause__, psycopg.ProgrammingError):
+            raise error.__cause__ from None
+        raise
+
+
+def _files(*, before_tables: bool) -> list[str]:
+    folder = files("dagmaster.database") / "sql" / "schema"
+    found = sorted((file for file in folder.iterdir() if file.name.endswith(".sql")), key=lambda file: file.name)
+    return [file.read_text().strip() for file in found if (int(file.name[:2]) < _TABLES_AT) == before_tables]
+
+
+def _run_files(connection: sa.Connection, *, before_tables: bool) -> None:
+    _execute(connection, *_files(before_tables=before_tables))
+
+
+def _execute(connection: sa.Connection, *texts: str) -> None:
+    """Run SQL as it stands, each any number of statements."""
+    for text in texts:
+        _driver(connection).execute(text.encode())
+
+
+def _driver(connection: sa.Connection) -> psycopg.Connection[Any]:
+    driver = connection.connection.driver_connection
+    assert isinstance(driver, psycopg.Connection)
+    return driver

@@ -1,0 +1,1 @@
+"""A whole platform on one machine, with an embedded PostgreSQL."""

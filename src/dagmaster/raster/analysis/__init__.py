@@ -1,0 +1,1 @@
+"""What is measured of finished rasters: statistics, footprints and the mosaic over them."""

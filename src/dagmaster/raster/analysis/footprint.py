@@ -1,0 +1,454 @@
+"""Where on Earth the data of a raster lie, as GeoJSON in EPSG:4326.
+
+`footprint` follows the data (nodata collars are left out), `outline` the grid. Both are split at the antimeridian and reach
+over a pole where the raster does. Work is bounded: the mask comes from an overview of about a megapixel, and where it is
+ragged from a coarser one. What is returned lies within a pixel of the overview used.
+
+How a polygon gets to degrees: its edges are divided until they are straight there too, longitudes are unrolled along each
+ring, and a ring that goes once around the Earth is closed over the pole which it encloses.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any, TypeAlias
+
+import numpy as np
+import shapely
+from numpy.typing import NDArray
+from rasterio._err import CPLE_BaseError
+from rasterio.crs import CRS
+from rasterio.errors import RasterioError
+from rasterio.features import shapes
+from rasterio.warp import transform as transform_points
+from shapely.geometry import MultiPolygon, Point, Polygon, box, mapping, shape
+
+from dagmaster.errors import UnfitData
+from dagmaster.raster.analysis.corners import without_steps
+from dagmaster.raster.source.reading import data_bands, is_all_data, open_raster, read_with_validity
+
+MASK_PIXELS = 1_048_576
+MOST_EDGES = 60_000  # sides of pixels between data and nothing that are worth following
+MOST_VERTICES = 1_000
+DECIMALS = 7
+_NO_CORNER = 0.25  # pixels by which an edge may bend and still be one
+_STRAIGHT = 0.03  # pixels by which an edge in degrees may miss the true one
+_NEAR_A_POLE = 0.02  # pixels
+_CELLS = 256  # along a side
+
+BBox: TypeAlias = tuple[float, float, float, float]  # west, south, east, north
+Floats: TypeAlias = NDArray[np.float64]
+Polygons: TypeAlias = Any  # shapely's Polygon or MultiPolygon
+ToDegrees: TypeAlias = Callable[[Floats], Floats]  # (n, 2) pixels to (n, 2) longitudes and latitudes
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """`geometry` is a GeoJSON Polygon or MultiPolygon; in `bbox` west > east where it crosses the antimeridian."""
+
+    geometry: dict[str, Any]
+    bbox: BBox
+
+
+def footprint(path: str | PurePath, *, max_pixels: int = MASK_PIXELS) -> Footprint | None:
+    """The ground that a raster has data for; None where it has none at all.
+
+    >>> from dagmaster.raster.analysis.footprint import footprint
+    >>> footprint("scene.tif").bbox                                     # doctest: +SKIP
+    """
+    with open_raster(path) as dataset:
+        grid = _Grid.of(dataset)
+        if any(is_all_data(dataset, band) for band in data_bands(dataset)):
+            return _published(_all_of(grid))
+        level = _overview(dataset, max_pixels)
+        factor = 1 if level is None else dataset.overviews(1)[level]
+        if level is None:
+            mask = _data_mask(dataset, max_pixels)
+    if level is not None:
+        with open_raster(path, overview=level) as dataset:
+            mask = _data_mask(dataset, max_pixels)
+    if not mask.any():
+        return None
+    pixels, size = _polygons(mask, grid, factor)
+    return _published(_in_degrees(pixels, grid, pixel=size))
+
+
+def outline(path: str | PurePath) -> Footprint:
+    """The ground that the grid of a raster covers, data or not."""
+    with open_raster(path) as dataset:
+        grid = _Grid.of(dataset)
+    return _published(_all_of(grid))
+
+
+def degrees_of_a_pixel(dataset: Any) -> float:
+    """The shorter side of a pixel in the middle of an open raster, in degrees of a great circle."""
+    grid = _Grid.of(dataset)
+    return _degrees_of_a_pixel(box(0, 0, grid.width, grid.height), _projection(grid))
+
+
+def union(footprints: Iterable[Footprint | None]) -> Footprint | None:
+    """The ground of all together; None where there is none."""
+    found = [shape(footprint.geometry) for footprint in footprints if footprint]
+    # Corners of tiles that lie on a common edge are none of the whole.
+    return _published(shapely.simplify(shapely.unary_union(found), 10**-DECIMALS)) if found else None
+
+
+def around(boxes: Iterable[BBox]) -> BBox:
+    """The box that holds all boxes. It crosses the antimeridian where that makes it narrower than half the globe."""
+    boxes = list(boxes)
+    south, north = min(box_[1] for box_ in boxes), max(box_[3] for box_ in boxes)
+    spans = _merged(sorted(span for west, _, east, _ in boxes for span in _spans(west, east)))
+    west, east = spans[0][0], spans[-1][1]
+    gaps = [(after[0] - before[1], after[0], before[1]) for before, after in itertools.pairwise(spans)]
+    if gaps:
+        gap, start, end = max(gaps)
+        if 360 - gap < min(180, east - west):
+            west, east = start, end
+    return (west, south, east, north)
+
+
+def _spans(west: float, east: float) -> list[tuple[float, float]]:
+    return [(west, east)] if west <= east else [(west, 180.0), (-180.0, east)]
+
+
+def _merged(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    merged = spans[:1]
+    for west, east in spans[1:]:
+        if west <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], east))
+        else:
+            merged.append((west, east))
+    return merged
+
+
+@dataclass(frozen=True, slots=True)
+class _Grid:
+    width: int
+    height: int
+    transform: Any
+    crs: CRS
+
+    @classmethod
+    def of(cls, dataset: Any) -> "_Grid":
+        if dataset.crs is None:
+            raise UnfitData("raster has no CRS", code="raster.no-crs", hint="pass `source_crs`")
+        return cls(dataset.width, dataset.height, dataset.transform, dataset.crs)
+
+    def to_map(self, pixels: Floats) -> Floats:
+        return np.stack(_applied(self.transform, pixels[:, 0], pixels[:, 1]), axis=1)
+
+    @property
+    def is_in_degrees(self) -> bool:
+        return bool(self.crs.is_geographic and self.crs.units_factor[0].startswith("degree"))
+
+
+def _applied(transform: Any, x: Any, y: Any) -> tuple[Any, Any]:
+    a, b, c, d, e, f = tuple(transform)[:6]
+    return a * x + b * y + c, d * x + e * y + f
+
+
+def _all_of(grid: _Grid) -> Polygons:
+    pixel = max(1.0, math.sqrt(grid.width * grid.height / MASK_PIXELS))
+    return _in_degrees(box(0, 0, grid.width, grid.height), grid, pixel=pixel)
+
+
+# From pixels to polygons
+
+
+def _overview(dataset: Any, max_pixels: int) -> int | None:
+    """The finest overview that is small enough, else the coarsest there is; None for the raster itself."""
+    if dataset.width * dataset.height <= max_pixels:
+        return None
+    factors = dataset.overviews(1)
+    sizes = [math.ceil(dataset.width / factor) * math.ceil(dataset.height / factor) for factor in factors]
+    fitting = [level for level, size in enumerate(sizes) if size <= max_pixels]
+    return fitting[0] if fitting else len(factors) - 1 if factors else None
+
+
+def _data_mask(dataset: Any, max_pixels: int) -> NDArray[np.bool_]:
+    """Where any band has data; read with fewer pixels where there is no overview that is small enough."""
+    shrink = max(1.0, math.sqrt(dataset.width * dataset.height / max_pixels))
+    shape_ = (max(1, int(dataset.height / shrink)), max(1, int(dataset.width / shrink)))
+    mask = np.zeros(shape_, dtype=np.bool_)
+    for band in data_bands(dataset):
+        mask |= read_with_validity(dataset, band, shape=shape_)[1]
+        if mask.all():
+            break
+    return mask
+
+
+def _polygons(mask: NDArray[np.bool_], grid: _Grid, factor: int = 1) -> tuple[Polygons, float]:
+    """In pixels of the full grid, simplified, with the size of the pixels that were followed.
+
+    `factor`: of the overview that the mask is of, which is data where any pixel below it is; so is what is made coarser here.
+    """
+    rows, columns = mask.shape
+    if (rows, columns) == (math.ceil(grid.height / factor), math.ceil(grid.width / factor)):
+        across = down = float(factor)  # the last ones may reach beyond the grid
+    else:
+        across, down = grid.width / columns, grid.height / rows
+    while (found := _traced(mask, swelling=(factor - 1) / 2 / across)) is None:
+        mask, factor, across, down = _coarser(mask), 2 * factor, 2 * across, 2 * down
+    scaled = shapely.transform(found, lambda xy: xy * (across, down)).intersection(box(0, 0, grid.width, grid.height))
+    pixel = min(across, down)
+    return _only_polygons(shapely.simplify(scaled, _NO_CORNER * pixel)), pixel
+
+
+def _traced(mask: NDArray[np.bool_], swelling: float) -> Polygons | None:
+    """None where there is too much to follow."""
+    if min(mask.shape) > 8 and _edges(mask) > MOST_EDGES:
+        return None
+    mask = _unpinched(mask)
+    traced = [without_steps(shape(geometry), swelling) for geometry, _ in shapes(mask.astype(np.uint8), mask=mask)]
+    found = shapely.unary_union(shapely.make_valid(traced))
+    too_many = shapely.get_num_coordinates(found) > MOST_VERTICES
+    return None if too_many and min(mask.shape) > 8 else _only_polygons(found)
+
+
+def _unpinched(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Pixels that touch at a corner only are joined: the tip of a slanting scene is no island."""
+    falling = mask[:-1, :-1] & mask[1:, 1:] & ~mask[:-1, 1:] & ~mask[1:, :-1]
+    rising = mask[:-1, 1:] & mask[1:, :-1] & ~mask[:-1, :-1] & ~mask[1:, 1:]
+    joined = mask.copy()
+    joined[:-1, 1:] |= falling
+    joined[:-1, :-1] |= rising
+    return joined
+
+
+def _edges(mask: NDArray[np.bool_]) -> int:
+    return int(np.count_nonzero(mask[1:] != mask[:-1]) + np.count_nonzero(mask[:, 1:] != mask[:, :-1]))
+
+
+def _coarser(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Half as fine: data where any of four pixels is."""
+    rows, columns = (size + size % 2 for size in mask.shape)
+    even = np.zeros((rows, columns), dtype=np.bool_)
+    even[: mask.shape[0], : mask.shape[1]] = mask
+    return even[::2, ::2] | even[1::2, ::2] | even[::2, 1::2] | even[1::2, 1::2]
+
+
+# From pixels to degrees
+
+
+def _in_degrees(pixels: Polygons, grid: _Grid, *, pixel: float) -> Polygons:
+    """Polygons in pixels of the grid as polygons in degrees, between -180 and 180."""
+    if grid.is_in_degrees:
+        return shapely.unary_union([_wrapped(part) for part in _parts(_shifted(pixels, grid))])
+    to_degrees = _projection(grid)
+    pixels = _on_the_map(pixels, grid, to_degrees)
+    tolerance = _STRAIGHT * pixel * _degrees_of_a_pixel(pixels, to_degrees)
+    poles = {latitude: point for latitude in (90.0, -90.0) if (point := _pole(grid, latitude))}
+    pieces = [_projected(part, to_degrees, tolerance, poles, pixel) for part in _parts(pixels)]
+    return shapely.simplify(shapely.unary_union(pieces), tolerance)
+
+
+def _shifted(pixels: Polygons, grid: _Grid) -> Polygons:
+    """Degrees stay degrees; a change of datum must not change on which turn around the globe a longitude is."""
+    wgs84 = CRS.from_epsg(4326)
+
+    def to_degrees(points: Floats) -> Floats:
+        degrees = grid.to_map(points)
+        if grid.crs == wgs84:
+            return degrees
+        moved = np.array(transform_points(grid.crs, wgs84, *degrees.T)[:2]).T
+        moved[:, 0] += 360 * np.round((degrees[:, 0] - moved[:, 0]) / 360)
+        return moved
+
+    return shapely.transform(pixels, to_degrees)
+
+
+def _projection(grid: _Grid) -> ToDegrees:
+    wgs84 = CRS.from_epsg(4326)
+
+    def to_degrees(points: Floats) -> Floats:
+        try:
+            return np.array(transform_points(grid.crs, wgs84, *grid.to_map(points).T)[:2]).T
+        except (CPLE_BaseError, RasterioError):
+            if len(points) == 1:
+                return np.full((1, 2), np.nan)
+            # One point outside the projection's domain spoils a whole call.
+            middle = len(points) // 2
+            return np.concatenate([to_degrees(points[:middle]), to_degrees(points[middle:])])
+
+    return to_degrees
+
+
+def _on_the_map(pixels: Polygons, grid: _Grid, to_degrees: ToDegrees) -> Polygons:
+    """Without what lies outside the domain of the projection, such as the corners around a full disk: to a coarse cell."""
+    if np.isfinite(to_degrees(_divided(shapely.get_coordinates(shapely.envelope(pixels)), 8))).all():
+        return pixels
+    side = np.linspace(0, 1, _CELLS + 1)
+    corners = np.stack(np.meshgrid(side * grid.width, side * grid.height), axis=-1).reshape(-1, 2)
+    known = np.isfinite(to_degrees(corners)).all(axis=1).reshape(_CELLS + 1, _CELLS + 1)
+    cells = known[1:, 1:] & known[1:, :-1] & known[:-1, 1:] & known[:-1, :-1]
+    if not cells.any():
+        raise UnfitData("the raster lies outside the domain of its projection", code="raster.off-the-map")
+    return pixels.intersection(_polygons(cells, grid)[0])
+
+
+def _degrees_of_a_pixel(pixels: Polygons, to_degrees: ToDegrees) -> float:
+    """How long the shorter side of a pixel is, on a great circle, in the middle of the data."""
+    x, y = pixels.representative_point().coords[0]
+    at, right, below = to_degrees(np.array([(x, y), (x + 1, y), (x, y + 1)]))
+    return min(_distance(at, right), _distance(at, below))
+
+
+def _distance(one: Floats, other: Floats) -> float:
+    across = (other[0] - one[0] + 180) % 360 - 180
+    return math.hypot(across * math.cos(math.radians(one[1])), other[1] - one[1])
+
+
+def _pole(grid: _Grid, latitude: float) -> Point | None:
+    """In pixels; None where the projection has none."""
+    try:
+        (x,), (y,) = transform_points(CRS.from_epsg(4326), grid.crs, [0.0], [latitude])[:2]
+    except (CPLE_BaseError, RasterioError):
+        return None
+    return Point(*_applied(~grid.transform, x, y)) if math.isfinite(x) and math.isfinite(y) else None
+
+
+def _projected(
+    polygon: Polygon, to_degrees: ToDegrees, tolerance: float, poles: dict[float, Point], pixel: float
+) -> Polygons:
+    polygon, touched = _kept_off_poles(polygon, poles, pixel)
+    pieces = [_projected_clear(part, to_degrees, tolerance, poles) for part in _parts(polygon)]
+    found = shapely.unary_union(pieces)
+    return shapely.transform(found, lambda lonlat: _onto_poles(lonlat, touched, tolerance)) if touched else found
+
+
+def _kept_off_poles(polygon: Polygon, poles: dict[float, Point], pixel: float) -> tuple[Polygons, set[float]]:
+    """A ring through a pole has no longitude there: a tiny disc is taken out, and its edge later moved onto the pole."""
+    touched = set()
+    for latitude, pole in poles.items():
+        if polygon.boundary.distance(pole) < _NEAR_A_POLE * pixel / 2:
+            polygon = polygon.difference(pole.buffer(_NEAR_A_POLE * pixel, quad_segs=32))
+            touched.add(latitude)
+    return polygon, touched
+
+
+def _onto_poles(lonlat: Floats, poles: set[float], tolerance: float) -> Floats:
+    moved = lonlat.copy()
+    for latitude in poles:
+        near = np.abs(lonlat[:, 1] - latitude) < tolerance / _STRAIGHT * _NEAR_A_POLE * 2
+        moved[near, 1] = latitude
+    return moved
+
+
+def _projected_clear(polygon: Polygon, to_degrees: ToDegrees, tolerance: float, poles: dict[float, Point]) -> Polygons:
+    """A polygon with no pole on its boundary. Rings that go around the Earth are closed over a pole inside; what is within
+    an odd number of rings is data."""
+    rings = [_unrolled(np.array(ring.coords), to_degrees, tolerance) for ring in (polygon.exterior, *polygon.interiors)]
+    inside = [latitude for latitude, pole in poles.items() if polygon.contains(pole)]
+    over = inside[0] if inside else 90.0
+    found = Polygon()
+    for ring in rings:
+        if len(ring) > 3:
+            found = found.symmetric_difference(_wrapped(_closed(ring, over)))
+    return found
+
+
+def _unrolled(ring: Floats, to_degrees: ToDegrees, tolerance: float) -> Floats:
+    """A ring in degrees, divided until its edges are straight there, with longitudes that never jump."""
+    ring = _divided(ring, 8)
+    degrees = to_degrees(ring)
+    for _ in range(24):
+        middles = (ring[1:] + ring[:-1]) / 2
+        true = to_degrees(middles)
+        bent = _bent(degrees, true, tolerance)
+        if not bent.any():
+            break
+        places = np.flatnonzero(bent) + 1
+        ring = np.insert(ring, places, middles[bent], axis=0)
+        degrees = np.insert(degrees, places, true[bent], axis=0)
+    degrees = degrees[np.isfinite(degrees).all(axis=1)]
+    degrees[:, 0] = np.unwrap(degrees[:, 0], period=360)
+    return degrees
+
+
+def _divided(ring: Floats, pieces: int) -> Floats:
+    """With points between, so that an edge which is bent symmetrically is noticed."""
+    steps = np.linspace(0, 1, pieces, endpoint=False)[None, :, None]
+    between = ring[:-1, None, :] + steps * (ring[1:, None, :] - ring[:-1, None, :])
+    return np.concatenate([between.reshape(-1, 2), ring[-1:]])
+
+
+def _bent(degrees: Floats, true: Floats, tolerance: float) -> NDArray[np.bool_]:
+    """Edges whose true middle is not in the middle, or that are too long to tell which way around they go."""
+    with np.errstate(invalid="ignore"):  # outside the projection's domain nothing is bent
+        across = _turn(np.diff(degrees[:, 0]))
+        latitude = (degrees[1:, 1] + degrees[:-1, 1]) / 2
+        off_north = np.abs(true[:, 1] - latitude)
+        off_east = np.abs(_turn(true[:, 0] - degrees[:-1, 0] - across / 2)) * np.cos(np.radians(latitude))
+        return np.asarray((off_north > tolerance) | (off_east > tolerance) | (np.abs(across) > 30))
+
+
+def _turn(longitudes: Floats) -> Floats:
+    """Between -180 and 180."""
+    return (longitudes + 180) % 360 - 180
+
+
+def _closed(ring: Floats, pole: float) -> Polygons:
+    start, end = ring[0, 0], ring[-1, 0]
+    if abs(end - start) > 180:
+        ring = np.concatenate([ring, [(end, pole), (start, pole), ring[0]]])
+    return shapely.make_valid(Polygon(ring))
+
+
+def _wrapped(polygon: Polygons) -> Polygons:
+    """Cut at the antimeridian; the pieces are moved to between -180 and 180."""
+    west, _, east, _ = polygon.bounds
+    turns = range(math.floor((west + 180) / 360), math.ceil((east - 180) / 360) + 1)
+    pieces = [polygon.intersection(box(360 * turn - 180, -90, 360 * turn + 180, 90)) for turn in turns]
+    moved = [shapely.transform(piece, _mover(-360 * turn)) for turn, piece in zip(turns, pieces, strict=True)]
+    return _only_polygons(shapely.unary_union(moved))
+
+
+def _mover(degrees: float) -> Callable[[Floats], Floats]:
+    return lambda lonlat: lonlat + np.array([degrees, 0])
+
+
+# What is given away
+
+
+def _published(polygons: Polygons) -> Footprint:
+    """Rounded, valid, exteriors anticlockwise, in an order that depends on the ground alone."""
+    found = _only_polygons(shapely.set_precision(polygons, 10**-DECIMALS))
+    if found.is_empty:
+        raise UnfitData("the data cover no area that can be told in degrees", code="raster.no-footprint")
+    found = shapely.orient_polygons(shapely.normalize(found))
+    return Footprint(_plain(mapping(found)), around(_rounded(part.bounds) for part in _parts(found)))
+
+
+def _plain(geometry: Any) -> dict[str, Any]:
+    return {"type": geometry["type"], "coordinates": _lists(geometry["coordinates"])}
+
+
+def _lists(coordinates: Any) -> Any:
+    if isinstance(coordinates, float):
+        return round(coordinates, DECIMALS) + 0.0  # no negative zero
+    return [_lists(inner) for inner in coordinates]
+
+
+def _rounded(bounds: Iterable[float]) -> BBox:
+    west, south, east, north = (round(number, DECIMALS) + 0.0 for number in bounds)
+    return (west, south, east, north)
+
+
+def _parts(polygons: Polygons) -> Iterator[Polygon]:
+    yield from polygons.geoms if hasattr(polygons, "geoms") else [polygons]
+
+
+def _only_polygons(found: Any) -> Polygons:
+    """Cutting and mending leave points and lines behind."""
+    parts = [part for part in _flat(found) if isinstance(part, Polygon) and not part.is_empty]
+    return parts[0] if len(parts) == 1 else MultiPolygon(parts)
+
+
+def _flat(found: Any) -> Iterator[Any]:
+    if hasattr(found, "geoms"):
+        for part in found.geoms:
+            yield from _flat(part)
+    else:
+        yield found

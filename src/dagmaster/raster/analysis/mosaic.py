@@ -1,0 +1,316 @@
+"""MosaicJSON 0.0.3: which COG holds which part of the map.
+
+The index lists, for every quadkey (a square of the web map at `quadkey_zoom`), each COG whose outline overlaps it: the true
+shape, turned or curved as it may be, on both sides of the antimeridian. Names are relative, so that a mosaic tells nothing of
+where it was made; `asset_prefix` says where the COGs are published. The same COGs give the same bytes.
+
+    assets = [mosaic_asset(path, name=path.name) for path in tiles]
+    document = mosaic(assets, asset_prefix="https://data.example.org/cogs/roads/v1/r1/")
+    encode(document)
+
+Choices
+- `maxzoom` is what rio-tiler gives for the finest COG. (At a pole or the antimeridian its own is far too low.)
+- `minzoom` is what rio-tiler would give if all COGs were one raster, raised until no tile needs more than `assets_per_tile`.
+- `quadkey_zoom` is the finest at which the index has at most eight entries per COG on average. That is about the zoom at
+  which a COG is one or two squares wide: fewer squares would list COGs that are not there, more would only repeat them.
+- `bounds` are -180 to 180 where the mosaic crosses the antimeridian, because maps take no box whose west is east of its east.
+"""
+
+import json
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any, TypeAlias
+from urllib.parse import urlsplit
+
+import numpy as np
+import shapely
+from rasterio.crs import CRS
+from rasterio.warp import calculate_default_transform
+from shapely.geometry import box, shape
+
+from dagmaster.errors import InvalidRequest
+from dagmaster.raster.analysis.footprint import BBox, around, degrees_of_a_pixel, outline
+from dagmaster.raster.source.reading import open_raster
+
+VERSION = "0.0.3"
+ENTRIES_PER_ASSET = 8
+DEEPEST = 24
+_TILE_PIXELS = 256
+_WORLD = 2 * math.pi * 6_378_137  # metres around the equator, the width of the web map
+_END_OF_MAP = 85.06  # degrees north and south
+_DATA_TYPES = {"complex_int16": "cint16", "complex64": "cfloat32", "complex128": "cfloat64"}
+_KNOWN_TYPES = {
+    "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64", *_DATA_TYPES.values()
+}  # fmt: skip
+_RELATIVE = re.compile(r"(?!/)(?!.*//)[\w.@+=,~ /-]+")
+
+Tile: TypeAlias = tuple[int, int]  # column, row
+
+
+@dataclass(frozen=True, slots=True)
+class MosaicAsset:
+    """What the mosaic has to know of one COG. Plain values, so that it can travel as JSON."""
+
+    name: str
+    geometry: Mapping[str, Any]  # its outline, GeoJSON in degrees, split at the antimeridian
+    bbox: BBox
+    resolution: float  # metres per pixel on the web map
+    data_type: str
+
+
+def mosaic_asset(path: str | PurePath, *, name: str) -> MosaicAsset:
+    """Read from the header of a COG; `name` is its name in the mosaic."""
+    _refuse_internal_name(name)
+    with open_raster(path) as dataset:
+        found = outline(path)
+        resolution = _resolution(dataset, found.bbox)
+        data_type = _DATA_TYPES.get(dataset.dtypes[0], dataset.dtypes[0])
+    return MosaicAsset(name, found.geometry, found.bbox, resolution, data_type)
+
+
+def mosaic(
+    assets: Iterable[MosaicAsset],
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    attribution: str | None = None,
+    asset_prefix: str | None = None,
+    palette: Mapping[int, Sequence[int]] | None = None,
+    assets_per_tile: int = 32,
+) -> dict[str, Any]:
+    """The mosaic of these COGs as a MosaicJSON document."""
+    assets = sorted(assets, key=lambda asset: asset.name)
+    _refuse_bad_assets(assets, asset_prefix)
+    maxzoom = max(_zoom(asset.resolution) for asset in assets)
+    quadkey_zoom = _quadkey_zoom(assets, maxzoom)
+    tiles = _index(assets, quadkey_zoom)
+    minzoom = _minzoom(assets, tiles, maxzoom, assets_per_tile)
+    bounds = around(asset.bbox for asset in assets)
+    document: dict[str, Any] = {
+        "mosaicjson": VERSION,
+        "name": name,
+        "description": description,
+        "version": "1.0.0",
+        "attribution": attribution,
+        "minzoom": minzoom,
+        "maxzoom": maxzoom,
+        "quadkey_zoom": quadkey_zoom,
+        "bounds": list(bounds) if bounds[0] <= bounds[2] else [-180.0, bounds[1], 180.0, bounds[3]],
+        "center": [*_centre(bounds), minzoom],
+        "asset_type": "COG",
+        "asset_prefix": asset_prefix,
+        "data_type": _common_type(assets),
+        "colormap": palette and {str(value): list(colour) for value, colour in sorted(palette.items())},
+        "tiles": tiles,
+    }
+    return {key: value for key, value in document.items() if value is not None}
+
+
+def encode(document: Mapping[str, Any]) -> bytes:
+    """As bytes, always the same for the same mosaic."""
+    return (json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n").encode()
+
+
+def assets_at(document: Mapping[str, Any], longitude: float, latitude: float) -> list[str]:
+    """The COGs listed for the square that holds a point, with their prefix: every one that holds it, perhaps neighbours too."""
+    zoom = document["quadkey_zoom"]
+    column, row = (math.floor(number) for number in _place(longitude, latitude, zoom))
+    last = 2**zoom - 1
+    quadkey = _quadkey(min(max(column, 0), last), min(max(row, 0), last), zoom)
+    return [document.get("asset_prefix", "") + name for name in document["tiles"].get(quadkey, [])]
+
+
+# The index
+
+
+def _index(assets: Sequence[MosaicAsset], zoom: int) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = defaultdict(list)
+    for asset in assets:
+        for column, row in sorted(_tiles_of(asset, zoom)):
+            found[_quadkey(column, row, zoom)].append(asset.name)
+    return dict(sorted(found.items()))
+
+
+def _tiles_of(asset: MosaicAsset, zoom: int) -> set[Tile]:
+    """Every tile that the outline overlaps; an edge in common is no overlap."""
+    found: set[Tile] = set()
+    for part in _parts(asset.geometry):
+        candidates = list(_tiles_around(part.bounds, zoom))
+        if part.equals(box(*part.bounds)):
+            found.update(candidates)
+            continue
+        squares = [box(*_bounds(column, row, zoom)) for column, row in candidates]
+        shapely.prepare(part)
+        overlaps = shapely.intersects(part, squares) & ~shapely.touches(part, squares)
+        found.update(tile for tile, overlap in zip(candidates, overlaps, strict=True) if overlap)
+    return found
+
+
+def _tiles_around(bounds: Sequence[float], zoom: int) -> Iterator[Tile]:
+    (left, right), (top, bottom) = _ranges(bounds, zoom)
+    return ((column, row) for row in range(top, bottom + 1) for column in range(left, right + 1))
+
+
+def _ranges(bounds: Sequence[float], zoom: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """First and last column, first and last row. What lies beyond the web map's end in the north and south is in its last rows."""
+    west, south, east, north = bounds
+    left, top = _place(west, north, zoom)
+    right, bottom = _place(east, south, zoom)
+    return _range(left, right, 2**zoom), _range(top, bottom, 2**zoom)
+
+
+def _range(low: float, high: float, number: int) -> tuple[int, int]:
+    first = min(max(math.floor(low), 0), number - 1)
+    return first, min(max(math.ceil(high) - 1, first), number - 1)
+
+
+def _place(longitude: float, latitude: float, zoom: int) -> tuple[float, float]:
+    """On the web map, counted in tiles from its north-western corner."""
+    latitude = min(max(latitude, -89.99), 89.99)
+    north = math.asinh(math.tan(math.radians(latitude))) / math.pi
+    return (longitude + 180) / 360 * 2**zoom, (1 - north) / 2 * 2**zoom
+
+
+def _bounds(column: int, row: int, zoom: int) -> BBox:
+    """A tile in degrees; the rows at the ends reach to the poles, as the index takes them."""
+    number = 2**zoom
+
+    def latitude(edge: int) -> float:
+        if edge in (0, number):
+            return 90.0 if edge == 0 else -90.0
+        return math.degrees(math.atan(math.sinh(math.pi * (1 - 2 * edge / number))))
+
+    return (column / number * 360 - 180, latitude(row + 1), (column + 1) / number * 360 - 180, latitude(row))
+
+
+def _quadkey(column: int, row: int, zoom: int) -> str:
+    return "".join(str((column >> bit & 1) + 2 * (row >> bit & 1)) for bit in reversed(range(zoom)))
+
+
+def _parts(geometry: Mapping[str, Any]) -> list[Any]:
+    found = shape(geometry)
+    return list(found.geoms) if hasattr(found, "geoms") else [found]
+
+
+# Zooms
+
+
+def _quadkey_zoom(assets: Sequence[MosaicAsset], maxzoom: int) -> int:
+    boxes = [part.bounds for asset in assets for part in _parts(asset.geometry)]
+    for zoom in range(maxzoom, 1, -1):
+        if sum(_number_of_tiles(bounds, zoom) for bounds in boxes) <= ENTRIES_PER_ASSET * len(assets):
+            return zoom
+    return 1  # at zoom 0 a quadkey would have no digit
+
+
+def _number_of_tiles(bounds: Sequence[float], zoom: int) -> int:
+    (left, right), (top, bottom) = _ranges(bounds, zoom)
+    return (right - left + 1) * (bottom - top + 1)
+
+
+def _minzoom(
+    assets: Sequence[MosaicAsset], tiles: Mapping[str, Sequence[str]], maxzoom: int, assets_per_tile: int
+) -> int:
+    finest = min(asset.resolution for asset in assets)
+    lowest = min(_zoom(finest * 2 ** _overviews(around(asset.bbox for asset in assets), finest)), maxzoom)
+    for zoom in range(lowest, maxzoom):
+        if _busiest(tiles, zoom) <= assets_per_tile:
+            return zoom
+    return maxzoom
+
+
+def _overviews(bounds: BBox, resolution: float) -> int:
+    """How often a raster of these bounds can be halved until its shorter side fits a tile."""
+    west, south, east, north = bounds
+    left, top = _place(west, min(north, _END_OF_MAP), 0)
+    right, bottom = _place(east if east >= west else east + 360, max(south, -_END_OF_MAP), 0)
+    side = round(min(right - left, bottom - top) * _WORLD / resolution)
+    halvings = 0
+    while side >> halvings > _TILE_PIXELS:
+        halvings += 1
+    return halvings
+
+
+def _busiest(tiles: Mapping[str, Sequence[str]], zoom: int) -> int:
+    """The most assets that a tile of this zoom can need."""
+    needed: dict[str, set[str]] = defaultdict(set)
+    for quadkey, names in tiles.items():
+        needed[quadkey[:zoom]].update(names)
+    return max(map(len, needed.values()))
+
+
+def _zoom(resolution: float) -> int:
+    """The nearest zoom, as GDAL and rio-tiler choose it."""
+    exact = math.log2(_WORLD / _TILE_PIXELS / resolution)
+    return min(max(math.ceil(exact - 0.5), 0), DEEPEST)
+
+
+def _resolution(dataset: Any, bounds: BBox) -> float:
+    """Metres per pixel on the web map, as GDAL would choose it."""
+    web_map = CRS.from_epsg(3857)
+    if dataset.crs == web_map:
+        return float(max(abs(dataset.transform.a), abs(dataset.transform.e)))
+    west, south, east, north = bounds
+    if west <= east and south > -_END_OF_MAP and north < _END_OF_MAP:
+        place, *_ = calculate_default_transform(dataset.crs, web_map, dataset.width, dataset.height, *dataset.bounds)
+        return float(max(abs(place.a), abs(place.e)))
+    # There GDAL would take the whole width of the map, or its infinite height, for the extent: the middle tells better.
+    middle = (max(south, -_END_OF_MAP) + min(north, _END_OF_MAP)) / 2
+    return degrees_of_a_pixel(dataset) / 360 * _WORLD / math.cos(math.radians(middle))
+
+
+def _common_type(assets: Sequence[MosaicAsset]) -> str:
+    types = {asset.data_type for asset in assets}
+    return types.pop() if len(types) == 1 and types <= _KNOWN_TYPES else "other"
+
+
+def _centre(bounds: BBox) -> tuple[float, float]:
+    west, south, east, north = bounds
+    longitude = (west + (east if east >= west else east + 360)) / 2
+    return (
+        float(np.round(longitude - 360 if longitude > 180 else longitude, 7)),
+        float(np.round((south + north) / 2, 7)),
+    )
+
+
+# What must not be published
+
+
+def _refuse_bad_assets(assets: Sequence[MosaicAsset], prefix: str | None) -> None:
+    if not assets:
+        raise InvalidRequest("a mosaic needs at least one COG", code="mosaic.empty")
+    names = [asset.name for asset in assets]
+    if len(set(names)) < len(names):
+        raise InvalidRequest("two COGs of a mosaic have the same name", code="mosaic.name-twice")
+    for name in names:
+        _refuse_internal_name(name)
+    if prefix is not None:
+        _refuse_internal_prefix(prefix)
+
+
+def _refuse_internal_name(name: str) -> None:
+    if not _RELATIVE.fullmatch(name) or ".." in PurePath(name).parts:
+        raise InvalidRequest(
+            "a COG of a mosaic needs a relative name",
+            code="mosaic.name-not-relative",
+            hint="put what is common into `asset_prefix`",
+        )
+
+
+def _refuse_internal_prefix(prefix: str) -> None:
+    """A public address or a relative path, that ends in a slash."""
+    address = urlsplit(prefix)
+    is_public = (
+        address.scheme in ("http", "https")
+        and address.hostname
+        and not (address.username or address.query or address.fragment)
+    )
+    if not prefix.endswith("/") or not (is_public or _RELATIVE.fullmatch(prefix)):
+        raise InvalidRequest(
+            "`asset_prefix` must be a public http(s) address or a relative path, and end in a slash",
+            code="mosaic.prefix-not-public",
+        )

@@ -1,0 +1,1 @@
+"""From pixels of a source to cloud-optimised GeoTIFFs on one output grid."""

@@ -1,0 +1,73 @@
+"""Which tiles of the grid hold data, found out without making them.
+
+Exact in one direction: a tile that holds a valid pixel is never left out. A part of the source is read only until a valid pixel
+shows, and no part twice, so only what is empty is read as a whole, and that compresses well.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import rasterio
+from rasterio.enums import Resampling
+
+from dagmaster.raster.cog.grid import BLOCK, OutputGrid, Tile, Window
+from dagmaster.raster.cog.warp import Blocks, blocks_of
+from dagmaster.raster.source.facts import RasterType
+from dagmaster.raster.source.opening import opened
+from dagmaster.raster.source.pixels import Validity, source_of
+
+
+def tiles_with_data(
+    source: str | Path,
+    grid: OutputGrid,
+    tiles: Iterable[Tile],
+    *,
+    raster_type: RasterType,
+    nodata: float | None = None,
+    source_crs: str | None = None,
+    unset_alpha: bool = False,
+    remote: bool = False,
+) -> tuple[Tile, ...]:
+    """The tiles without those that lie outside the source or where it has nothing. Parameters as of `make_cog`."""
+    with opened(source, remote=remote) as dataset, rasterio.Env(GDAL_NUM_THREADS=1):
+        source_ = source_of(dataset, raster_type, nodata=nodata, source_crs=source_crs, unset_alpha=unset_alpha)
+        coverage = _Coverage(blocks_of(source_, grid, Resampling.bilinear))
+        return tuple(tile for tile in tiles if coverage.has_data(tile.window))
+
+
+class _Coverage:
+    """What is known of the source, in cells of 512 × 512 of its pixels."""
+
+    def __init__(self, blocks: Blocks) -> None:
+        self._blocks = blocks
+        self._source = blocks.source
+        self._known: dict[tuple[int, int], bool] = {}
+
+    def has_data(self, window: Window) -> bool:
+        rows, cols = window.blocks()
+        # From the middle outwards: where a tile has data at all, its middle has most often.
+        order = sorted(
+            range(rows * cols), key=lambda i: abs(2 * (i // cols) - rows + 1) + abs(2 * (i % cols) - cols + 1)
+        )
+        return any(self._block_has_data(window.col + i % cols * BLOCK, window.row + i // cols * BLOCK) for i in order)
+
+    def _block_has_data(self, col: int, row: int) -> bool:
+        return any(self._part_has_data(part) for part in self._blocks.source_windows(col, row))
+
+    def _part_has_data(self, part: Window) -> bool:
+        rows = range(part.row // BLOCK, (part.row + part.height - 1) // BLOCK + 1)
+        cols = range(part.col // BLOCK, (part.col + part.width - 1) // BLOCK + 1)
+        return any(self._cell_has_data(row, col) for row in rows for col in cols)
+
+    def _cell_has_data(self, row: int, col: int) -> bool:
+        if (row, col) not in self._known:
+            self._known[row, col] = self._look(row, col)
+        return self._known[row, col]
+
+    def _look(self, row: int, col: int) -> bool:
+        source = self._source
+        if source.rules.validity is Validity.ALL:
+            return True
+        width, height = min(BLOCK, source.width - col * BLOCK), min(BLOCK, source.height - row * BLOCK)
+        found = source.read(Window(col * BLOCK, row * BLOCK, width, height))
+        return found.valid is None or bool(found.valid.any())

@@ -1,0 +1,125 @@
+"""The tiers a COG is written in, and the resampling that suits what the numbers are.
+
+A profile says how pixels are stored, never what they are: where they come from and where they go is the grid's.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from rasterio.enums import Resampling
+
+from dagmaster.errors import InvalidRequest, UnfitData
+from dagmaster.raster.source.facts import RasterType
+
+
+class Tier(StrEnum):
+    VISUALIZATION = "visualization"  # small and quick to look at; lossy
+    ANALYSIS = "analysis"  # lossless, quick to write and read everywhere
+    ARCHIVE = "archive"  # lossless, smallest
+
+
+@dataclass(frozen=True, slots=True)
+class CogProfile:
+    """How the blocks of a COG are stored. `storage_tier` is what an object store should keep it in."""
+
+    tier: Tier = Tier.ANALYSIS
+    jpeg_quality: int = 85
+    storage_tier: str = "hot"
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.jpeg_quality <= 100:
+            raise InvalidRequest(
+                f"JPEG quality is {self.jpeg_quality}", code="raster.bad-quality", hint="give 1 to 100; 85 is usual"
+            )
+
+    @property
+    def is_lossy(self) -> bool:
+        return self.tier is Tier.VISUALIZATION
+
+    def compression(self, dtype: str) -> str:
+        """GDAL's name of it."""
+        match self.tier:
+            case Tier.VISUALIZATION:
+                return "JPEG"
+            case Tier.ANALYSIS:
+                return "DEFLATE"
+            case Tier.ARCHIVE:
+                # Measured: with a predictor, bytes pack smaller in DEFLATE 12 than in ZSTD 22, and wider numbers in ZSTD.
+                return "DEFLATE" if _is_byte(dtype) else "ZSTD"
+
+    def options(self, dtype: str) -> dict[str, str | int]:
+        """Creation options of GDAL's GTiff driver for the blocks."""
+        predictor = 3 if dtype.startswith("float") else 2
+        match self.compression(dtype):
+            case "JPEG":
+                return {"compress": "JPEG", "jpeg_quality": self.jpeg_quality, "photometric": "YCBCR"}
+            case "ZSTD":
+                return {"compress": "ZSTD", "zstd_level": 9, "predictor": predictor}
+            case _:
+                level = 12 if self.tier is Tier.ARCHIVE else 6
+                return {"compress": "DEFLATE", "zlevel": level, "predictor": predictor}
+
+
+ANALYSIS = CogProfile()
+
+
+def profile_of(tier: str | Tier, jpeg_quality: int = 85) -> CogProfile:
+    """The profile of a tier by its name.
+
+    >>> profile_of("archive").storage_tier
+    'cool'
+    """
+    try:
+        known = Tier(tier)
+    except ValueError:
+        raise InvalidRequest(
+            f"no tier '{tier}'", code="raster.unknown-tier", hint=f"one of {', '.join(Tier)}"
+        ) from None
+    return CogProfile(known, jpeg_quality, "cool" if known is Tier.ARCHIVE else "hot")
+
+
+def require_fit(profile: CogProfile, dtype: str, colors: Sequence[str]) -> None:
+    """Refuse what a tier cannot hold: JPEG is for pictures, and would silently spoil measurements."""
+    if dtype.startswith("complex"):
+        raise UnfitData(
+            "complex numbers cannot become a COG", code="raster.complex", hint="derive amplitude or phase first"
+        )
+    if not profile.is_lossy:
+        return
+    if dtype != "uint8":
+        reason = f"the bands are {dtype}"
+    elif "palette" in colors:
+        reason = "the band is a palette of classes"
+    elif len(colors) == 4 and "alpha" not in colors:
+        reason = "the fourth band is not alpha"
+    elif len(colors) not in (3, 4):
+        reason = f"it has {len(colors)} {'band' if len(colors) == 1 else 'bands'}"
+    else:
+        return
+    raise UnfitData(
+        f"the visualization tier is JPEG, for RGB or RGBA of 8 bits: {reason}",
+        code="raster.not-for-jpeg",
+        hint="use the analysis tier",
+    )
+
+
+def resampling_for(raster_type: RasterType, dtype: str, has_palette: bool = False) -> Resampling:
+    """How pixels are moved to another grid: classes are chosen, measurements and colours interpolated.
+
+    Whole numbers of which nothing is known may be classes: inventing values between them would be worse than a jagged edge.
+    """
+    return Resampling.nearest if _are_classes(raster_type, dtype, has_palette) else Resampling.bilinear
+
+
+def overview_resampling_for(raster_type: RasterType, dtype: str, has_palette: bool = False) -> Resampling:
+    return Resampling.mode if _are_classes(raster_type, dtype, has_palette) else Resampling.average
+
+
+def _are_classes(raster_type: RasterType, dtype: str, has_palette: bool) -> bool:
+    is_float = dtype.startswith("float")
+    return has_palette or raster_type is RasterType.CATEGORICAL or (raster_type is RasterType.UNKNOWN and not is_float)
+
+
+def _is_byte(dtype: str) -> bool:
+    return dtype in ("uint8", "int8")

@@ -1,0 +1,395 @@
+"""Pixels of a source on the output grid, one block of 512 × 512 at a time.
+
+A block depends on nothing but the source, the grid and its own place: not on the tile that asks for it, nor on what was read
+before. That is why neighbouring tiles agree in every pixel. GDAL's transformer interpolates along each run of columns, and its
+error grows with the run's length and depends on where the run starts; here a run never leaves its block.
+
+    Copy       where the source's pixels are the grid's: read as they are
+    Warp       anything else; the slower kernel that looks at validity only runs where something is invalid
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+from affine import Affine
+from rasterio.enums import Resampling
+from rasterio.warp import reproject
+
+from dagmaster.errors import InvalidRequest
+from dagmaster.raster.cog.grid import BLOCK, OutputGrid, Window
+from dagmaster.raster.source.crs import parse_crs
+from dagmaster.raster.source.pixels import Block, Pixels, Rules, Valid, Validity, Values, unless_all
+from dagmaster.raster.source.points import Floats, Points, placed, project
+
+_RADIUS = {
+    Resampling.nearest: 0,
+    Resampling.bilinear: 1,
+    Resampling.cubic: 2,
+    Resampling.cubic_spline: 2,
+    Resampling.lanczos: 3,
+}
+_MOST_REDUCTION = 32
+_OPAQUE = 100  # of a mask that rides along as a band: fits every type
+_WORLD = 360.0
+_EXACT = 2e-5  # of a pixel: so rarely is another one the nearest
+_CLOSE = 4e-3  # of a pixel: what interpolated values hardly show
+
+
+class Blocks(Protocol):
+    """Where blocks come from."""
+
+    source: Pixels
+    reprojects: bool
+
+    def block(self, col: int, row: int) -> Block | None:
+        """512 × 512 pixels of the grid from a place on, fewer at its end; None where there is nothing in them."""
+
+    def source_windows(self, col: int, row: int) -> Iterator[Window]:
+        """The parts of the source that a block is made of."""
+
+
+def blocks_of(source: Pixels, grid: OutputGrid, resampling: Resampling) -> Blocks:
+    """The source on the grid: copied where their pixels coincide, else warped."""
+    offset = _whole_offset(source, grid)
+    return Copy(source, grid, *offset) if offset else Warp(source, grid, resampling)
+
+
+class Copy:
+    """Pixels as they are. `cols` and `rows` lead from the grid's first pixel to the source's."""
+
+    reprojects = False
+
+    def __init__(self, source: Pixels, grid: OutputGrid, cols: int, rows: int) -> None:
+        self.source = source
+        self._rules = source.rules
+        self._grid = grid
+        self._cols, self._rows = cols, rows
+
+    def source_windows(self, col: int, row: int) -> Iterator[Window]:
+        wanted = Window(col - self._cols, row - self._rows, BLOCK, BLOCK)
+        if found := _clipped(wanted, self.source):
+            yield found
+
+    def block(self, col: int, row: int) -> Block | None:
+        for window in self.source_windows(col, row):
+            found = self.source.read(window)
+            if found.valid is not None and not found.valid.any():
+                return None
+            if window.width == window.height == BLOCK:
+                return found
+            return self._placed(found, window, col, row)
+        return None
+
+    def _placed(self, found: Block, window: Window, col: int, row: int) -> Block:
+        """A part of a block; the rest is nothing."""
+        top, left = window.row + self._rows - row, window.col + self._cols - col
+        rows, cols = slice(top, top + window.height), slice(left, left + window.width)
+        depth = 1 if found.valid is None else len(found.valid)
+        valid = np.zeros((depth, BLOCK, BLOCK), dtype=np.bool_)
+        valid[:, rows, cols] = True if found.valid is None else found.valid
+        values = _filled(len(found.values), found.values.dtype, self._rules)
+        values[:, rows, cols] = found.values
+        return Block(values, valid)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What a block takes from the source: after so many turns round the Earth, from this window of it.
+
+    `pixels` are places in the source, 32 pixels of the block apart; `is_inside`: the block takes nothing from beyond the source.
+    """
+
+    turn: int
+    window: Window
+    is_inside: bool
+    pixels: Points
+
+    @property
+    def run(self) -> int:
+        """The longest run of columns over which GDAL's straight interpolation stays close enough to the truth."""
+        bulge = max(_bulge(self.pixels.x), _bulge(self.pixels.y))
+        return next((run for run in (512, 256, 128) if bulge * (run / 32) ** 2 <= _CLOSE), 64)
+
+
+class Warp:
+    """Pixels in another place."""
+
+    reprojects = True
+
+    def __init__(self, source: Pixels, grid: OutputGrid, resampling: Resampling) -> None:
+        self.source = source
+        self._rules = source.rules
+        self._grid = grid
+        self._crs = parse_crs(grid.crs)
+        self._resampling = resampling
+        self._reduction = self._source_pixels_per_pixel()
+        if max(self._reduction) > _MOST_REDUCTION:
+            # A block is made from all that lies under it, at once.
+            raise InvalidRequest(
+                f"the output is {max(self._reduction):.0f} times coarser than the source",
+                code="raster.too-coarse",
+                hint=f"give a resolution at most {_MOST_REDUCTION} times coarser; overviews go on from there",
+            )
+
+    def source_windows(self, col: int, row: int) -> Iterator[Window]:
+        for part in self._parts(col, row):
+            yield part.window
+
+    def block(self, col: int, row: int) -> Block | None:
+        make = self._nearest if self._resampling is Resampling.nearest else self._interpolated
+        found = [block for part in self._parts(col, row) if (block := make(col, row, part)) is not None]
+        return _merged(found) if found else None
+
+    def _parts(self, col: int, row: int) -> Iterator[_Part]:
+        """One for each turn round the Earth that reaches the source; nearly always one."""
+        lattice = self._lattice(col, row, 32)
+        for turn in self._turns(lattice.x):
+            pixels = self._in_source(lattice, turn)
+            known = pixels.finite()
+            if known.x.size == 0:
+                continue
+            pad_x, pad_y = self._padding(pixels)
+            left, right = math.floor(known.x.min() - pad_x), math.ceil(known.x.max() + pad_x)
+            top, bottom = math.floor(known.y.min() - pad_y), math.ceil(known.y.max() + pad_y)
+            wanted = Window(left, top, right - left, bottom - top)
+            if found := _clipped(wanted, self.source):
+                yield _Part(turn, found, found == wanted and pixels.are_finite, pixels)
+
+    def _size(self, col: int, row: int) -> tuple[int, int]:
+        """Rows and columns of a block."""
+        return min(BLOCK, self._grid.height - row), min(BLOCK, self._grid.width - col)
+
+    def _lattice(self, col: int, row: int, step: int) -> Points:
+        """Corners of a mesh over the block, in the source's CRS."""
+        down, across = (_mesh(size, step) for size in self._size(col, row))
+        return self._projected(col, row, *np.meshgrid(across, down))
+
+    def _projected(self, col: int, row: int, u: Floats, v: Floats) -> Points:
+        x, y = placed(self._place(col, row), u.ravel(), v.ravel())
+        found = project(self._crs, self.source.crs, x, y)
+        return Points(found.x.reshape(u.shape), found.y.reshape(u.shape))
+
+    def _place(self, col: int, row: int) -> Affine:
+        return self._grid.transform_of(Window(col, row, BLOCK, BLOCK))
+
+    def _turns(self, x: Floats) -> list[int]:
+        """How often to go round the Earth to reach the source's longitudes; a file may count 0 … 360."""
+        if not self.source.crs.is_geographic:
+            return [0]
+        middle, _ = self.source.transform @ (self.source.width / 2, self.source.height / 2)
+        turns = np.round((middle - x[np.isfinite(x)]) / _WORLD)
+        return [int(turn) for turn in np.unique(turns)]
+
+    def _in_source(self, points: Points, turn: int) -> Points:
+        return Points(*placed(~self.source.transform, points.x + turn * _WORLD, points.y))
+
+    def _padding(self, pixels: Points) -> tuple[float, float]:
+        """The kernel's reach, and what the block may bulge between the lattice's points, or beyond the last that has a place."""
+        radius = _RADIUS.get(self._resampling, 1)
+        reach = [radius * max(1.0, reduction) + 2 for reduction in self._reduction]
+        more = [_bulge(axis) if pixels.are_finite else _stride(axis) for axis in (pixels.x, pixels.y)]
+        return reach[0] + more[0], reach[1] + more[1]
+
+    def _nearest(self, col: int, row: int, part: _Part) -> Block | None:
+        """GDAL's own would be off in a pixel of a thousand, for its transformer is; this one is right but for one in 100,000."""
+        window = part.window
+        found = self.source.read(window)
+        pixels = self._pixel_centres(col, row, part)
+        with np.errstate(invalid="ignore"):
+            # A hair is added as in GDAL, so that both take the same pixel where an edge is met.
+            cols, rows = np.floor(pixels.x + 1e-10) - window.col, np.floor(pixels.y + 1e-10) - window.row
+            inside = (cols >= 0) & (cols < window.width) & (rows >= 0) & (rows < window.height)
+        if not inside.any():
+            return None
+        flat = (np.where(inside, rows, 0) * window.width + np.where(inside, cols, 0)).astype(np.intp)
+        values = found.values.reshape(len(found.values), -1)[:, flat]
+        valid = inside[np.newaxis]
+        if found.valid is not None:
+            valid = found.valid.reshape(len(found.valid), -1)[:, flat] & inside
+        return self._settled(values, unless_all(valid))
+
+    def _pixel_centres(self, col: int, row: int, part: _Part) -> Points:
+        """Where the centre of each of the block's pixels lies in the source: between lattice points, as fine as it takes."""
+        for step in (32, 16, 8, 4):
+            pixels = part.pixels if step == 32 else self._in_source(self._lattice(col, row, step), part.turn)
+            bulge = max(_bulge(pixels.x), _bulge(pixels.y))
+            if not pixels.are_finite or bulge > 1000 * _EXACT:
+                break
+            if bulge <= _EXACT:
+                down, across = (_between(size, step) for size in self._size(col, row))
+                return Points(down.T @ pixels.x @ across, down.T @ pixels.y @ across)
+        height, width = self._size(col, row)
+        centres = np.meshgrid(np.arange(width) + 0.5, np.arange(height) + 0.5)
+        return self._in_source(self._projected(col, row, *centres), part.turn)
+
+    def _interpolated(self, col: int, row: int, part: _Part) -> Block | None:
+        found = self.source.read(part.window)
+        if found.valid is not None and not found.valid.any():
+            return None
+        corner = self.source.transform @ Affine.translation(part.window.col, part.window.row)
+        where: dict[str, Any] = {
+            "src_transform": Affine.translation(-part.turn * _WORLD, 0) @ corner,
+            "dst_transform": self._place(col, row),
+            "size": self._size(col, row),
+            "run": part.run,
+        }
+        if part.is_inside and found.valid is None and not self._is_translucent(found.values):
+            values = self._kernel(found.values, **where)
+            self._rules.keep_apart(values)
+            return Block(values)
+        match self._rules.validity:
+            case Validity.NODATA:
+                return self._with_nodata(found, where)
+            case Validity.ALPHA:
+                assert self._rules.alpha is not None
+                alpha = self._rules.alpha + 1
+                values = self._kernel(found.values, src_alpha=alpha, dst_alpha=alpha, **where)
+                return self._settled(values, self._rules.valid_of(values))
+            case Validity.MASK | Validity.ALL:
+                return self._with_mask(found, where)
+
+    def _with_nodata(self, found: Block, where: dict[str, Any]) -> Block | None:
+        assert self._rules.nodata is not None
+        if found.valid is not None and found.values.dtype.kind == "f":
+            # NaN beside another nodata value: the kernel knows one.
+            np.copyto(found.values, self._rules.nodata, where=np.isnan(found.values))
+        values = self._kernel(
+            found.values,
+            src_nodata=self._rules.nodata,
+            dst_nodata=self._rules.nodata,
+            UNIFIED_SRC_NODATA="YES" if self._rules.together else "NO",
+            **where,
+        )
+        return self._settled(values, self._rules.valid_of(values))
+
+    def _with_mask(self, found: Block, where: dict[str, Any]) -> Block | None:
+        """The mask rides along as an alpha band."""
+        shape = found.values.shape[1:]
+        mask = np.full((1, *shape), _OPAQUE, found.values.dtype)
+        if found.valid is not None:
+            mask[~found.valid] = 0
+        count = len(found.values) + 1
+        values = self._kernel(
+            np.concatenate([found.values, mask]),
+            src_alpha=count,
+            dst_alpha=count,
+            SRC_ALPHA_MAX=_OPAQUE,
+            DST_ALPHA_MAX=_OPAQUE,
+            **where,
+        )
+        return self._settled(values[:-1], unless_all(values[-1:] != 0))
+
+    def _kernel(
+        self, values: Values, *, size: tuple[int, int], run: int, dst_transform: Affine, **options: Any
+    ) -> Values:
+        height, width = size
+        # Left alone GDAL guesses a scale for each piece and smooths what it takes for a reduction.
+        scale_x, scale_y = (1 / reduction if reduction >= 2 else 1 for reduction in self._reduction)
+        runs = []
+        for start in range(0, width, run):
+            runs.append(np.zeros((len(values), height, min(run, width - start)), values.dtype))
+            reproject(
+                values,
+                runs[-1],
+                src_crs=self.source.crs,
+                dst_crs=self._crs,
+                dst_transform=dst_transform @ Affine.translation(start, 0),
+                resampling=self._resampling,
+                num_threads=1,
+                XSCALE=scale_x,
+                YSCALE=scale_y,
+                **options,
+            )
+        return runs[0] if len(runs) == 1 else np.concatenate(runs, axis=2)
+
+    def _is_translucent(self, values: Values) -> bool:
+        alpha = self._rules.alpha
+        return alpha is not None and bool((values[alpha] != np.iinfo(values.dtype).max).any())
+
+    def _settled(self, values: Values, valid: Valid | None) -> Block | None:
+        if valid is None:
+            return Block(values)
+        if not valid.any():
+            return None
+        np.copyto(values, values.dtype.type(self._rules.fill), where=~valid)
+        return Block(values, valid)
+
+    def _source_pixels_per_pixel(self) -> tuple[float, float]:
+        """Columns and rows of the source in a pixel of the grid, as a rule: more than one where the output is coarser."""
+        u, v = (
+            axis.ravel()
+            for axis in np.meshgrid(*(size * np.arange(1, 8) / 8 for size in (self._grid.width, self._grid.height)))
+        )
+        places = [placed(self._grid.transform, u + right, v + below) for right, below in ((0, 0), (1, 0), (0, 1))]
+        here, beside, below = (self._in_source(project(self._crs, self.source.crs, *place), 0) for place in places)
+        with np.errstate(invalid="ignore"):
+            cols, rows = np.hypot(beside.x - here.x, below.x - here.x), np.hypot(beside.y - here.y, below.y - here.y)
+        if not (known := np.isfinite(cols) & np.isfinite(rows)).any():
+            return 1.0, 1.0
+        return float(np.median(cols[known])), float(np.median(rows[known]))
+
+
+def _whole_offset(source: Pixels, grid: OutputGrid) -> tuple[int, int] | None:
+    """How many pixels of the grid lie before the source's first; None if theirs do not coincide."""
+    if source.crs != parse_crs(grid.crs):
+        return None
+    cols, rows = ~grid.transform @ (source.transform.c, source.transform.f)
+    steps = ~grid.transform @ source.transform
+    size = source.width, source.height
+    off = max(abs(steps.a - 1) * size[0], abs(steps.e - 1) * size[1], abs(cols - round(cols)), abs(rows - round(rows)))
+    if steps.b or steps.d or off > 1e-3:
+        return None
+    return round(cols), round(rows)
+
+
+def _clipped(window: Window, source: Pixels) -> Window | None:
+    left, top = max(0, window.col), max(0, window.row)
+    right, bottom = min(source.width, window.col + window.width), min(source.height, window.row + window.height)
+    return Window(left, top, right - left, bottom - top) if left < right and top < bottom else None
+
+
+def _merged(blocks: list[Block]) -> Block:
+    """Blocks of the same place, from either side of the source's seam."""
+    first, *others = blocks
+    for other in others:
+        if first.valid is None:
+            break
+        missing = ~first.valid
+        taken = missing if other.valid is None else missing & other.valid
+        np.copyto(first.values, other.values, where=taken)
+        first = replace(first, valid=unless_all(first.valid | taken))
+    return first
+
+
+def _bulge(lattice: Floats) -> float:
+    """How far from straight the lines of a lattice are, at most, between two of its points."""
+    return _largest_difference(lattice, 2) / 8
+
+
+def _stride(lattice: Floats) -> float:
+    """How far apart neighbours in a lattice are, at most."""
+    return _largest_difference(lattice, 1)
+
+
+def _largest_difference(lattice: Floats, order: int) -> float:
+    with np.errstate(invalid="ignore"):
+        differences = [np.abs(np.diff(lattice, order, axis)) for axis in (0, 1)]
+    return max(float(difference[np.isfinite(difference)].max(initial=0)) for difference in differences)
+
+
+def _mesh(size: int, step: int) -> Floats:
+    """From 0 on, as many steps as it takes to reach the end; three points at least, for two show no bend."""
+    return np.arange(max(2, -(-size // step)) + 1, dtype=np.float64) * step
+
+
+def _between(size: int, step: int) -> Floats:
+    """Weights of the mesh's points for each pixel centre."""
+    weights: Floats = np.clip(1 - np.abs(_mesh(size, step)[:, np.newaxis] - (np.arange(size) + 0.5)) / step, 0, None)
+    return weights
+
+
+def _filled(bands: int, dtype: Any, rules: Rules) -> Values:
+    return np.full((bands, BLOCK, BLOCK), rules.fill, dtype)

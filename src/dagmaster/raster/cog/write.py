@@ -1,0 +1,379 @@
+"""A window of the grid becomes a cloud-optimised GeoTIFF, straight from the source.
+
+One pass: each block of 512 × 512 is read, warped, encoded and halved into the overviews while it is at hand. Nothing is held but
+a row of blocks for each overview, and no raw copy is written anywhere. What is being made lies in a hidden folder beside the
+target, and is renamed to it when it is whole: a reader sees the finished COG or none.
+
+    grid = output_grid(read_facts("scene.tif"))
+    made = make_cog("scene.tif", Path("scene_cog.tif"), grid, raster_type=RasterType.RGB)
+"""
+
+import contextlib
+import tempfile
+import time
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import rasterio
+import rasterio.windows
+from rasterio.enums import Resampling
+from rasterio.errors import NotGeoreferencedWarning, RasterioError
+
+from dagmaster.errors import Unavailable
+from dagmaster.raster.cog.grid import BLOCK, OutputGrid, Window, require_aligned
+from dagmaster.raster.cog.profiles import ANALYSIS, CogProfile, overview_resampling_for, require_fit, resampling_for
+from dagmaster.raster.cog.pyramid import Level, halving, sizes
+from dagmaster.raster.cog.tiff import Image, Joined, join
+from dagmaster.raster.cog.warp import Blocks, blocks_of
+from dagmaster.raster.source.bands import Bands
+from dagmaster.raster.source.crs import parse_crs
+from dagmaster.raster.source.extent import Bounds
+from dagmaster.raster.source.facts import RasterType
+from dagmaster.raster.source.opening import opened
+from dagmaster.raster.source.pixels import Block, Pixels, Rules, Validity, source_of
+
+_MB = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class CogFacts:
+    """What was made. `validity` says how nothing is marked in it: a nodata value, alpha, a mask, or not at all."""
+
+    path: Path
+    size_bytes: int
+    sha256: str
+    width: int
+    height: int
+    crs: str
+    transform: tuple[float, float, float, float, float, float]
+    bounds: Bounds
+    bounds_4326: Bounds
+    dtype: str
+    band_count: int
+    nodata: float | None
+    validity: Validity
+    compression: str
+    tier: str
+    resampling: str
+    reprojection_performed: bool
+    overviews: tuple[int, ...]  # by how much each is smaller
+    is_empty: bool  # no pixel of it is data
+    clamped: int  # values read that its type cannot hold, and that became the nearest it can
+    seconds: dict[str, float]  # by step: read_and_warp, overviews, encode, join
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """Everything decided before the first pixel is read."""
+
+    grid: OutputGrid
+    window: Window
+    profile: CogProfile
+    bands: Bands
+    rules: Rules
+    resampling: Resampling
+    overview_resampling: Resampling
+
+    @property
+    def kept(self) -> list[int]:
+        """The bands that are written: JPEG has no place for alpha, a mask stands for it."""
+        every = range(len(self.bands.colors))
+        return [band for band in every if not (self.profile.is_lossy and band == self.rules.alpha)]
+
+    @property
+    def nodata(self) -> float | None:
+        # A lossy pixel may come to look like nodata, or no longer look like it.
+        return None if self.profile.is_lossy else self.rules.nodata
+
+    @property
+    def may_need_mask(self) -> bool:
+        return self.profile.is_lossy or self.rules.validity in (Validity.MASK, Validity.ALL)
+
+
+@dataclass(slots=True)
+class _Watch:
+    """Seconds by step."""
+
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+    @contextlib.contextmanager
+    def __call__(self, step: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[step] += time.perf_counter() - start
+
+
+def make_cog(
+    source: str | Path,
+    target: Path,
+    grid: OutputGrid,
+    window: Window | None = None,
+    profile: CogProfile = ANALYSIS,
+    *,
+    raster_type: RasterType,
+    resampling: Resampling | None = None,
+    nodata: float | None = None,
+    source_crs: str | None = None,
+    unset_alpha: bool = False,
+    dtype: str | None = None,
+    remote: bool = False,
+    on_progress: Callable[[float], None] | None = None,
+) -> CogFacts:
+    """Write the window of the grid (all of it by default) as a COG.
+
+    `nodata` stands for nothing where the source has no mask, no alpha and no nodata value of its own, or another is meant.
+    `unset_alpha`: the band that is marked as alpha is data like the others.
+    `dtype` stores whole numbers as others; what does not fit becomes the nearest that does, and is counted as `clamped`.
+    `on_progress` hears the part that is done, from 0 to 1; what it raises ends the work, and no target is left.
+    """
+    with opened(source, remote=remote) as dataset:
+        pixels = source_of(
+            dataset, raster_type, nodata=nodata, source_crs=source_crs, unset_alpha=unset_alpha, dtype=dtype
+        )
+        bands = Bands.of(dataset, raster_type, unset_alpha=unset_alpha, dtype=dtype)
+        with rasterio.Env(GDAL_CACHEMAX=_cache_bytes(dataset, window or grid.window)):
+            return write_cog(
+                pixels, bands, target, grid, window=window, profile=profile, raster_type=raster_type,
+                resampling=resampling, on_progress=on_progress,
+            )  # fmt: skip
+
+
+def write_cog(
+    source: Pixels,
+    bands: Bands,
+    target: Path,
+    grid: OutputGrid,
+    *,
+    window: Window | None = None,
+    profile: CogProfile = ANALYSIS,
+    raster_type: RasterType,
+    resampling: Resampling | None = None,
+    on_progress: Callable[[float], None] | None = None,
+) -> CogFacts:
+    """The same of what is open already, and may be more than one file (see `several`)."""
+    window = window or grid.window
+    require_aligned(grid, window)
+    require_fit(profile, bands.dtype, [color.name for color in bands.colors])
+    kind = raster_type, bands.dtype, bands.palette is not None
+    plan = _Plan(
+        grid=grid,
+        window=window,
+        profile=profile,
+        bands=bands,
+        rules=source.rules,
+        resampling=resampling if resampling is not None else resampling_for(*kind),
+        overview_resampling=overview_resampling_for(*kind),
+    )
+    blocks = blocks_of(source, grid, plan.resampling)
+    watch = _Watch()
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as scratch:
+        made = _Scratch(Path(scratch), plan, watch)
+        with made:
+            _fill(made, blocks, plan, watch, on_progress)
+        with watch("join"):
+            joined = join(made.images(), Path(scratch) / "joined")
+            (Path(scratch) / "joined").replace(target)
+    return _facts(target, plan, made, joined, blocks, seconds=watch.seconds)
+
+
+def _cache_bytes(dataset: Any, window: Window) -> int:
+    """For GDAL: what a row of blocks is read from, so that nothing is unpacked twice; a striped source is read in full width."""
+    rows, cols = dataset.block_shapes[0]
+    width = dataset.width if cols >= dataset.width else min(dataset.width, window.width + 2 * cols)
+    pixel = sum(np.dtype(dtype).itemsize for dtype in dataset.dtypes)
+    return min(max(64 * _MB, int(1.3 * width * (1.5 * BLOCK + rows) * pixel)), 256 * _MB)
+
+
+def _fill(
+    made: "_Scratch", blocks: Blocks, plan: _Plan, watch: _Watch, on_progress: Callable[[float], None] | None
+) -> None:
+    rows, cols = plan.window.blocks()
+    for row in range(rows):
+        for col in range(cols):
+            with watch("read_and_warp"):
+                block = blocks.block(plan.window.col + col * BLOCK, plan.window.row + row * BLOCK)
+            made.put(row, col, block)
+        if on_progress is not None:
+            on_progress((row + 1) / rows)
+
+
+class _Scratch:
+    """The images of the pyramid, each a TIFF of its own that GDAL encodes."""
+
+    def __init__(self, folder: Path, plan: _Plan, watch: _Watch) -> None:
+        self._watch = watch
+        shapes = sizes(plan.window.width, plan.window.height)
+        self._sinks = [_Sink(folder, plan, level, shape, watch) for level, shape in enumerate(shapes)]
+        halve = halving(plan.overview_resampling, plan.rules)
+        above: Level | None = None
+        for sink in reversed(self._sinks):
+            above = Level(sink.width, sink.height, sink, self._timed(halve), plan.rules.fill, above)
+        assert above is not None
+        self._level = above
+
+    def __enter__(self) -> "_Scratch":
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        with self._watch("encode"):
+            for sink in self._sinks:
+                sink.close()
+
+    @property
+    def overviews(self) -> tuple[int, ...]:
+        return tuple(2**level for level in range(1, len(self._sinks)))
+
+    @property
+    def is_empty(self) -> bool:
+        return self._sinks[0].blocks == 0
+
+    @property
+    def is_masked(self) -> bool:
+        return self._sinks[0].is_masked
+
+    def put(self, row: int, col: int, block: Block | None) -> None:
+        self._level.put(row, col, block)
+
+    def images(self) -> list[Image]:
+        return [image for sink in self._sinks for image in sink.images(with_mask=self.is_masked)]
+
+    def _timed(self, halve: Callable[[Block], Block]) -> Callable[[Block], Block]:
+        def timed(block: Block) -> Block:
+            with self._watch("overviews"):
+                return halve(block)
+
+        return timed
+
+
+class _Sink:
+    """One image, and its mask where there may be need of one."""
+
+    def __init__(self, folder: Path, plan: _Plan, level: int, size: tuple[int, int], watch: _Watch) -> None:
+        width, height = self.width, self.height = size
+        self.blocks = 0  # that hold data
+        self._told = 0  # blocks that must be found in the file
+        self._complete = 0
+        self._plan, self._level, self._watch = plan, level, watch
+        self._paths = folder / f"{level}.tif", folder / f"{level}.mask.tif"
+        self._image = _create(self._paths[0], plan, width, height, is_full=level == 0)
+        self._mask = _create_mask(self._paths[1], width, height) if plan.may_need_mask else None
+
+    @property
+    def is_masked(self) -> bool:
+        window = Window(0, 0, self.width, self.height)
+        rows, cols = window.blocks()
+        return self._mask is not None and self._complete < rows * cols
+
+    def write(self, window: Window, block: Block) -> None:
+        with self._watch("encode"):
+            area = rasterio.windows.Window(window.col, window.row, window.width, window.height)
+            values = block.values if len(self._plan.kept) == len(block.values) else block.values[self._plan.kept]
+            self._image.write(values, window=area)
+            self.blocks += 1
+            self._told += bool((values != values.dtype.type(self._plan.nodata or 0)).any())
+            self._complete += block.valid is None
+            if self._mask is not None:
+                valid = (
+                    np.ones((window.height, window.width), np.uint8) if block.valid is None else block.valid.any(axis=0)
+                )
+                self._mask.write(valid.astype(np.uint8), 1, window=area)
+
+    def close(self) -> None:
+        self._image.close()
+        if self._mask is not None:
+            self._mask.close()
+
+    def images(self, *, with_mask: bool) -> Iterator[Image]:
+        yield Image(self._paths[0], is_overview=self._level > 0, at_least=self._told)
+        if with_mask:
+            yield Image(self._paths[1], is_overview=self._level > 0, is_mask=True)
+
+
+def _create(path: Path, plan: _Plan, width: int, height: int, *, is_full: bool) -> Any:
+    bands, kept = plan.bands, plan.kept
+    place: dict[str, Any] = {}
+    if is_full:
+        place = {"crs": parse_crs(plan.grid.crs), "transform": plan.grid.transform_of(plan.window)}
+    image = _new(
+        path,
+        width,
+        height,
+        count=len(kept),
+        dtype=bands.dtype,
+        nodata=plan.nodata,
+        **place,
+        **plan.profile.options(bands.dtype),
+    )
+    if bands.palette is not None:
+        image.write_colormap(1, bands.palette)
+    elif not plan.profile.is_lossy:
+        image.colorinterp = bands.colors
+    if is_full:
+        _describe(image, bands, kept)
+    return image
+
+
+def _describe(image: Any, bands: Bands, kept: list[int]) -> None:
+    image.descriptions = tuple(bands.descriptions[band] for band in kept)
+    image.units = tuple(bands.units[band] or "" for band in kept)
+    if any(scale != 1 for scale in bands.scales) or any(bands.offsets):
+        image.scales = tuple(bands.scales[band] for band in kept)
+        image.offsets = tuple(bands.offsets[band] for band in kept)
+    image.update_tags(AREA_OR_POINT="Point" if bands.is_point else "Area")
+
+
+def _create_mask(path: Path, width: int, height: int) -> Any:
+    return _new(path, width, height, count=1, dtype="uint8", nbits=1, compress="DEFLATE")
+
+
+def _new(path: Path, width: int, height: int, **options: Any) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NotGeoreferencedWarning)
+        try:
+            return rasterio.open(
+                path, "w", driver="GTiff", width=width, height=height, tiled=True, blockxsize=BLOCK, blockysize=BLOCK,
+                interleave="pixel", bigtiff="YES", sparse_ok=True, endianness="LITTLE", **options,
+            )  # fmt: skip
+        except RasterioError as error:
+            raise Unavailable(
+                "cannot write beside the target", code="raster.write-failed", hint="is the disk full?"
+            ) from error
+
+
+def _facts(
+    target: Path, plan: _Plan, made: _Scratch, joined: Joined, blocks: Blocks, *, seconds: dict[str, float]
+) -> CogFacts:
+    grid, window = plan.grid, plan.window
+    validity = plan.rules.validity
+    if plan.may_need_mask:
+        validity = Validity.MASK if made.is_masked else Validity.ALL
+    return CogFacts(
+        path=target,
+        size_bytes=joined.size_bytes,
+        sha256=joined.sha256,
+        width=window.width,
+        height=window.height,
+        crs=grid.crs,
+        transform=tuple(grid.transform_of(window)[:6]),
+        bounds=grid.bounds_of(window),
+        bounds_4326=grid.bounds_4326_of(window),
+        dtype=plan.bands.dtype,
+        band_count=len(plan.kept),
+        nodata=plan.nodata,
+        validity=validity,
+        compression=plan.profile.compression(plan.bands.dtype),
+        tier=str(plan.profile.tier),
+        resampling=plan.resampling.name if blocks.reprojects else "none",
+        reprojection_performed=blocks.reprojects,
+        overviews=made.overviews,
+        is_empty=made.is_empty,
+        clamped=blocks.source.clamped,
+        seconds={step: round(spent, 3) for step, spent in seconds.items()},
+    )

@@ -1,0 +1,345 @@
+"""What a raster file says of itself, from its headers alone."""
+
+import contextlib
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, TypeVar
+
+import rasterio.shutil
+from rasterio._err import CPLE_BaseError
+from rasterio.crs import CRS
+from rasterio.errors import CRSError, RasterioError
+from rasterio.io import MemoryFile
+
+from dagmaster.errors import InvalidRequest, UnfitData
+from dagmaster.raster.source.crs import describe_crs, name_crs, parse_crs, split_crs
+from dagmaster.raster.source.extent import geographic_bounds, native_bounds
+from dagmaster.raster.source.opening import READ_ERRORS, opened, reason, short_name, size_of
+
+
+class RasterType(StrEnum):
+    """What the numbers are: it decides on resampling, overviews, compression and colours."""
+
+    RGB = "rgb"
+    RGBA = "rgba"
+    DEM = "dem"
+    CATEGORICAL = "categorical"
+    MULTISPECTRAL = "multispectral"
+    NIR = "nir"
+    VEGETATION_INDEX = "vegetation_index"
+    UNKNOWN = "unknown"
+
+    @classmethod
+    def asked(cls, text: str | None) -> "RasterType | None":
+        """What a person wrote; None and "auto" leave it to us."""
+        try:
+            return cls(text) if text and text != "auto" else None
+        except ValueError:
+            raise InvalidRequest(
+                f"'{text}' is not a raster type", code="raster.bad-type", hint=f"one of auto, {', '.join(cls)}"
+            ) from None
+
+
+_BYTES = {
+    **dict.fromkeys(("bool", "int8", "uint8"), 1),
+    **dict.fromkeys(("int16", "uint16", "float16"), 2),
+    **dict.fromkeys(("int32", "uint32", "float32", "complex_int16"), 4),
+    "complex128": 16,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BandFacts:
+    dtype: str  # numpy's name
+    color: str = "undefined"  # GDAL's colour interpretation: red, gray, palette, alpha, …
+    nodata: float | None = None  # may be NaN
+    description: str | None = None
+    unit: str | None = None
+    scale: float = 1.0
+    offset: float = 0.0
+    block_shape: tuple[int, int] = (0, 0)  # rows, columns
+    overviews: tuple[int, ...] = ()
+    mask: tuple[str, ...] = ()  # GDAL's flags: all_valid, per_dataset, alpha, nodata
+    bits: int | None = None  # where fewer are used than the type has
+    palette: dict[int, tuple[int, int, int, int]] | None = None
+    impossible_nodata: float | None = None  # declared, but the type cannot hold it; `nodata` is None then
+
+    @property
+    def bytes_per_pixel(self) -> int:
+        return _BYTES.get(self.dtype, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class RasterFacts:
+    """`transform` is affine's six numbers (a b c d e f); None where the file has no georeference."""
+
+    path: str
+    driver: str
+    width: int
+    height: int
+    bands: tuple[BandFacts, ...]
+    crs: str | None = None  # "EPSG:32633" where there is a code, else WKT; horizontal; the given one, if one was given
+    transform: tuple[float, float, float, float, float, float] | None = None
+    bounds: tuple[float, float, float, float] | None = None  # in its own CRS: west, south, east, north
+    bounds_4326: tuple[float, float, float, float] | None = None  # west > east: it crosses the antimeridian
+    gcp_count: int = 0
+    has_rpc: bool = False
+    compression: str | None = None
+    interleave: str | None = None
+    is_tiled: bool = False
+    is_cog: bool = False
+    size_bytes: int = 0
+    is_point: bool = False  # AREA_OR_POINT=Point
+    tags: dict[str, str] | None = None
+    file_crs: str | None = None  # what the file itself says
+    vertical_crs: str | None = None  # its name, where the CRS is a compound one
+    pages: int = 1  # a TIFF may hold several images; the first is read
+
+    @property
+    def name(self) -> str:
+        """The file's name without its folder: safe to show."""
+        return short_name(self.path)
+
+    @property
+    def count(self) -> int:
+        return len(self.bands)
+
+    @property
+    def dtype(self) -> str:
+        return self.bands[0].dtype if self.bands else "unknown"
+
+    @property
+    def nodata(self) -> float | None:
+        return self.bands[0].nodata if self.bands else None
+
+    @property
+    def block_shape(self) -> tuple[int, int]:
+        return self.bands[0].block_shape if self.bands else (0, 0)
+
+    @property
+    def pixels(self) -> int:
+        return self.width * self.height
+
+    @property
+    def bytes_per_pixel(self) -> int:
+        """Of all bands."""
+        return sum(band.bytes_per_pixel for band in self.bands)
+
+    @property
+    def raw_bytes(self) -> int:
+        """How much it is when unpacked."""
+        return self.pixels * self.bytes_per_pixel
+
+    @property
+    def resolution(self) -> tuple[float, float] | None:
+        """Width and height of a pixel, in the CRS's own units; also where the grid is rotated."""
+        if self.transform is None:
+            return None
+        a, b, _, d, e, _ = self.transform
+        return math.hypot(a, d), math.hypot(b, e)
+
+    @property
+    def is_rotated(self) -> bool:
+        return self.transform is not None and (self.transform[1] != 0 or self.transform[3] != 0)
+
+
+def read_facts(
+    path: str | Path, *, source_crs: str | None = None, remote: bool = False, size_bytes: int | None = None
+) -> RasterFacts:
+    """Read the headers of one raster file; no pixels, whatever its size.
+
+        >>> facts = read_facts("scene.tif")
+        >>> facts.crs, facts.width, facts.dtype
+        ('EPSG:32633', 24000, 'uint8')
+
+    `source_crs` (a code or WKT) is for a file that has none or a wrong one. Raises UnfitData for what is no raster or is damaged.
+    `remote` allows GDAL's paths of object stores; `size_bytes` tells the size of such an object.
+    """
+    given = parse_crs(source_crs) if source_crs else None
+    with opened(path, remote=remote) as dataset:
+        try:
+            return facts_of(dataset, path, given=given, size_bytes=size_of(path) if size_bytes is None else size_bytes)
+        except READ_ERRORS as error:
+            raise UnfitData(
+                f"the header of '{short_name(path)}' makes no sense: {reason(error)}",
+                code="raster.corrupt",
+                hint="upload it again, or export it anew from its source",
+            ) from None
+
+
+def facts_of(dataset: Any, path: str | Path, *, given: CRS | None, size_bytes: int) -> RasterFacts:
+    """The same of an open dataset."""
+    outline = _outline_of(dataset)
+    transform = _transform(dataset, outline)
+    own, vertical = _own_crs(dataset)
+    crs = given or own
+    structure = dataset.tags(ns="IMAGE_STRUCTURE")
+    tags = _tags(dataset)
+    bands = _bands(dataset, outline)
+    return RasterFacts(
+        path=str(path),
+        driver=dataset.driver,
+        width=dataset.width,
+        height=dataset.height,
+        bands=bands,
+        crs=name_crs(crs) if crs else None,
+        transform=transform,
+        bounds=native_bounds(transform, dataset.width, dataset.height) if transform else None,
+        bounds_4326=_bounds_4326(crs, transform, dataset),
+        gcp_count=len(dataset.gcps[0]),
+        has_rpc=_lenient(lambda: dataset.rpcs is not None, True),
+        compression=structure.get("COMPRESSION"),
+        interleave=structure.get("INTERLEAVE"),
+        is_tiled=bool(bands) and _is_tiled(bands[0].block_shape, dataset.width),
+        is_cog=_is_cog(dataset, bands),
+        size_bytes=size_bytes,
+        is_point=tags.get("AREA_OR_POINT") == "Point",
+        tags=tags,
+        file_crs=name_crs(own) if own else None,
+        vertical_crs=vertical,
+        pages=max(1, len(dataset.subdatasets)),
+    )
+
+
+# Parts of the header
+
+T = TypeVar("T")
+_MOST_TAGS = 100
+_LONGEST_TAG = 1000
+
+
+def _lenient(read: Callable[[], T], otherwise: T) -> T:
+    """For texts and ornaments: a file is not refused because its description is not UTF-8."""
+    try:
+        return read()
+    except READ_ERRORS:
+        return otherwise
+
+
+def _outline_of(dataset: Any) -> str:
+    """The dataset as GDAL's own XML. It tells two things that rasterio hides: that there is no geotransform (not the same
+    as the identity), and a nodata value that the type cannot hold."""
+    with MemoryFile(ext=".vrt") as memory:
+        rasterio.shutil.copy(dataset, memory.name, driver="VRT")
+        return bytes(memory.read()).decode("utf-8", errors="replace")
+
+
+def _transform(dataset: Any, outline: str) -> tuple[float, float, float, float, float, float] | None:
+    if "<GeoTransform>" not in outline or dataset.transform.is_identity:
+        return None
+    a, b, c, d, e, f = tuple(dataset.transform)[:6]
+    return (a, b, c, d, e, f)
+
+
+def _own_crs(dataset: Any) -> tuple[CRS | None, str | None]:
+    crs = dataset.crs or dataset.gcps[1]
+    return split_crs(crs) if crs else (None, None)
+
+
+def _bounds_4326(crs: CRS | None, transform: Any, dataset: Any) -> tuple[float, float, float, float] | None:
+    if crs is None or transform is None or not all(map(math.isfinite, transform)):
+        return None
+    a, b, _, d, e, _ = transform
+    if a * e - b * d == 0:
+        return None
+    with contextlib.suppress(CRSError, CPLE_BaseError, RasterioError):
+        known = describe_crs(name_crs(crs))
+        if known.is_earth and not known.is_local:
+            return geographic_bounds(crs, transform, dataset.width, dataset.height)
+    return None
+
+
+def _bands(dataset: Any, outline: str) -> tuple[BandFacts, ...]:
+    """Each list is asked for once: rasterio makes it anew each time, and a file may have 65,535 bands."""
+    undefined = (None,) * dataset.count
+    nodata = dataset.nodatavals
+    colors = _lenient(lambda: [color.name for color in dataset.colorinterp], ["undefined"] * dataset.count)
+    descriptions = _lenient(lambda: dataset.descriptions, undefined)
+    units = _lenient(lambda: dataset.units, undefined)
+    declared = _declared_nodata(outline)
+    rest = zip(
+        dataset.dtypes, dataset.scales, dataset.offsets, dataset.block_shapes, dataset.mask_flag_enums, strict=True
+    )
+    return tuple(
+        BandFacts(
+            dtype=dtype,
+            color=colors[at],
+            nodata=nodata[at],
+            description=descriptions[at],
+            unit=units[at] or None,
+            scale=scale,
+            offset=offset,
+            block_shape=block_shape,
+            overviews=tuple(dataset.overviews(at + 1)),
+            mask=tuple(flag.name for flag in mask),
+            bits=_bits(dataset, at + 1),
+            palette=_palette(dataset, at + 1),
+            impossible_nodata=declared.get(at + 1) if nodata[at] is None else None,
+        )
+        for at, (dtype, scale, offset, block_shape, mask) in enumerate(rest)
+    )
+
+
+def _bits(dataset: Any, index: int) -> int | None:
+    return _lenient(lambda: int(dataset.tags(index, ns="IMAGE_STRUCTURE").get("NBITS", "")), None)
+
+
+def _palette(dataset: Any, index: int) -> dict[int, tuple[int, int, int, int]] | None:
+    try:
+        return dict(dataset.colormap(index))
+    except ValueError:  # it has none
+        return None
+
+
+def _declared_nodata(outline: str) -> dict[int, float]:
+    """By number of the band."""
+    found = {}
+    for part in outline.split("<VRTRasterBand ")[1:]:
+        number, value = re.search(r'band="(\d+)"', part), re.search(r"<NoDataValue>([^<]*)</NoDataValue>", part)
+        if number and value:
+            with contextlib.suppress(ValueError):
+                found[int(number[1])] = float(value[1])
+    return found
+
+
+def _tags(dataset: Any) -> dict[str, str]:
+    found: dict[str, str] = _lenient(dataset.tags, {})
+    return {name[:_LONGEST_TAG]: text[:_LONGEST_TAG] for name, text in list(found.items())[:_MOST_TAGS]}
+
+
+def _is_tiled(block: tuple[int, int], width: int) -> bool:
+    rows, columns = block
+    return columns != width or rows == columns
+
+
+def _is_cog(dataset: Any, bands: tuple[BandFacts, ...]) -> bool:
+    """The rules of rio-cogeo and GDAL: tiles, overviews where it is larger than one tile, headers before data, and the
+    coarsest data first."""
+    if dataset.driver != "GTiff" or not bands:
+        return False
+    larger_than_a_tile = max(dataset.width, dataset.height) > 512
+    if larger_than_a_tile and not (_is_tiled(bands[0].block_shape, dataset.width) and bands[0].overviews):
+        return False
+    levels = [None, *range(len(bands[0].overviews))]
+    headers = [_offset(dataset, "IFD_OFFSET", level) for level in levels]
+    data = [_offset(dataset, "BLOCK_OFFSET_0_0", level) for level in levels]
+    return (
+        headers[0] is not None
+        and headers == sorted(headers, key=lambda at: at or 0)
+        and _coarsest_first([at for at in data if at])
+        and all(at > (headers[-1] or 0) for at in data if at)
+    )
+
+
+def _offset(dataset: Any, item: str, level: int | None) -> int | None:
+    """None: a block that was left out."""
+    found = dataset.get_tag_item(item, "TIFF", bidx=1, ovr=level)
+    return int(found) if found else None
+
+
+def _coarsest_first(offsets: list[int]) -> bool:
+    return offsets == sorted(offsets, reverse=True)

@@ -1,0 +1,258 @@
+"""A bounded look at the pixels: enough to judge a file, never the whole of a large one unless it is asked for.
+
+First the table of blocks, which costs no pixels: a block that lies beyond the end of the file was lost in transport. Then a
+few windows, among them all four corners (collars live there) and the last block (the first one that a cut upload lacks).
+"""
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rasterio.windows import Window
+
+from dagmaster.raster.source.facts import RasterFacts
+from dagmaster.raster.source.opening import READ_ERRORS, is_out_of_memory, read_bands, reason
+
+_WINDOW = 512
+_LATTICE = 4  # windows a side
+_PATCH = 128
+_MOST_PATCHES = 32
+_CORNER = 16
+_SMALL_BYTES = 32 * 2**20  # read completely
+_CHUNK_BYTES = 8 * 2**20
+_MOST_BLOCKS = 4096  # of the table of blocks, spread evenly
+
+Array = NDArray[Any]
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTable:
+    """What the table of blocks says of those that were looked up."""
+
+    looked_up: int = 0
+    left_out: int = 0  # sparse: never written, all nodata
+    beyond_end: int = 0
+    is_one_strip: bool = False  # to reach its last row, a compressed one is unpacked from the first
+
+    @property
+    def is_mostly_left_out(self) -> bool:
+        return self.left_out * 2 > self.looked_up
+
+
+@dataclass(slots=True)
+class BandRange:
+    """Of one band: how many pixels were seen and how many of them are data, and the extremes of the data."""
+
+    pixels: int = 0
+    valid: int = 0
+    minimum: float = math.inf
+    maximum: float = -math.inf
+    has_nan: bool = False
+
+    def add(self, values: Array, valid: Mask) -> None:
+        self.pixels += values.size
+        self.valid += int(valid.sum())
+        if values.dtype.kind == "f":
+            self.has_nan = self.has_nan or bool(np.isnan(values).any())
+        if valid.any():
+            data = values[valid]
+            self.minimum = min(self.minimum, float(data.min()))
+            self.maximum = max(self.maximum, float(data.max()))
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    values: Array  # bands, rows, columns
+    valid: Mask
+
+
+@dataclass(slots=True)
+class Sample:
+    bands: dict[int, BandRange] = field(default_factory=dict)  # by band number; alpha apart
+    patches: list[Patch] = field(default_factory=list)
+    corners: list[Array] = field(default_factory=list)
+    pixels: int = 0  # of one band
+    alpha_pixels: int = 0
+    alpha_between: int = 0  # neither transparent nor opaque
+    is_whole: bool = False
+    problem: str | None = None  # what made reading impossible
+
+    @property
+    def valid(self) -> int:
+        return sum(band.valid for band in self.bands.values())
+
+    @property
+    def minimum(self) -> float:
+        return min((band.minimum for band in self.bands.values()), default=math.inf)
+
+    @property
+    def maximum(self) -> float:
+        return max((band.maximum for band in self.bands.values()), default=-math.inf)
+
+    @property
+    def has_nan(self) -> bool:
+        return any(band.has_nan for band in self.bands.values())
+
+    @property
+    def half_transparent(self) -> float:
+        """The share of pixels whose alpha is neither nothing nor full."""
+        return self.alpha_between / self.alpha_pixels if self.alpha_pixels else 0.0
+
+    def values(self, at: int = 0) -> Array:
+        """The data of one band in all patches, flat."""
+        parts = [patch.values[at][patch.valid[at]] for patch in self.patches]
+        return np.concatenate(parts) if parts else np.empty(0)
+
+
+def look_up_blocks(dataset: Any, facts: RasterFacts) -> BlockTable:
+    """Where the blocks of a local TIFF lie; an empty table for other formats."""
+    if facts.driver != "GTiff" or not facts.bands:
+        return BlockTable()
+    rows, columns = (
+        math.ceil(size / block) for size, block in zip((facts.height, facts.width), facts.block_shape, strict=True)
+    )
+    planes = facts.count if (facts.interleave or "").upper() == "BAND" else 1
+    looked_up = written = beyond_end = last_row = 0
+    for plane, row, column in _spread(planes, rows, columns):
+        looked_up += 1
+        offset = dataset.get_tag_item(f"BLOCK_OFFSET_{column}_{row}", "TIFF", bidx=plane + 1)
+        if offset:
+            size = dataset.get_tag_item(f"BLOCK_SIZE_{column}_{row}", "TIFF", bidx=plane + 1)
+            written += 1
+            last_row = max(last_row, row)
+            beyond_end += bool(facts.size_bytes and int(offset) + int(size or 0) > facts.size_bytes)
+    # GDAL shows a file of one strip as rows, of which only the first has a place.
+    if facts.block_shape == (1, facts.width) and rows > 1 and written and last_row == 0:
+        return BlockTable(planes, 0, beyond_end, is_one_strip=True)
+    return BlockTable(looked_up, looked_up - written, beyond_end)
+
+
+def take_sample(dataset: Any, facts: RasterFacts, *, whole: bool = False, seconds: float = 10.0) -> Sample:
+    """Read some windows, or all of a small file or when asked; `seconds` ends a sample early, but not a whole reading."""
+    sample = Sample(is_whole=whole or facts.raw_bytes <= _SMALL_BYTES)
+    windows = list(_all_windows(facts) if sample.is_whole else _lattice(facts))
+    every = math.ceil(len(windows) / _MOST_PATCHES)
+    deadline = time.monotonic() + seconds
+    try:
+        for number, window in enumerate(windows):
+            _add_window(dataset, facts, sample, window, keep=number % every == 0)
+            # The first four are the corners, the last block among them.
+            if not sample.is_whole and number >= 3 and time.monotonic() > deadline:
+                break
+        _add_corners(dataset, facts, sample)
+    except READ_ERRORS as error:
+        if is_out_of_memory(error):
+            raise MemoryError from error
+        sample.problem = reason(error)
+        sample.is_whole = False
+    return sample
+
+
+def color_bands(facts: RasterFacts) -> list[int]:
+    """Numbers of all bands but alpha."""
+    return [number for number, band in enumerate(facts.bands, 1) if band.color != "alpha"]
+
+
+def alpha_band(facts: RasterFacts) -> int | None:
+    return next((number for number, band in enumerate(facts.bands, 1) if band.color == "alpha"), None)
+
+
+def has_own_mask(facts: RasterFacts) -> bool:
+    """A mask beside the bands; GDAL also calls alpha one."""
+    return bool(facts.bands) and "per_dataset" in facts.bands[0].mask and "alpha" not in facts.bands[0].mask
+
+
+def _spread(planes: int, rows: int, columns: int) -> Iterator[tuple[int, int, int]]:
+    """Evenly over all blocks, the last one always among them."""
+    total = planes * rows * columns
+    for number in {*range(0, total, math.ceil(total / _MOST_BLOCKS)), total - 1}:
+        plane, rest = divmod(number, rows * columns)
+        yield (plane, *divmod(rest, columns))
+
+
+def _all_windows(facts: RasterFacts) -> Iterator[Window]:
+    rows, columns = _step(facts)
+    for top in range(0, facts.height, rows):
+        for left in range(0, facts.width, columns):
+            yield Window(left, top, min(columns, facts.width - left), min(rows, facts.height - top))
+
+
+def _step(facts: RasterFacts) -> tuple[int, int]:
+    """Whole blocks, some megapixels of them: each is unpacked once."""
+    rows, columns = facts.block_shape
+    across = max(1, 2048 // columns)
+    down = max(1, _CHUNK_BYTES // (rows * columns * across))
+    return rows * down, columns * across
+
+
+def _lattice(facts: RasterFacts) -> list[Window]:
+    """Corners first."""
+    width, height = min(_WINDOW, facts.width), min(_WINDOW, facts.height)
+    lefts = _positions(facts.width - width)
+    tops = _positions(facts.height - height)
+    corners = [(top, left) for top in (tops[0], tops[-1]) for left in (lefts[0], lefts[-1])]
+    others = [(top, left) for top in tops for left in lefts]
+    return [Window(left, top, width, height) for top, left in dict.fromkeys(corners + others)]
+
+
+def _positions(last: int) -> list[int]:
+    return [last * step // (_LATTICE - 1) for step in range(_LATTICE)]
+
+
+def _add_window(dataset: Any, facts: RasterFacts, sample: Sample, window: Window, *, keep: bool) -> None:
+    opaque = _opaque(dataset, facts, sample, window)
+    for number, group in enumerate(_groups(facts, window, everything=sample.is_whole)):
+        values = read_bands(dataset, window, group)
+        valid = _valid(dataset, group, window, values) & opaque
+        for at, band in enumerate(group):
+            sample.bands.setdefault(band, BandRange()).add(values[at], valid[at])
+        if keep and number == 0:
+            sample.patches.append(_middle(values, valid))
+    sample.pixels += int(window.width * window.height)
+
+
+def _groups(facts: RasterFacts, window: Window, *, everything: bool) -> list[list[int]]:
+    """As many bands at once as are small; in a sample only one such group, with the last band in it."""
+    bands = color_bands(facts)
+    most = max(1, int(2 * _CHUNK_BYTES // (window.width * window.height * facts.bands[0].bytes_per_pixel)))
+    if len(bands) <= most:
+        return [bands] if bands else []
+    if not everything:
+        return [[*bands[: most - 1], bands[-1]]]
+    return [bands[start : start + most] for start in range(0, len(bands), most)]
+
+
+def _opaque(dataset: Any, facts: RasterFacts, sample: Sample, window: Window) -> Any:
+    number = alpha_band(facts)
+    if number is None:
+        return True
+    alpha = dataset.read(number, window=window)
+    full = 255 if alpha.dtype == np.uint8 else alpha.max()
+    sample.alpha_pixels += alpha.size
+    sample.alpha_between += int(((alpha > 0) & (alpha < full)).sum())
+    return alpha > 0
+
+
+def _valid(dataset: Any, bands: list[int], window: Window, values: Array) -> Mask:
+    """By GDAL's masks; and whatever is declared, what is not a number is no data."""
+    valid: Mask = dataset.read_masks(bands, window=window) > 0
+    return valid & np.isfinite(values) if values.dtype.kind == "f" else valid
+
+
+def _middle(values: Array, valid: Mask) -> Patch:
+    top, left = (max(0, (size - _PATCH) // 2) for size in values.shape[1:])
+    part = np.s_[:8, top : top + _PATCH, left : left + _PATCH]
+    return Patch(values[part].copy(), valid[part].copy())
+
+
+def _add_corners(dataset: Any, facts: RasterFacts, sample: Sample) -> None:
+    width, height = min(_CORNER, facts.width), min(_CORNER, facts.height)
+    bands = list(sample.bands)[:8]
+    for top in (0, facts.height - height):
+        for left in (0, facts.width - width):
+            sample.corners.append(read_bands(dataset, Window(left, top, width, height), bands))

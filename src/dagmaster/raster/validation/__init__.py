@@ -1,0 +1,1 @@
+"""Whether a raster file is fit for processing: rules, findings and the verdict, checked in a limited process."""

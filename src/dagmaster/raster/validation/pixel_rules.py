@@ -1,0 +1,256 @@
+"""Rules that need a look at the pixels: what is lost, what is empty, and which value means "no data"."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from dagmaster.raster.source.facts import RasterFacts, RasterType
+from dagmaster.raster.source.sample import BlockTable, Sample, alpha_band, has_own_mask
+from dagmaster.raster.validation.classify import alpha_is_picture
+from dagmaster.raster.validation.findings import Finding, Fix, Fixes, error, info, warn
+from dagmaster.raster.validation.header_rules import Ceilings, judge_block
+
+# Values that nobody measures.
+_SENTINELS = (-9999.0, -99999.0, -32768.0, -32767.0, -2147483648.0, 1e20, 9.969209968386869e36, 1e30, 1e38)
+_HUGE = 3.0e38  # the ends of float32, in the many spellings that programs give them
+Found = tuple[Finding, Fixes] | None
+_DECLARE = "if a value means missing, declare it: `gdal_edit.py -a_nodata VALUE file.tif`"
+_GDAL_NAMES = {"uint8": "Byte", "int16": "Int16", "uint16": "UInt16", "int32": "Int32", "uint32": "UInt32"}
+_PICTURES = (RasterType.RGB, RasterType.RGBA, RasterType.NIR, RasterType.MULTISPECTRAL)
+
+
+def judge_blocks(facts: RasterFacts, blocks: BlockTable, ceilings: Ceilings) -> list[Finding]:
+    """What the table of blocks tells, before any is unpacked."""
+    findings = list(judge_block(facts, facts.raw_bytes, ceilings)) if blocks.is_one_strip else []
+    if blocks.beyond_end:
+        findings.append(
+            error(
+                "raster.truncated",
+                f"the end of the file is missing: {blocks.beyond_end} of {blocks.looked_up} blocks looked up lie beyond it",
+                "the upload was cut short: upload it again",
+            )
+        )
+    elif blocks.looked_up and blocks.left_out == blocks.looked_up:
+        findings.append(
+            error("raster.all-nodata", "none of its blocks was ever written: it holds no data", "export it again")
+        )
+    elif _is_bomb(facts, blocks, ceilings):
+        findings.append(
+            error(
+                "raster.bomb",
+                f"{facts.size_bytes / 2**20:,.1f} MB that unpack to {facts.raw_bytes / 2**30:,.0f} GB",
+                "if it is really almost empty, crop it to its data",
+            )
+        )
+    elif blocks.is_mostly_left_out:
+        findings.append(
+            info(
+                "raster.sparse",
+                f"{blocks.left_out} of {blocks.looked_up} blocks looked up were left out: they are nodata",
+            )
+        )
+    return findings
+
+
+def judge_pixels(facts: RasterFacts, sample: Sample, raster_type: RasterType) -> tuple[list[Finding], Fixes]:
+    """What the sample tells, and what is to be done about it."""
+    if sample.problem:
+        return [
+            error(
+                "raster.unreadable",
+                f"its pixels cannot be read: {sample.problem}",
+                "export it anew, or upload it again",
+            )
+        ], Fixes()
+    if sample.valid == 0:
+        return [_empty(sample)], Fixes()
+    fixes = Fixes()
+    findings = []
+    if sample.minimum == sample.maximum:
+        where = "every pixel" if sample.is_whole else "every pixel of the sample"
+        findings.append(
+            warn("raster.constant", f"{where} has the same value, {sample.minimum:g}", "is it the file that you mean?")
+        )
+    for rule in RULES:
+        if found := rule(facts, sample, raster_type, fixes):
+            finding, fixes = found  # each rule builds on the fixes before it
+            findings.append(finding)
+    return findings, fixes
+
+
+def _is_bomb(facts: RasterFacts, blocks: BlockTable, ceilings: Ceilings) -> bool:
+    """Blocks that were left out cost nothing, so a sparse file is none."""
+    return (
+        facts.size_bytes > 0
+        and facts.raw_bytes > ceilings.bomb_bytes
+        and facts.raw_bytes > ceilings.bomb_ratio * facts.size_bytes
+        and not blocks.is_mostly_left_out
+    )
+
+
+def _empty(sample: Sample) -> Finding:
+    if sample.is_whole:
+        return error(
+            "raster.all-nodata", "every pixel is nodata: it holds no data", "check the nodata value, or export it again"
+        )
+    return warn(
+        "raster.nodata-in-sample",
+        f"all of the {sample.pixels:,} pixels of the sample are nodata",
+        "is it the file that you mean?",
+    )
+
+
+def _alpha(facts: RasterFacts, sample: Sample, raster_type: RasterType, fixes: Fixes) -> Found:
+    if alpha_band(facts) is None or raster_type is RasterType.RGBA or not alpha_is_picture(sample):
+        return None
+    finding = warn(
+        "raster.alpha-is-picture",
+        "its alpha band is not transparency but looks like a picture, probably near infrared; it is taken for that",
+        "pass raster_type=rgba if it is transparency",
+        Fix.UNSET_ALPHA,
+    )
+    return finding, replace(fixes, unset_alpha=True)
+
+
+def _undeclared_nodata(facts: RasterFacts, sample: Sample, raster_type: RasterType, fixes: Fixes) -> Found:
+    """A value that stands for no data without saying so."""
+    value = _sentinel(facts, sample)
+    if facts.nodata is not None:
+        return _second_nodata(facts.nodata, value, fixes) if value is not None else None
+    if _has_mask(facts, fixes):
+        return None
+    if value is None and sample.has_nan:
+        value = math.nan
+    if value is None:
+        return _collar_without_nodata(facts, sample, raster_type, fixes)
+    message = f"{_say(value)} stands for missing data, but the file does not say so"
+    return warn("raster.undeclared-nodata", message, "", Fix.DECLARE_NODATA), replace(fixes, nodata=value)
+
+
+def _second_nodata(declared: float, value: float, fixes: Fixes) -> Found:
+    message = f"it declares {_say(declared)} as nodata, but {_say(value)} seems to stand for missing data too"
+    return warn(
+        "raster.second-nodata", message, "write one value to all missing pixels, e.g. with `gdal_calc.py`"
+    ), fixes
+
+
+def _collar_without_nodata(facts: RasterFacts, sample: Sample, raster_type: RasterType, fixes: Fixes) -> Found:
+    value = _collar(facts, sample)
+    if value is None:
+        return None
+    seen = f"its corners are all {_say(value)}, which looks like a collar without data"
+    if raster_type in _PICTURES:
+        taken = warn("raster.collar", f"{seen}; it is taken for nodata", "", Fix.DECLARE_NODATA)
+        return taken, replace(fixes, nodata=value)
+    # A height of 0 is the sea, a class 0 may be a class.
+    advice = f"if it is not, declare it: `gdal_edit.py -a_nodata {value:g} file.tif`"
+    return warn("raster.collar", f"{seen}; it is kept, because {_say(value)} may be a value", advice), fixes
+
+
+def _width_of_integers(facts: RasterFacts, sample: Sample, raster_type: RasterType, fixes: Fixes) -> Found:
+    """32 bits and more where 8 or 16 are enough, and 8-bit colours in 16 bits. Only what is proven is done."""
+    dtype = np.dtype(facts.dtype)
+    is_wide = dtype.itemsize > 2 or (dtype.itemsize == 2 and raster_type in (RasterType.RGB, RasterType.RGBA))
+    if dtype.kind not in "iu" or not is_wide or len({band.dtype for band in facts.bands}) > 1:
+        return None
+    # Full is another number for an alpha of 8 bits.
+    if alpha_band(facts) is not None:
+        return None
+    nothing = [band.nodata for band in facts.bands if band.nodata is not None]
+    narrow = _narrowest([sample.minimum, sample.maximum, *nothing])
+    if np.dtype(narrow).itemsize >= dtype.itemsize:
+        return None
+    if sample.is_whole:
+        message = f"its values are {facts.dtype}, but all of them fit into {narrow}; they are stored as that"
+        return warn("raster.wide-integers", message, "", Fix.NARROW_DTYPE), replace(fixes, dtype=narrow)
+    message = f"its values are {facts.dtype}, but those of the sample fit into {narrow}; they are stored as they are"
+    advice = f"if all of them fit, convert it: `gdal_translate -ot {_GDAL_NAMES[narrow]} in.tif out.tif`"
+    return warn("raster.wide-integers", message, advice), fixes
+
+
+def _narrowest(values: list[float]) -> str:
+    for name in ("uint8", "int16", "uint16", "int32", "uint32"):
+        limits = np.iinfo(name)
+        if all(limits.min <= value <= limits.max for value in values):
+            return name
+    return "int64"
+
+
+def _missing_nodata(facts: RasterFacts, sample: Sample, raster_type: RasterType, fixes: Fixes) -> Found:
+    """Reprojection leaves ground without data at the edges: something must mark it."""
+    if facts.nodata is not None or fixes.nodata is not None or _has_mask(facts, fixes):
+        return None
+    value = _free_value(fixes.dtype or facts.dtype, sample, raster_type)
+    said = "it declares no nodata value"
+    if value is not None:
+        message = f"{said}; {_say(value)}, which it does not use, becomes it"
+        return warn("raster.no-nodata", message, _DECLARE, Fix.DECLARE_NODATA), replace(fixes, nodata=value)
+    edges = "ground beyond its edges, where the output has any, is marked by a mask"
+    if raster_type in _PICTURES:  # no value is to spare, and nobody expects it
+        return info("raster.all-data", f"all of its pixels are data; {edges}", "", Fix.ADD_MASK), fixes
+    return warn("raster.no-nodata", f"{said}, and uses every value; {edges}", _DECLARE, Fix.ADD_MASK), fixes
+
+
+def _free_value(dtype: str, sample: Sample, raster_type: RasterType) -> float | None:
+    """A value that no pixel has. A sample proves nothing for 8 bits, where every value is likely."""
+    kind = np.dtype(dtype)
+    if kind.kind == "f":
+        return math.nan
+    if kind.itemsize == 1 and not (sample.is_whole and raster_type not in _PICTURES):
+        return None
+    limits = np.iinfo(dtype)
+    ends = (limits.max, limits.min) if dtype == "uint8" else (limits.min, limits.max)
+    return next((float(end) for end in ends if not sample.minimum <= end <= sample.maximum), None)
+
+
+def _common_type(facts: RasterFacts, _sample: Sample, _raster_type: RasterType, fixes: Fixes) -> Found:
+    """That the types differ is a finding of the header; here is the type that holds all bands."""
+    kinds = {band.dtype for band in facts.bands}
+    if len(kinds) == 1:
+        return None
+    common = str(np.result_type(*kinds))
+    return info("raster.common-type", f"all bands are stored as {common}", "", Fix.COMMON_DTYPE), replace(
+        fixes, dtype=common
+    )
+
+
+RULES: tuple[Callable[[RasterFacts, Sample, RasterType, Fixes], Found], ...] = (
+    _alpha,
+    _undeclared_nodata,
+    _width_of_integers,
+    _missing_nodata,
+    _common_type,
+)
+
+
+def _sentinel(facts: RasterFacts, sample: Sample) -> float | None:
+    """One of the values that nobody measures, at an end of what was seen. GDAL has hidden the declared one."""
+    for end in (sample.minimum, sample.maximum):
+        if end in _SENTINELS and not facts.dtype.startswith("uint"):
+            return end
+        if facts.dtype.startswith("float") and abs(end) > _HUGE:
+            return end
+    return None
+
+
+def _collar(facts: RasterFacts, sample: Sample) -> float | None:
+    """The one value that fills at least two corners in every band, where the rest of the file has others."""
+    dtype = np.dtype(facts.dtype)
+    suspects = (0.0,) if dtype.kind == "f" else (0.0, float(np.iinfo(dtype).max))
+    filled = [float(corner.flat[0]) for corner in sample.corners if corner.size and (corner == corner.flat[0]).all()]
+    for value in suspects:
+        is_all = sample.minimum == sample.maximum == value
+        if filled.count(value) >= 2 and not is_all and facts.nodata is None:
+            return value
+    return None
+
+
+def _has_mask(facts: RasterFacts, fixes: Fixes) -> bool:
+    has_alpha = alpha_band(facts) is not None and not fixes.unset_alpha
+    return has_alpha or has_own_mask(facts)
+
+
+def _say(value: float) -> str:
+    return "NaN" if math.isnan(value) else f"{value:g}"

@@ -1,0 +1,51 @@
+"""The map server's door: it also gives requests our own address, and says how long answers may be kept.
+
+Links are made from the address that was asked for. Where others reach this server by another one, PUBLIC_URL says so, and no
+header of a request does.
+"""
+
+from urllib.parse import SplitResult, urlsplit
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Scope
+
+from dagmaster import listen
+from dagmaster.serving.caching import headers_of
+from dagmaster.serving.problems import PROBLEMS
+from dagmaster.web.middleware import Door
+
+# A search may carry a polygon of many corners.
+MAX_BODY_BYTES = 1_048_576
+_FORWARDED = (b"forwarded", b"x-forwarded-host", b"x-forwarded-proto", b"x-forwarded-port", b"x-forwarded-prefix")
+
+
+class MapDoor(Door):
+    entrance = listen.SERVING
+    problems = PROBLEMS
+    hint_when_foreign = "ask for localhost, or set PUBLIC_URL"
+
+    def __init__(self, app: ASGIApp, *, own_host: str, public_url: str | None, is_open_to_all: bool) -> None:
+        self._public = urlsplit(public_url) if public_url else None
+        public_host = self._public.hostname if self._public else None
+        own_hosts = [own_host, public_host] if public_host else [own_host]
+        super().__init__(app, max_body_bytes=MAX_BODY_BYTES, own_hosts=own_hosts, is_open_to_all=is_open_to_all)
+
+    def enter(self, scope: Scope) -> None:
+        _take_address(scope, self._public)
+
+    def mark(self, scope: Scope, status: int, headers: MutableHeaders) -> None:
+        # What is served was made by others: a browser shall take it for what it is said to be.
+        headers["X-Content-Type-Options"] = "nosniff"
+        if status in (200, 304):
+            headers.update(headers_of(scope))
+
+
+def _take_address(scope: Scope, public: SplitResult | None) -> None:
+    """Let links begin with our public address, if there is one; what a request says of proxies does not count."""
+    headers = [(name, value) for name, value in scope["headers"] if name not in _FORWARDED]
+    if public is not None:
+        scope["scheme"] = public.scheme
+        scope["root_path"] = public.path
+        headers = [(name, value) for name, value in headers if name != b"host"]
+        headers.append((b"host", public.netloc.encode()))
+    scope["headers"] = headers

@@ -1,0 +1,1049 @@
+"""The ledger's twin in memory: the same semantics on plain dictionaries and a clock that is passed in.
+
+For simulation and for tests of handlers. It passes the same conformance suite as the real one; each call happens at one
+instant, as a transaction does. `MemoryDatabase` is what several ledgers (processes) share.
+"""
+
+import copy
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from math import ceil
+from typing import Any, Unpack
+from uuid import UUID, uuid4
+
+import orjson
+
+from dagmaster.database.ledger.protocol import (
+    OVERRUN_GRACE_SECONDS,
+    PAGE_BYTES,
+    SMALL_BYTES,
+    Advanced,
+    ChildResult,
+    Choose,
+    Claim,
+    Decide,
+    Demand,
+    Exchange,
+    Held,
+    LoadedJob,
+    Look,
+    NewJob,
+    OrchestratorInfo,
+    QueueChange,
+    Report,
+    Running,
+    Stirrings,
+    Tell,
+    WorkerInfo,
+    key_conflict,
+    no_such_job,
+    opening_nodes,
+    too_large_for_a_template,
+)
+from dagmaster.jobs import fan, payload
+from dagmaster.jobs.changes import Changes, NodeChange, PoisonedTask
+from dagmaster.jobs.model import (
+    Checkpoint,
+    DeadLetter,
+    Job,
+    JobEvent,
+    JobMessage,
+    NodeState,
+    Payload,
+    QueueSettings,
+    Task,
+    TaskMessage,
+    TaskResult,
+    task_id,
+)
+from dagmaster.jobs.news import (
+    Due,
+    Failed,
+    Idle,
+    Lost,
+    News,
+    Overran,
+    Returned,
+    Started,
+    StopRequest,
+    Succeeded,
+    Withdrawn,
+)
+from dagmaster.jobs.payload import LOADABLE_BYTES, Encoded, Reference, by_reference
+from dagmaster.jobs.rerun import Revival
+from dagmaster.jobs.states import (
+    JOB_MOVES,
+    JOB_REVIVALS,
+    NODE_MOVES,
+    NODE_REVIVALS,
+    NODE_TERMINAL,
+    TASK_MOVES,
+    EventType,
+    JobStatus,
+    NodeStatus,
+    Stop,
+    TaskStatus,
+)
+from dagmaster.jobs.view import LoadedNode
+from dagmaster.workflows.model import Aggregation, Workflow
+
+TaskKey = tuple[UUID, str, int]
+OfNode = tuple[str, int, str | None, int | None, NodeStatus, int, int]
+_ACTIVE = (JobStatus.PENDING, JobStatus.RUNNING)
+
+
+@dataclass
+class MemoryDatabase:
+    """The tables. Rows are frozen records; a change replaces the row."""
+
+    clock: Callable[[], datetime]
+    definitions: dict[str, Workflow] = field(default_factory=dict)
+    jobs: dict[UUID, Job] = field(default_factory=dict)
+    nodes: dict[UUID, dict[str, NodeState]] = field(default_factory=lambda: defaultdict(dict))
+    tasks: dict[TaskKey, Task] = field(default_factory=dict)
+    results: dict[TaskKey, TaskResult] = field(default_factory=dict)
+    events: dict[UUID, list[JobEvent]] = field(default_factory=lambda: defaultdict(list))
+    orchestrators: dict[UUID, datetime] = field(default_factory=dict)
+    workers: dict[UUID, WorkerInfo] = field(default_factory=dict)
+    checkpoints: dict[tuple[UUID, str], dict[str, Checkpoint]] = field(default_factory=lambda: defaultdict(dict))
+    messages: dict[str, JobMessage] = field(default_factory=dict)
+    dead_letters: list[DeadLetter] = field(default_factory=list)
+    keys: dict[tuple[str, str], tuple[UUID, str]] = field(default_factory=dict)
+    queues: dict[str, QueueSettings] = field(default_factory=dict)
+    payloads: dict[tuple[UUID, str], Payload] = field(default_factory=dict)
+    payload_parts: dict[tuple[UUID, str], bytes] = field(default_factory=dict)  # each in one part
+    position: int = 0
+    event_id: int = 0
+
+    def move_task(self, key: TaskKey, to: TaskStatus, **columns: Any) -> Task:
+        row = self.tasks[key]
+        _demand(to in TASK_MOVES[row.status], f"task {row.task_id}: {row.status} may not become {to}")
+        self.tasks[key] = row.model_copy(update={"status": to, **columns})
+        return self.tasks[key]
+
+    def move_node(self, job_id: UUID, node_id: str, to: NodeStatus, **columns: Any) -> NodeState:
+        row = self.nodes[job_id][node_id]
+        _demand(to is row.status or to in NODE_MOVES[row.status], f"node {node_id}: {row.status} may not become {to}")
+        updated = row.model_copy(update={"status": to, "version": row.version + 1, **columns})
+        _demand((updated.remaining or 0) >= 0, f"node {node_id}: remaining below zero")
+        _demand((updated.expanded or 0) <= (updated.total or 0), f"node {node_id}: more children than planned")
+        _demand(updated.not_before is None or to is NodeStatus.READY, f"node {node_id}: waits though {to}")
+        self.nodes[job_id][node_id] = updated
+        return updated
+
+    def add_task(self, job_id: UUID, node_id: str, attempt: int, **columns: Any) -> None:
+        key = (job_id, node_id, attempt)
+        live = [
+            t
+            for t in self.tasks_of(job_id)
+            if t.node_id == node_id and t.status in (TaskStatus.QUEUED, TaskStatus.RUNNING)
+        ]
+        _demand(key not in self.tasks and not live, f"node {node_id} has a live task")
+        self.position += 1
+        self.tasks[key] = Task.model_construct(
+            job_id=job_id, node_id=node_id, attempt=attempt, task_id=task_id(job_id, node_id, attempt),
+            position=self.position, status=TaskStatus.QUEUED, available_at=self.clock(), worker_id=None, lease_until=None,
+            started_at=None, finished_at=None, progress=None, stop_requested_at=None, stop_seen_at=None,
+            **{"params_ref": None, **columns},
+        )  # fmt: skip
+
+    def add_payload(self, job_id: UUID, reference: Reference, encoded: Encoded, *, is_kept: bool = False) -> None:
+        key = (job_id, reference["sha256"])
+        known = self.payloads.get(key)
+        self.payload_parts.setdefault(key, bytes(encoded))
+        self.payloads[key] = Payload(
+            job_id=job_id, sha256=reference["sha256"], size_bytes=reference["bytes"], stored_at=self.clock(),
+            is_kept=is_kept or (known is not None and known.is_kept),
+        )  # fmt: skip
+
+    def keep_payload(self, job_id: UUID, reference: Reference) -> None:
+        key = (job_id, reference["sha256"])
+        if key not in self.payloads:
+            raise payload.missing(job_id, reference["sha256"])
+        self.payloads[key] = self.payloads[key].model_copy(update={"is_kept": True})
+
+    def payload(self, job_id: UUID, reference: Reference) -> bytes:
+        encoded = self.payload_parts.get((job_id, reference["sha256"]))
+        if encoded is None:
+            raise payload.missing(job_id, reference["sha256"])
+        payload.check(job_id, reference, payload.reference_to(encoded))
+        return encoded
+
+    def tasks_of(self, job_id: UUID) -> list[Task]:
+        return [task for key, task in self.tasks.items() if key[0] == job_id]
+
+    def add_event(self, job_id: UUID, sequence: int, type_: EventType, **columns: Any) -> None:
+        _demand(len(self.events[job_id]) + 1 == sequence, f"event {sequence} of job {job_id} is out of order")
+        self.event_id += 1
+        at = columns.pop("created_at", None) or self.clock()
+        self.events[job_id].append(
+            JobEvent(
+                event_id=self.event_id, job_id=job_id, sequence=sequence, event_type=type_, created_at=at, **columns
+            )
+        )
+
+
+class RefusedByGuard(AssertionError):
+    """What the database's own guards would refuse."""
+
+
+def _demand(holds: bool, message: str) -> None:
+    if not holds:
+        raise RefusedByGuard(message)
+
+
+class MemoryLedger:
+    def __init__(self, database: MemoryDatabase) -> None:
+        self.db = database
+
+    # Submitting
+
+    async def create_jobs(self, jobs: Sequence[NewJob]) -> list[UUID]:
+        return [job.job_id for job in jobs if self._create(job)]
+
+    def _create(self, new: NewJob) -> bool:
+        db, now = self.db, self.db.clock()
+        known_message = new.message_id and any(job.message_id == new.message_id for job in db.jobs.values())
+        if new.job_id in db.jobs or known_message:
+            return False
+        db.definitions.setdefault(new.definition_hash, new.workflow)
+        db.jobs[new.job_id] = Job(
+            job_id=new.job_id, workflow_id=new.workflow.workflow_id, workflow_version=new.workflow.version,
+            definition_hash=new.definition_hash, status=JobStatus.PENDING, input_params=_json_copy(new.input_params),
+            priority=new.priority, correlation_id=new.correlation_id, submitted_by=new.submitted_by,
+            callback_url=new.callback_url, idempotency_key=new.idempotency_key, message_id=new.message_id,
+            deadline_at=now + timedelta(seconds=new.workflow.timeout_seconds), last_sequence=2, created_at=now, updated_at=now,
+        )  # fmt: skip
+        opening = opening_nodes(new.workflow)
+        for row in opening:
+            db.nodes[new.job_id][row["node_id"]] = NodeState(job_id=new.job_id, **row)
+        data = {"workflow_id": new.workflow.workflow_id, "definition_hash": new.definition_hash,
+                "nodes": [row["node_id"] for row in opening]}  # fmt: skip
+        db.add_event(new.job_id, 1, EventType.JOB_CREATED, event_status="pending", epoch=0, event_data=data)
+        start = next(row["node_id"] for row in opening if row["status"] == NodeStatus.READY)
+        db.add_event(new.job_id, 2, EventType.NODE_READY, node_id=start, event_status="ready", epoch=0)
+        return True
+
+    async def create_once(self, job: NewJob, request_hash: str, *, force: bool = False) -> UUID:
+        key = (job.submitted_by or "", job.idempotency_key or "")
+        known = self.db.keys.get(key)
+        if known is not None and known[1] != request_hash:
+            raise key_conflict(job, known[0])
+        if known is not None and not force:
+            return known[0]
+        self.db.keys[key] = (job.job_id, request_hash)
+        self._create(job)
+        return job.job_id
+
+    async def replay_dead_letter(self, dead_letter_id: UUID, queue: str) -> bool:
+        letters = self.db.dead_letters
+        found = next((x for x in letters if x.dead_letter_id == dead_letter_id and x.queue == queue), None)
+        if found is None:
+            return False
+        letters.remove(found)
+        await self.enqueue_message(found.message_id or str(dead_letter_id), queue, found.body)
+        return True
+
+    async def set_queue(self, queue: str, **changes: Unpack[QueueChange]) -> None:
+        now = self.db.clock()
+        before = self.db.queues.get(queue) or QueueSettings(queue=queue, updated_at=now)
+        self.db.queues[queue] = before.model_copy(update={**changes, "updated_at": now})
+
+    def _is_limited(self, queue: str) -> bool:
+        settings = self.db.queues.get(queue)
+        return settings is not None and settings.max_running is not None
+
+    def _room(self, queue: str) -> int | None:
+        """How many more tasks of a queue may run; None: as many as you like."""
+        settings = self.db.queues.get(queue)
+        if settings is None or (settings.max_running is None and not settings.is_paused):
+            return None
+        running = sum(task.status is TaskStatus.RUNNING and task.queue == queue for task in self.db.tasks.values())
+        return 0 if settings.is_paused else max(0, (settings.max_running or 0) - running)
+
+    async def drop_dead_letter(self, dead_letter_id: UUID) -> None:
+        self.db.dead_letters = [letter for letter in self.db.dead_letters if letter.dead_letter_id != dead_letter_id]
+
+    async def enqueue_message(self, message_id: str, queue: str, body: Any) -> bool:
+        if message_id in self.db.messages:
+            return False
+        self.db.messages[message_id] = JobMessage(
+            message_id=message_id, queue=queue, body=_json_copy(body), enqueued_at=self.db.clock()
+        )
+        return True
+
+    async def take_messages(
+        self, queue: str, limit: int, handle: Callable[[JobMessage], NewJob | DeadLetter]
+    ) -> list[UUID | str]:
+        waiting = sorted((m for m in self.db.messages.values() if m.queue == queue), key=lambda m: m.enqueued_at)[
+            :limit
+        ]
+        outcomes = [handle(message) for message in waiting]
+        for message in waiting:
+            del self.db.messages[message.message_id]
+        created = [job.job_id for job in outcomes if isinstance(job, NewJob) and self._create(job)]
+        letters = [letter for letter in outcomes if isinstance(letter, DeadLetter)]
+        self.db.dead_letters.extend(letters)
+        return [*created, *(letter.message_id or "" for letter in letters)]
+
+    # Operating
+
+    async def revive(self, job_id: UUID, choose: Choose, facts: Mapping[str, Any]) -> tuple[Revival, int]:
+        db, job = self.db, self.db.jobs.get(job_id)
+        if job is None:
+            raise no_such_job(job_id)
+        revival = choose(self._load(job))
+        _demand(JobStatus.RUNNING in JOB_REVIVALS.get(job.status, ()), f"job {job_id}: {job.status} may not run again")
+        sequence = job.last_sequence + 1
+        db.add_event(
+            job_id, sequence, EventType.JOB_RESUMED, event_status=JobStatus.RUNNING, epoch=job.epoch, event_data=dict(facts)
+        )  # fmt: skip
+        children = self._children_again(job_id, revival)
+        stale = {child.node_id for child in children if self._is_of_a_run_before(child, revival)}
+        for node_id in (*revival.nodes, *(child.node_id for child in children)):
+            sequence += 1
+            self._reset(job_id, db.nodes[job_id][node_id], is_child=node_id not in revival.nodes)
+            if revival.is_afresh:
+                db.checkpoints.pop((job_id, node_id), None)
+            db.add_event(
+                job_id, sequence, EventType.NODE_RESET, node_id=node_id, event_status=NodeStatus.PENDING, epoch=job.epoch,
+                event_data={"anew": True} if node_id in revival.anew else None,
+            )  # fmt: skip
+        for fan_out in {child.parent_node_id for child in children} | set(revival.anew):
+            self._count_again(job_id, fan_out or "", children, stale, is_anew=fan_out in revival.anew)
+        now, seconds = db.clock(), revival.timeout_seconds
+        nothing = dict.fromkeys(
+            (
+                "owner_id", "claim_token", "completed_at", "result_data", "error_message", "cancel_requested_at",
+                "cancel_requested_by", "cancel_reason", "stopping",
+            )
+        )  # fmt: skip
+        db.jobs[job_id] = job.model_copy(
+            update={
+                **nothing, "status": JobStatus.RUNNING, "resume_count": job.resume_count + 1, "last_sequence": sequence,
+                "deadline_at": None if seconds is None else now + timedelta(seconds=seconds), "updated_at": now,
+                "version": job.version + 1,
+            }
+        )  # fmt: skip
+        return revival, job.resume_count + 1
+
+    def _children_again(self, job_id: UUID, revival: Revival) -> list[NodeState]:
+        fallen = (NodeStatus.FAILED, NodeStatus.CANCELLED)
+        chosen = [
+            n
+            for n in self.db.nodes[job_id].values()
+            if n.parent_node_id in revival.anew
+            or (n.parent_node_id in revival.children and n.status in fallen)
+            or n.node_id in revival.single
+        ]
+        return sorted(chosen, key=lambda n: (n.parent_node_id or "", n.fan_out_index or 0))
+
+    def _is_of_a_run_before(self, child: NodeState, revival: Revival) -> bool:
+        parent = self.db.nodes[child.job_id][child.parent_node_id or ""]
+        return child.parent_node_id in revival.anew or (child.fan_out_index or 0) >= (parent.expanded or 0)
+
+    def _count_again(
+        self, job_id: UUID, fan_out: str, children: Sequence[NodeState], stale: Collection[str], *, is_anew: bool
+    ) -> None:
+        state = self.db.nodes[job_id][fan_out]
+        mine = [child for child in children if child.parent_node_id == fan_out]
+        idle = [child for child in mine if child.node_id not in stale]
+        columns: dict[str, Any] = {"stale_count": len(mine) - len(idle) or state.stale_count}
+        if is_anew:
+            counters = ("total", "expanded", "remaining", "failed_count", "cancelled_count", "idle_count")
+            columns |= dict.fromkeys(counters)
+        else:
+            columns |= {
+                "remaining": None if state.remaining is None else state.remaining + len(idle),
+                "failed_count": (state.failed_count or 0) - sum(c.status is NodeStatus.FAILED for c in idle),
+                "cancelled_count": (state.cancelled_count or 0) - sum(c.status is NodeStatus.CANCELLED for c in idle),
+                "idle_count": len(idle) or state.idle_count,
+            }
+        self.db.nodes[job_id][fan_out] = state.model_copy(update=columns)
+
+    def _reset(self, job_id: UUID, row: NodeState, *, is_child: bool) -> None:
+        _demand(
+            NodeStatus.PENDING in NODE_REVIVALS.get(row.status, ()), f"node {row.node_id}: {row.status} can't be reset"
+        )
+        gone = ("reason", "error", "error_message", "output", "output_ref", "started_at", "completed_at")
+        nothing = dict.fromkeys(gone)
+        again = {"status": NodeStatus.PENDING, "run": row.run + 1, "retry_count": 0, "loss_count": 0}
+        again |= {"is_idle": True} if is_child else {}
+        self.db.nodes[job_id][row.node_id] = row.model_copy(update={**nothing, **again, "version": row.version + 1})
+
+    async def request_cancel(self, job_id: UUID, *, by: str | None, reason: str | None) -> tuple[JobStatus, bool]:
+        job = self.db.jobs.get(job_id)
+        if job is None:
+            raise no_such_job(job_id)
+        is_new = job.status in _ACTIVE and job.cancel_requested_at is None
+        if is_new:
+            now = self.db.clock()
+            asked = {"cancel_requested_at": now, "cancel_requested_by": by, "cancel_reason": reason, "updated_at": now}
+            self.db.jobs[job_id] = job.model_copy(update={**asked, "version": job.version + 1})
+        return job.status, is_new
+
+    # Orchestrators
+
+    async def beat(self, orchestrator: OrchestratorInfo) -> None:
+        self.db.orchestrators[orchestrator.owner_id] = self.db.clock()
+
+    async def claim_jobs(
+        self, owner_id: UUID, *, limit: int, orphans: bool = True, orphan_after_seconds: float, patience_seconds: float
+    ) -> list[Claim]:
+        db, now = self.db, self.db.clock()
+        alive = {
+            owner for owner, beat in db.orchestrators.items() if beat > now - timedelta(seconds=orphan_after_seconds)
+        }
+        active = [job for job in db.jobs.values() if job.status in _ACTIVE]
+        mine = sum(job.owner_id == owner_id for job in active)
+        room = max(0, min(limit, ceil(len(active) / max(1, len(alive))) - mine))
+        may_judge = orphans and owner_id in alive
+        free = [job for job in active if job.owner_id is None or (may_judge and job.owner_id not in alive)]
+        if room == 0:
+            free = [job for job in free if job.updated_at < now - timedelta(seconds=patience_seconds)]
+        free.sort(key=lambda job: (-job.priority, job.job_id))
+        return [self._claim(job, owner_id, now) for job in free[: room or limit]]
+
+    def _claim(self, job: Job, owner_id: UUID, now: datetime) -> Claim:
+        token = uuid4()
+        self.db.jobs[job.job_id] = job.model_copy(
+            update={"owner_id": owner_id, "claim_token": token, "epoch": job.epoch + 1, "owner_heartbeat_at": now,
+                    "updated_at": now, "version": job.version + 1}
+        )  # fmt: skip
+        return Claim(job.job_id, token, job.epoch + 1)
+
+    async def load_jobs(self, claims: Sequence[Claim]) -> list[LoadedJob]:
+        return [self._load(self.db.jobs[claim.job_id]) for claim in claims]
+
+    def _load(self, job: Job) -> LoadedJob:
+        workflow = self.db.definitions[job.definition_hash]
+        nodes = [self.db.nodes[job.job_id][node_id] for node_id in workflow.nodes]
+        outputs = {
+            node.node_id: copy.deepcopy(node.output)
+            for node in nodes
+            if node.status is NodeStatus.COMPLETED
+            and node.output_ref is None
+            and fan.size_bytes(node.output) <= SMALL_BYTES
+        }
+        return LoadedJob(
+            job.job_id, job.status, job.definition_hash, workflow, copy.deepcopy(job.input_params), job.priority,
+            job.correlation_id, job.submitted_by, tuple(map(_loaded_node, nodes)), outputs,
+            job.result_data, job.error_message, job.last_sequence, job.stopping,
+            job.resume_count,
+        )  # fmt: skip
+
+    async def load_outputs(self, job_id: UUID, node_ids: Sequence[str], *, resolve: bool = True) -> dict[str, Any]:
+        outputs = {}
+        for node_id in node_ids:
+            node = self.db.nodes[job_id][node_id]
+            if node.status is not NodeStatus.COMPLETED:
+                continue
+            if node.output_ref is None:
+                outputs[node_id] = copy.deepcopy(node.output)
+            else:
+                outputs[node_id] = self._resolve(job_id, node) if resolve else by_reference(node.output_ref)
+        return outputs
+
+    def _resolve(self, job_id: UUID, node: NodeState) -> Any:
+        reference = node.output_ref or {}
+        if reference["bytes"] > LOADABLE_BYTES:
+            raise too_large_for_a_template(node.node_id, reference["bytes"])
+        if payload.is_payload(reference):
+            return orjson.loads(self.db.payload(job_id, reference))
+        return self._gathered(job_id, reference["results_of"], Aggregation(reference["aggregation"]))
+
+    async def stirrings(self, owner_id: UUID, *, sweep: bool, started_after_seconds: float = 0.2) -> Stirrings:
+        mine = {job.job_id for job in self.db.jobs.values() if job.owner_id == owner_id and job.status in _ACTIVE}
+        reported = tuple(job_id for job_id in mine if self._has_reports(job_id))
+        if not sweep:
+            return Stirrings(reported)
+        now = self.db.clock()
+        late = {task.job_id for task in self.db.tasks.values() if task.job_id in mine and self._is_late(task, now)}
+        waits = [
+            (job_id, n.not_before)
+            for job_id in mine
+            for n in self.db.nodes[job_id].values()
+            if n.not_before is not None
+        ]
+        old = now - timedelta(seconds=started_after_seconds)
+        started = {
+            t.job_id for job_id in mine for t in self._to_show_running(job_id) if t.started_at and t.started_at < old
+        }
+        coming = [(at - now).total_seconds() for _, at in waits if at > now]
+        overdue = late | {job_id for job_id, at in waits if at <= now}
+        overdue |= {job_id for job_id in mine if self._stop_of(job_id)}
+        return Stirrings(reported, tuple(overdue), tuple(started), min(coming, default=None), len(mine))
+
+    def _is_late(self, task: Task, now: datetime) -> bool:
+        if task.status is TaskStatus.QUEUED:
+            return task.expires_at is not None and task.expires_at < now
+        return task.status is TaskStatus.RUNNING and (self._is_lapsed(task, now) or self._has_overrun(task, now))
+
+    def _is_lapsed(self, task: Task, now: datetime) -> bool:
+        return task.lease_until is not None and task.lease_until < now
+
+    def _has_overrun(self, task: Task, now: datetime) -> bool:
+        limit = timedelta(seconds=task.timeout_seconds + OVERRUN_GRACE_SECONDS)
+        return task.started_at is not None and task.started_at + limit < now
+
+    def _to_show_running(self, job_id: UUID) -> list[Task]:
+        return [
+            task
+            for task in self.db.tasks_of(job_id)
+            if task.status is TaskStatus.RUNNING and self.db.nodes[job_id][task.node_id].status is NodeStatus.DISPATCHED
+        ]
+
+    async def advance(
+        self, owner_id: UUID, claims: Sequence[Claim], look: Look, decide: Decide, *, tell: Tell | None = None
+    ) -> Advanced:
+        asked = [claim for claim in claims if not look.reported_only or self._has_reports(claim.job_id)]
+        held = sorted((claim for claim in asked if self._holds(owner_id, claim)), key=lambda claim: claim.job_id)
+        saved = self._snapshot(claim.job_id for claim in held)
+        try:
+            news, has_more = self._take_news([claim.job_id for claim in held], look)
+            jobs = [self.db.jobs[claim.job_id] for claim in held]
+            stops = {job.job_id: stop for job in jobs if (stop := self._stop_of(job.job_id))}
+            sequences = {job.job_id: job.last_sequence for job in jobs}
+            changes = decide(Held({job.job_id: job.epoch for job in jobs}, sequences, news, stops))
+            queues = {queue for change in changes if not change.is_empty for queue in self._apply(change)}
+        except BaseException:
+            self._restore(saved)
+            raise
+        fenced = frozenset(claim.job_id for claim in claims) - {claim.job_id for claim in held}
+        return Advanced(frozenset() if look.reported_only else fenced, has_more, frozenset(queues))
+
+    def _has_reports(self, job_id: UUID) -> bool:
+        job = self.db.jobs[job_id]
+        if job.cancel_requested_at is not None and job.stopping is None:
+            return True
+        return any(result.job_id == job_id and not result.processed for result in self.db.results.values())
+
+    def _stop_of(self, job_id: UUID) -> StopRequest | None:
+        job = self.db.jobs[job_id]
+        if job.stopping is not None:
+            return None
+        if job.cancel_requested_at is not None:
+            return StopRequest(Stop.CANCELLED, job.cancel_requested_by, job.cancel_reason)
+        is_late = job.deadline_at is not None and job.deadline_at < self.db.clock()
+        return StopRequest(Stop.DEADLINE) if is_late else None
+
+    def _holds(self, owner_id: UUID, claim: Claim) -> bool:
+        job = self.db.jobs.get(claim.job_id)
+        return job is not None and job.owner_id == owner_id and job.claim_token == claim.token and job.status in _ACTIVE
+
+    def _snapshot(self, job_ids: Iterable[UUID]) -> list[tuple[UUID, Any]]:
+        """Rows are frozen, so a transaction's undo log is a shallow copy of the jobs' rows."""
+        db = self.db
+        return [
+            (
+                job_id,
+                (
+                    db.jobs[job_id],
+                    dict(db.nodes[job_id]),
+                    {key: row for key, row in db.tasks.items() if key[0] == job_id},
+                    {key: row for key, row in db.results.items() if key[0] == job_id},
+                    list(db.events[job_id]),
+                    {key: row for key, row in db.payloads.items() if key[0] == job_id},
+                ),
+            )
+            for job_id in job_ids
+        ]
+
+    def _restore(self, saved: list[tuple[UUID, Any]]) -> None:
+        db = self.db
+        for job_id, (job, nodes, tasks, results, events, payloads) in saved:
+            tables: tuple[tuple[dict[Any, Any], dict[Any, Any]], ...] = (
+                (db.tasks, tasks), (db.results, results), (db.payloads, payloads),
+            )  # fmt: skip
+            for table, rows in tables:
+                for key in [key for key in table if key[0] == job_id]:
+                    del table[key]
+                table.update(rows)
+            db.jobs[job_id], db.nodes[job_id], db.events[job_id] = job, nodes, events
+
+    def _take_news(self, held: list[UUID], look: Look) -> tuple[dict[UUID, list[News]], frozenset[UUID]]:
+        news: dict[UUID, list[News]] = {job_id: [] for job_id in held}
+        has_more = set()
+        per_job = max(50, look.limit // max(1, len(held)))
+        for job_id in held:
+            waiting = [r for r in self.db.results.values() if r.job_id == job_id and not r.processed]
+            news[job_id].extend(self._take_result(result) for result in waiting[:per_job])
+            if len(waiting) >= per_job:
+                has_more.add(job_id)
+            if job_id in look.overdue:
+                news[job_id].extend(self._take_overdue(job_id))
+            if job_id in look.overdue | look.withdraw:
+                news[job_id].extend(self._take_waiting(job_id, everything=job_id in look.withdraw))
+            if job_id in look.started:
+                news[job_id].extend(
+                    Started(*self._of_node(t), t.started_at, str(t.worker_id))
+                    for t in self._to_show_running(job_id)
+                    if t.started_at
+                )
+            if job_id in look.withdraw:
+                news[job_id].extend(self._withdraw(job_id))
+            if job_id in look.stop_running:
+                self._ask_to_stop(job_id)
+            for fan_out, room in ((key[1], room) for key, room in look.wake.items() if key[0] == job_id):
+                news[job_id].extend(self._take_idle(job_id, fan_out)[:room])
+        return news, frozenset(has_more)
+
+    def _of_node(self, row: Task | TaskResult) -> OfNode:
+        node = self.db.nodes[row.job_id][row.node_id]
+        return (
+            node.node_id,
+            row.attempt,
+            node.parent_node_id,
+            node.fan_out_index,
+            node.status,
+            node.retry_count,
+            node.loss_count,
+        )
+
+    def _take_result(self, result: TaskResult) -> News:
+        key = (result.job_id, result.node_id, result.attempt)
+        self.db.results[key] = result.model_copy(update={"processed": True})
+        of_node = self._of_node(result)
+        worker = str(result.worker_id)
+        match result.status:
+            case TaskStatus.SUCCEEDED:
+                at_hand = (
+                    of_node[2] is None and result.output_ref is None and fan.size_bytes(result.output) <= SMALL_BYTES
+                )
+                output = copy.deepcopy(result.output) if at_hand else None
+                return Succeeded(*of_node, result.started_at, result.reported_at, worker, output, at_hand)
+            case TaskStatus.RETURNED | TaskStatus.CANCELLED:
+                return Returned(*of_node, result.started_at, result.reported_at, worker)
+            case _:
+                error = result.error or {"message": "failed without saying why"}
+                return Failed(*of_node, result.started_at, result.reported_at, worker, error)
+
+    def _take_overdue(self, job_id: UUID) -> list[News]:
+        now = self.db.clock()
+        news: list[News] = []
+        for task in self.db.tasks_of(job_id):
+            if not self._is_late(task, now):
+                continue
+            key = (job_id, task.node_id, task.attempt)
+            of_node = self._of_node(task)
+            ended: dict[str, Any] = {"finished_at": now, "lease_until": None}
+            if task.status is TaskStatus.QUEUED and task.expires_at:
+                self.db.move_task(key, TaskStatus.CANCELLED, **ended)
+                news.append(Overran(*of_node, None, None, (task.expires_at - task.available_at).total_seconds()))
+            elif self._is_lapsed(task, now):
+                self.db.move_task(key, TaskStatus.LOST, **ended)
+                news.append(Lost(*of_node, task.started_at, str(task.worker_id)))
+            else:
+                self.db.move_task(key, TaskStatus.FAILED, **ended)
+                news.append(Overran(*of_node, task.started_at, str(task.worker_id), task.timeout_seconds))
+        return news
+
+    def _take_waiting(self, job_id: UUID, *, everything: bool) -> list[News]:
+        now = self.db.clock()
+        return [
+            Due(n.node_id, n.attempt, n.parent_node_id, n.fan_out_index, n.status, n.retry_count, n.loss_count)
+            for n in self.db.nodes[job_id].values()
+            if n.not_before is not None and (everything or n.not_before <= now)
+        ]
+
+    def _ask_to_stop(self, job_id: UUID) -> None:
+        for task in self.db.tasks_of(job_id):
+            if task.status is TaskStatus.RUNNING and task.stop_requested_at is None:
+                asked = task.model_copy(update={"stop_requested_at": self.db.clock()})
+                self.db.tasks[job_id, task.node_id, task.attempt] = asked
+
+    def _take_idle(self, job_id: UUID, fan_out: str) -> list[News]:
+        idle = [n for n in self.db.nodes[job_id].values() if n.parent_node_id == fan_out and n.is_idle]
+        return [
+            Idle(n.node_id, n.attempt, n.parent_node_id, n.fan_out_index, n.status, n.retry_count, n.loss_count)
+            for n in sorted(idle, key=lambda n: n.fan_out_index or 0)
+        ]
+
+    def _withdraw(self, job_id: UUID) -> list[News]:
+        news: list[News] = []
+        for task in self.db.tasks_of(job_id):
+            if task.status is TaskStatus.QUEUED:
+                key = (job_id, task.node_id, task.attempt)
+                self.db.move_task(key, TaskStatus.CANCELLED, finished_at=self.db.clock(), lease_until=None)
+                news.append(Withdrawn(*self._of_node(task)))
+        return news
+
+    def _apply(self, change: Changes) -> set[str]:
+        db, job_id = self.db, change.job_id
+        for sha256, encoded in change.payloads.items():
+            db.add_payload(job_id, {"sha256": sha256, "bytes": len(encoded)}, encoded, is_kept=True)
+        for node_id in dict.fromkeys(change.promoted):
+            if db.nodes[job_id][node_id].status is not NodeStatus.READY:
+                db.move_node(job_id, node_id, NodeStatus.READY, not_before=None)
+        for row in change.nodes:
+            self._write_node(job_id, row)
+        for parent, children in change.children.items():
+            for child in children:
+                _demand(child.node_id not in db.nodes[job_id], f"child {child.node_id} exists")
+                db.nodes[job_id][child.node_id] = NodeState(
+                    job_id=job_id, node_id=child.node_id, status=NodeStatus.DISPATCHED, parent_node_id=parent,
+                    fan_out_index=child.index, label=child.label, attempt=1, max_retries=child.max_retries,
+                    dispatched_at=db.clock(),
+                )  # fmt: skip
+        queues = self._write_tasks(change)
+        db.dead_letters.extend(self._poisoned(job_id, poisoned) for poisoned in change.poisoned)
+        for event in change.events:
+            db.add_event(
+                job_id, event.sequence, event.type, node_id=event.node_id, event_status=event.status, attempt=event.attempt,
+                epoch=change.epoch, event_data=copy.deepcopy(event.data), created_at=event.at,
+            )  # fmt: skip
+        self._write_job(change)
+        for gathering in change.gatherings:
+            self._gather(job_id, gathering.node_id, gathering.fan_out, gathering.aggregation)
+        return queues
+
+    def _poisoned(self, job_id: UUID, poisoned: PoisonedTask) -> DeadLetter:
+        task = self.db.tasks[job_id, poisoned.node_id, poisoned.attempt]
+        body = {
+            "task_id": task.task_id, "job_id": str(job_id), "node_id": task.node_id, "handler": task.handler,
+            "attempt": task.attempt, "params": task.params,
+            **({} if task.params_ref is None else {"params_ref": task.params_ref}),
+        }  # fmt: skip
+        return DeadLetter(
+            dead_letter_id=uuid4(), queue=task.queue, message_id=task.task_id, reason="PoisonTask",
+            description=poisoned.description, body=body,
+            created_at=self.db.clock(),
+        )  # fmt: skip
+
+    def _write_node(self, job_id: UUID, row: NodeChange) -> None:
+        db, now = self.db, self.db.clock()
+        old = db.nodes[job_id][row.node_id]
+        kept = (
+            "attempt",
+            "retry_count",
+            "loss_count",
+            "max_retries",
+            "input_params",
+            "total",
+            "expanded",
+            "started_at",
+        )
+        columns: dict[str, Any] = {name: _or(getattr(row, name), getattr(old, name)) for name in kept}
+        # A fan_out that failed or was cancelled still counts its children down: that is no move.
+        is_move = row.status is not old.status
+        columns["reason"] = row.reason if is_move else _or(row.reason, old.reason)
+        columns["error"] = row.error if is_move else _or(row.error, old.error)
+        columns["error_message"] = (columns["error"] or {}).get("message")
+        if row.takes_result:
+            result = self.db.results[job_id, row.node_id, columns["attempt"]]
+            columns |= {"output": result.output, "output_ref": result.output_ref}
+        elif row.output is not None:
+            columns["output"] = _json_copy(row.output)
+        columns["not_before"] = None if row.wait_seconds is None else now + timedelta(seconds=row.wait_seconds)
+        if columns["total"] is not None:
+            remaining = row.total if row.total is not None else old.remaining or 0
+            columns["remaining"] = remaining - row.ended
+            columns["failed_count"] = (old.failed_count or 0) + row.ended_failed
+            columns["cancelled_count"] = (old.cancelled_count or 0) + row.ended_cancelled
+            columns["idle_count"] = None if old.idle_count is None else old.idle_count - row.woken
+        columns["stale_count"] = None if old.stale_count is None else old.stale_count - row.taken
+        columns["label"] = _or(row.label, old.label)
+        columns["is_idle"] = old.is_idle if row.status is NodeStatus.PENDING else None
+        if row.status is NodeStatus.DISPATCHED:
+            columns["dispatched_at"] = now
+        columns["completed_at"] = (row.finished_at or old.completed_at or now) if row.status in NODE_TERMINAL else None
+        db.move_node(job_id, row.node_id, row.status, **columns)
+
+    def _write_tasks(self, change: Changes) -> set[str]:
+        now, queues = self.db.clock(), set()
+        for task in change.tasks:
+            expires = (
+                None if task.queue_timeout_seconds is None else now + timedelta(seconds=task.queue_timeout_seconds)
+            )
+            self.db.add_task(
+                change.job_id, task.node_id, task.attempt, queue=task.queue, handler=task.handler, priority=change.priority,
+                params=_json_copy(task.params), params_ref=task.params_ref, timeout_seconds=task.timeout_seconds,
+                retry_count=task.retry_count, expires_at=expires,
+            )  # fmt: skip
+            queues.add(task.queue)
+        for again in change.next_attempts:
+            before = self.db.tasks[change.job_id, again.node_id, again.attempt - 1]
+            expires = None if before.expires_at is None else now + (before.expires_at - before.available_at)
+            self.db.add_task(
+                change.job_id, again.node_id, again.attempt, queue=before.queue, handler=before.handler,
+                priority=before.priority, params=before.params, params_ref=before.params_ref,
+                timeout_seconds=before.timeout_seconds, retry_count=again.retry_count, expires_at=expires,
+            )  # fmt: skip
+            queues.add(before.queue)
+        return queues
+
+    def _write_job(self, change: Changes) -> None:
+        db, now = self.db, self.db.clock()
+        job = db.jobs[change.job_id]
+        columns: dict[str, Any] = {
+            "last_sequence": change.sequence, "owner_heartbeat_at": now, "updated_at": now, "version": job.version + 1,
+        }  # fmt: skip
+        if change.stopping is not None:
+            columns["stopping"] = change.stopping
+        for move in change.job_moves:
+            _demand(
+                move.status in JOB_MOVES[job.status], f"job {job.job_id}: {job.status} may not become {move.status}"
+            )
+            columns["status"] = move.status
+            if move.status is JobStatus.RUNNING:
+                columns["started_at"] = now
+            else:
+                columns |= {"completed_at": now, "owner_id": None, "claim_token": None}
+                columns |= {"result_data": _json_copy(move.result_data), "error_message": move.error_message}
+        db.jobs[change.job_id] = job.model_copy(update=columns)
+
+    def _gathered(self, job_id: UUID, fan_out: str, aggregation: Aggregation) -> Any:
+        children = sorted(
+            (
+                n
+                for n in self.db.nodes[job_id].values()
+                if n.parent_node_id == fan_out and (n.fan_out_index or 0) < (self.db.nodes[job_id][fan_out].total or 0)
+            ),
+            key=lambda n: n.fan_out_index or 0,
+        )
+        return fan.aggregate(
+            aggregation,
+            [
+                fan.Gathered(
+                    n.fan_out_index or 0, n.node_id, n.status is NodeStatus.COMPLETED, self._output(n), n.error_message
+                )
+                for n in children
+            ],
+        )
+
+    def _output(self, node: NodeState, *, decode: bool = True) -> Any:
+        if node.output_ref is None:
+            return copy.deepcopy(node.output)
+        encoded = self.db.payload(node.job_id, node.output_ref)
+        return orjson.loads(encoded) if decode else orjson.Fragment(encoded)
+
+    def _gather(self, job_id: UUID, node_id: str, fan_out: str, aggregation: Aggregation) -> None:
+        output = self._gathered(job_id, fan_out, aggregation)
+        referred = self._referred_bytes(job_id, fan_out, aggregation)
+        size = max(fan.size_bytes(output), referred)
+        columns: dict[str, Any] = {"output": output}
+        if size > payload.INLINE_BYTES or referred:
+            columns = {"output_ref": {"results_of": fan_out, "aggregation": aggregation.value, "bytes": size}}
+        self.db.move_node(job_id, node_id, NodeStatus.COMPLETED, **columns)
+
+    def _referred_bytes(self, job_id: UUID, fan_out: str, aggregation: Aggregation) -> int:
+        """What of the outputs that go into it is kept by reference."""
+        children = (n for n in self.db.nodes[job_id].values() if n.parent_node_id == fan_out)
+        good = sorted((n for n in children if n.status is NodeStatus.COMPLETED), key=lambda n: n.fan_out_index or 0)
+        used = {Aggregation.FIRST: good[:1], Aggregation.LAST: good[-1:]}.get(aggregation, good)
+        return sum(n.output_ref["bytes"] for n in used if n.output_ref is not None)
+
+    async def release_unknown(self, owner_id: UUID, known: Sequence[UUID]) -> int:
+        mine = [job for job in self.db.jobs.values() if job.owner_id == owner_id and job.status in _ACTIVE]
+        unknown = [job for job in mine if job.job_id not in known]
+        for job in unknown:
+            self._free(job)
+        return len(unknown)
+
+    async def retire(self, owner_id: UUID) -> int:
+        self.db.orchestrators.pop(owner_id, None)
+        mine = [job for job in self.db.jobs.values() if job.owner_id == owner_id and job.status in _ACTIVE]
+        for job in mine:
+            self._free(job)
+        return len(mine)
+
+    async def keep_house(self) -> None:
+        long_ago = self.db.clock() - timedelta(days=1)
+        owners = {job.owner_id for job in self.db.jobs.values()}
+        for owner_id, beat in list(self.db.orchestrators.items()):
+            if beat < long_ago and owner_id not in owners:
+                del self.db.orchestrators[owner_id]
+
+    def _free(self, job: Job) -> None:
+        self.db.jobs[job.job_id] = job.model_copy(
+            update={"owner_id": None, "claim_token": None, "updated_at": self.db.clock(), "version": job.version + 1}
+        )
+
+    # Workers
+
+    async def beat_worker(self, worker: WorkerInfo) -> None:
+        self.db.workers[worker.worker_id] = worker
+
+    async def exchange(
+        self,
+        worker_id: UUID,
+        reports: Sequence[Report],
+        demand: Demand,
+        *,
+        lease_seconds: float,
+        tell: Sequence[str] = (),
+    ) -> Exchange:
+        for report in reports:
+            self._keep_payload(report)
+        late = tuple(
+            task_id(report.job_id, report.node_id, report.attempt)
+            for report in reports
+            if not self._accept(worker_id, report)
+        )
+        if reports and demand.is_hunch and not any(self._is_limited(queue) for queue in demand.queues):
+            return Exchange((), len(reports) - len(late), late)
+        light = self._claim_tasks(worker_id, demand.queues, demand.light_handlers, demand.light, lease_seconds)
+        heavy = self._claim_tasks(worker_id, demand.queues, demand.heavy_handlers, demand.heavy, lease_seconds)
+        return Exchange((*light, *heavy), len(reports) - len(late), late)
+
+    def _keep_payload(self, report: Report) -> None:
+        if report.output_ref and (report.job_id, report.node_id, report.attempt) in self.db.tasks:
+            self.db.keep_payload(report.job_id, report.output_ref)
+
+    def _accept(self, worker_id: UUID, report: Report) -> bool:
+        db, key, now = self.db, (report.job_id, report.node_id, report.attempt), self.db.clock()
+        task = db.tasks.get(key)
+        accepted = task is not None and task.status is TaskStatus.RUNNING and task.worker_id == worker_id
+        if task is not None and accepted:
+            lines = None if "log" in (report.metrics or {}) else task.log
+            db.move_task(key, report.status, finished_at=now, lease_until=None, log=lines)
+        known = db.results.get(key)
+        if known is not None and known.accepted and known.worker_id == worker_id:
+            return True  # handed in before, and the answer was lost
+        is_live = task is not None and db.tasks[key].status in (TaskStatus.QUEUED, TaskStatus.RUNNING)
+        if task is not None and not is_live and key not in db.results:
+            db.results[key] = TaskResult(
+                job_id=report.job_id, node_id=report.node_id, attempt=report.attempt, task_id=task.task_id,
+                status=report.status, output=_json_copy(report.output), output_ref=report.output_ref,
+                error=_json_copy(report.error), error_message=(report.error or {}).get("message"),
+                metrics=_json_copy(report.metrics), worker_id=worker_id,
+                started_at=task.started_at if accepted else None, reported_at=now, processed=not accepted, accepted=accepted,
+            )  # fmt: skip
+        return accepted
+
+    def _claim_tasks(
+        self, worker_id: UUID, queues: Sequence[str], handlers: Sequence[str], limit: int, lease_seconds: float
+    ) -> list[TaskMessage]:
+        now = self.db.clock()
+        claimed: list[TaskMessage] = []
+        for queue in queues:
+            waiting = _in_turn(
+                t
+                for t in self.db.tasks.values()
+                if t.status is TaskStatus.QUEUED and t.queue == queue and t.handler in handlers
+            )
+            room = self._room(queue)
+            for task in waiting[: limit - len(claimed) if room is None else min(room, limit - len(claimed))]:
+                key = (task.job_id, task.node_id, task.attempt)
+                lease = now + timedelta(seconds=lease_seconds)
+                self.db.move_task(key, TaskStatus.RUNNING, worker_id=worker_id, started_at=now, lease_until=lease)
+                claimed.append(
+                    TaskMessage(
+                        task_id=task.task_id,
+                        job_id=task.job_id,
+                        node_id=task.node_id,
+                        attempt=task.attempt,
+                        handler=task.handler,
+                        params=copy.deepcopy(task.params or {}),
+                        queue=task.queue,
+                        timeout_seconds=task.timeout_seconds,
+                        retry_count=task.retry_count,
+                        losses=self._losses(task) if task.attempt - task.retry_count > 2 else 0,
+                        params_ref=task.params_ref,
+                    )  # fmt: skip
+                )
+        return claimed
+
+    def _losses(self, task: Task) -> int:
+        earlier = (self.db.tasks.get((task.job_id, task.node_id, attempt)) for attempt in range(1, task.attempt))
+        return sum(1 for each in earlier if each is not None and each.status is TaskStatus.LOST)
+
+    async def renew(self, worker_id: UUID, held: Sequence[Running], *, lease_seconds: float) -> frozenset[str]:
+        gone = set()
+        for running in held:
+            key = (running.job_id, running.node_id, running.attempt)
+            task = self.db.tasks.get(key)
+            if task is None or task.status is not TaskStatus.RUNNING or task.worker_id != worker_id:
+                gone.add(task_id(*key))
+                continue
+            lease = self.db.clock() + timedelta(seconds=lease_seconds)
+            progress = running.progress if running.progress is not None else task.progress
+            lines = running.log if running.log is not None else task.log
+            self.db.tasks[key] = task.model_copy(update={"lease_until": lease, "progress": progress, "log": lines})
+        return frozenset(gone)
+
+    async def take_stops(self, worker_id: UUID) -> frozenset[str]:
+        told = [
+            task
+            for task in self.db.tasks.values()
+            if task.worker_id == worker_id
+            and task.status is TaskStatus.RUNNING
+            and task.stop_requested_at is not None
+            and task.stop_seen_at is None
+        ]
+        for task in told:
+            seen = task.model_copy(update={"stop_seen_at": self.db.clock()})
+            self.db.tasks[task.job_id, task.node_id, task.attempt] = seen
+        return frozenset(task.task_id for task in told)
+
+    async def retire_worker(self, worker_id: UUID) -> None:
+        self.db.workers.pop(worker_id, None)
+
+    # Payloads
+
+    async def store_payload(self, job_id: UUID, encoded: Encoded) -> Reference:
+        reference = payload.reference_to(encoded)
+        self.db.add_payload(job_id, reference, encoded)
+        return reference
+
+    async def load_payload(self, job_id: UUID, reference: Reference) -> Encoded:
+        return self.db.payload(job_id, reference)
+
+    # Handlers
+
+    async def read_results(
+        self, job_id: UUID, node_id: str, offset: int, limit: int, *, decode: bool = True
+    ) -> list[ChildResult]:
+        children = (self.db.nodes[job_id].get(f"{node_id}__{index}") for index in range(offset, offset + limit))
+        results: list[ChildResult] = []
+        size = 0
+        for n in (child for child in children if child is not None):
+            size += n.output_ref["bytes"] if n.output_ref else fan.size_bytes(n.output)
+            if results and size > PAGE_BYTES:
+                break
+            output = self._output(n, decode=decode)
+            results.append(ChildResult(n.fan_out_index or 0, n.node_id, n.status, output, n.error_message))
+        return results
+
+    async def save_checkpoint(
+        self, running: Running, name: str, data: Any, artifacts: Sequence[Mapping[str, Any]] = ()
+    ) -> bool:
+        task = self.db.tasks.get((running.job_id, running.node_id, running.attempt))
+        if task is None or task.status is not TaskStatus.RUNNING:
+            return False
+        self.db.checkpoints[running.job_id, running.node_id][name] = Checkpoint(
+            job_id=running.job_id, node_id=running.node_id, name=name, attempt=running.attempt, data=_json_copy(data),
+            saved_at=self.db.clock(), artifacts=_json_copy(artifacts) or None,
+        )  # fmt: skip
+        return True
+
+    async def load_checkpoints(self, job_id: UUID, node_id: str) -> list[Checkpoint]:
+        return sorted(self.db.checkpoints[job_id, node_id].values(), key=lambda c: (c.attempt, c.saved_at, c.name))
+
+    async def now(self) -> datetime:
+        return self.db.clock()
+
+
+def _loaded_node(node: NodeState) -> LoadedNode:
+    return LoadedNode(**{name: getattr(node, name) for name in LoadedNode._fields})
+
+
+def _or(value: Any, otherwise: Any) -> Any:
+    return otherwise if value is None else value
+
+
+def _json_copy(value: Any) -> Any:
+    """What a value is after it has been stored as JSON."""
+    return orjson.loads(orjson.dumps(value))
+
+
+def _in_turn(tasks: Iterable[Task]) -> list[Task]:
+    """By priority, then handler after handler, each when its oldest task is due, then by age."""
+    oldest: dict[tuple[int, str], int] = {}
+    tasks = list(tasks)
+    for task in tasks:
+        kind = (task.priority, task.handler)
+        oldest[kind] = min(task.position, oldest.get(kind, task.position))
+    return sorted(tasks, key=lambda task: (-task.priority, oldest[task.priority, task.handler], task.position))

@@ -1,0 +1,259 @@
+"""The inside of a child process: takes one task at a time, runs its handler in the main thread, answers.
+
+A second thread reads the channel, so that cancel and shutdown are seen while the handler computes.
+"""
+
+import itertools
+import os
+import queue
+import resource
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import orjson
+
+from dagmaster import faults
+from dagmaster.database.ledger.protocol import ChildResult
+from dagmaster.errors import DagmasterError, Fenced, InvalidRequest, NotFound, Unavailable
+from dagmaster.handlers import calling, checkpoints
+from dagmaster.handlers.artifacts import Places
+from dagmaster.handlers.context import Check, GiveBack, IsValid, TaskLogger
+from dagmaster.handlers.registry import Registration
+from dagmaster.jobs.payload import INLINE_BYTES
+from dagmaster.worker.frames import BrokenChannel, Channel, Frame
+from dagmaster.worker.outcome import describe
+from dagmaster.worker.process_state import Surroundings
+from dagmaster.worker.throttle import Teller
+
+_MB = 1024 * 1024
+OWN_THREADS = 2  # the main one, and the reader of the channel
+_REFUSALS: dict[str, type[DagmasterError]] = {kind.__name__: kind for kind in (Fenced, InvalidRequest, NotFound)}
+
+
+def serve(descriptor: int) -> None:
+    """Run tasks until the worker closes the channel."""
+    channel = Channel(socket.socket(fileno=descriptor))
+    inbox = Inbox(channel)
+    start = channel.receive()
+    sys.path[:] = start["path"]  # handlers are found where the worker finds them
+    faults.arm(start["crash_point"])
+    threading.Thread(target=inbox.read, name="channel", daemon=True).start()
+    surroundings = Surroundings()
+    plans = Plans(surroundings)
+    me = os.getpid()
+    channel.send({"kind": "ready", "pid": me})
+    while True:
+        task = inbox.next_task()
+        answer = _answer_to(task, inbox, plans)
+        if os.getpid() != me:
+            os._exit(0)  # a copy that the handler forked: the answer is not its to give
+        inbox.tell_the_rest()
+        # A thread that the handler left behind would go on beside the next task.
+        is_reusable = surroundings.put_back() and threading.active_count() <= OWN_THREADS
+        attached = answer.pop("attached", b"")
+        channel.send({**answer, "task": task["task_id"], "is_reusable": is_reusable}, attached)
+
+
+class Inbox:
+    """What the worker said and nobody has looked at yet."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.cancelled = False
+        self.shutting_down = False
+        self.teller: Teller | None = None  # of the task that runs now
+        self._tasks: queue.SimpleQueue[Frame] = queue.SimpleQueue()
+        self._answers: dict[int, queue.SimpleQueue[Frame]] = {}
+        self._numbers = itertools.count(1)
+
+    def next_task(self) -> Frame:
+        return self._tasks.get()
+
+    def ask(self, task_id: str, verb: str, **details: Any) -> Any:
+        """Let the worker do something for the handler, and wait for its answer."""
+        number = next(self._numbers)
+        answer = self._answers[number] = queue.SimpleQueue()
+        self.channel.send({"kind": "ask", "id": number, "task": task_id, "verb": verb, **details})
+        frame = answer.get()
+        if error := frame.get("error"):
+            raise _REFUSALS.get(frame["type"], Unavailable)(error, code=frame["code"])
+        return frame["value"]
+
+    def tell_the_rest(self) -> None:
+        """Before the answer: what the task has told and was held back."""
+        teller, self.teller = self.teller, None
+        if teller is not None:
+            teller.flush()
+
+    def read(self) -> None:
+        """Reader thread. When the worker is gone so are we, and with us all we have started."""
+        while True:
+            try:
+                frame = self.channel.receive()
+            except (BrokenChannel, OSError):
+                os._exit(1)
+            self._take(frame)
+
+    def _take(self, frame: Frame) -> None:
+        match frame["kind"]:
+            case "run":
+                self.cancelled = self.shutting_down = False
+                self._tasks.put(frame)
+            case "answer":
+                self._answers.pop(frame["id"]).put(frame)
+            case "cancel":
+                self.cancelled = True
+            case "shutdown":
+                self.shutting_down = True
+            case "flush" if (teller := self.teller) is not None:
+                teller.flush()
+
+
+class ChildContext:
+    """The SyncContext of a plain handler."""
+
+    def __init__(self, inbox: Inbox, task: Frame) -> None:
+        self._inbox = inbox
+        self._teller = Teller(inbox.channel, task["task_id"])
+        self.task_id: str = task["task_id"]
+        self.job_id = UUID(task["job_id"])
+        self.node_id: str = task["node_id"]
+        self.attempt: int = task["attempt"]
+        self.retry_count: int = task["retry_count"]
+        self.params: Any = task["params"]
+        self.logger = TaskLogger(self._teller.log)
+        inbox.teller = self._teller
+
+    @property
+    def cancelled(self) -> bool:
+        return self._inbox.cancelled
+
+    @property
+    def shutting_down(self) -> bool:
+        return self._inbox.shutting_down
+
+    def give_back(self) -> GiveBack:
+        return GiveBack("stopped early, as it was told")
+
+    def progress(self, fraction: float | None = None, message: str | None = None, **counts: int) -> None:
+        self._teller.progress(fraction, message, counts)
+
+    def save_checkpoint(self, name: str, data: Any = None, artifact: Places | None = None) -> None:
+        phase = checkpoints.pack(name, data, artifact)
+        self._inbox.ask(self.task_id, "save_checkpoint", phase=phase.as_json())
+        if self.cancelled or self.shutting_down:
+            raise self.give_back()
+
+    def load_checkpoint(self, is_valid: IsValid | None = None, check: Check | None = None) -> tuple[str, Any] | None:
+        saved = self._inbox.ask(self.task_id, "load_checkpoints")
+        phases = [checkpoints.phase_of(told) for told in saved]
+        return checkpoints.last_trusted(phases, is_valid, check, self.logger.warning)
+
+    def results(self, page: int = 500) -> Iterator[ChildResult]:
+        offset = 0
+        while rows := self._inbox.ask(self.task_id, "results", skip=offset, page=page):
+            yield from (ChildResult(**row) for row in rows)
+            offset += len(rows)
+
+    def connect(self) -> Any:
+        import psycopg  # only handlers that ask for it pay for it
+
+        return psycopg.connect(self._inbox.ask(self.task_id, "database"))
+
+
+def _answer_to(task: Frame, inbox: Inbox, plans: "Plans") -> Frame:
+    """Run one task and measure what it takes."""
+    usage = Usage()
+    _limit_memory(task["memory_mb"])
+    answer = _call(ChildContext(inbox, task), task, plans)
+    return {**answer, "metrics": usage.metrics() | answer.get("metrics", {})}
+
+
+def _call(context: ChildContext, task: Frame, plans: "Plans") -> Frame:
+    """The catch-all here is the far half of the one in worker/run."""
+    try:
+        plan = plans.of(task)
+        context.params = params = plan.parse(task["params"])
+        output, metrics = calling.check(plan.call(context, params))
+        _limit_memory(None)  # orjson crashes where it gets none; what it needs now is bounded by the size of an output
+        encoded = calling.encode(output)
+    except GiveBack:
+        return {"kind": "returned"}
+    except BaseException as error:  # whatever a handler raises is an answer, sys.exit() included
+        _limit_memory(None)  # else telling that memory ran out may run out of memory
+        return {"kind": "failed", "error": _told(error, task["memory_mb"])}
+    how = {"output": orjson.Fragment(encoded)} if len(encoded) <= INLINE_BYTES else {"attached": encoded}
+    return {"kind": "done", "metrics": metrics or {}, **how}
+
+
+def _told(error: BaseException, memory_mb: int) -> dict[str, Any]:
+    told = describe(error)
+    if isinstance(error, MemoryError):
+        details = "" if told["message"] == told["type"] else f": {told['message']}"
+        told["message"] = f"the handler needs more memory than its limit of {memory_mb} MB{details}"
+        told["hint"] = "raise `memory_mb` where the handler is registered, or WORKER_MEMORY_MB"
+    return told
+
+
+class Plans:
+    """Handlers that were loaded in this process."""
+
+    def __init__(self, surroundings: Surroundings) -> None:
+        self._surroundings = surroundings
+        self._plans: dict[str, calling.Plan] = {}
+
+    def of(self, task: Frame) -> calling.Plan:
+        target = task["target"]
+        if target not in self._plans:
+            self._plans[target] = calling.plan(Registration(task["handler"], target, is_async=False))
+            self._surroundings.note()  # what its modules have set up is for all of its tasks
+        return self._plans[target]
+
+
+def _limit_memory(megabytes: int | None) -> None:
+    """Limit what this process may allocate. The soft limit: a child runs handlers with different ones in turn."""
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)  # infinite, unless a handler has lowered it
+    limit = most if megabytes is None else megabytes * _MB
+    resource.setrlimit(resource.RLIMIT_DATA, (limit if most == resource.RLIM_INFINITY else min(limit, most), most))
+
+
+class Usage:
+    """What one task took: processor time with that of the programs it started, and the most memory it had at once."""
+
+    def __init__(self) -> None:
+        self._cpu_before = _cpu_seconds()
+        _forget_peak()
+
+    def metrics(self) -> dict[str, Any]:
+        status = _memory_mb()
+        return {
+            "cpu_seconds": round(_cpu_seconds() - self._cpu_before, 4),
+            "peak_mb": status.get("VmHWM"),
+            "resident_mb": status.get("VmRSS"),
+        }
+
+
+def _cpu_seconds() -> float:
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+def _forget_peak() -> None:
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:  # not on every system; the peak is then the process's own
+        return
+
+
+def _memory_mb() -> dict[str, float]:
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return {}
+    pairs = (line.split(":", 1) for line in lines if line.startswith(("VmHWM", "VmRSS")))
+    return {name: round(int(value.split()[0]) / 1024, 1) for name, value in pairs}

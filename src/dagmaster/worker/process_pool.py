@@ -1,0 +1,399 @@
+"""Plain handlers run here: in warm, reused child processes that can be killed.
+
+A child is a runner of handlers and its keeper, which ends everything the handler has started once the runner has ended, by
+whatever cause; a timeout ends it by SIGKILL at once, since a hung C call hears nothing gentler. See `child`. A keeper that was
+itself stopped or killed is ended by force, and what it leaves is found by the mark that all of them bear.
+
+    start ─▶ idle ─▶ busy ─▶ idle …      after `recycle_after` tasks, or grown too large: killed, a fresh one follows
+                       └──▶ killed       timed out, told to stop and didn't, died, spoke nonsense
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from dagmaster import faults
+from dagmaster.errors import DagmasterError, TimedOut, Unavailable
+from dagmaster.handlers.checkpoints import phase_of
+from dagmaster.handlers.registry import Registration
+from dagmaster.jobs.model import TaskMessage
+from dagmaster.jobs.states import TaskStatus
+from dagmaster.observe import log
+from dagmaster.worker import frames, orphans
+from dagmaster.worker.context import TaskContext
+from dagmaster.worker.frames import BrokenChannel, Frame
+from dagmaster.worker.outcome import RETURNED, Outcome, failed
+from dagmaster.worker.supervisor import ALL_DEAD
+
+START_SECONDS = 60.0
+DEATH_SECONDS = 10.0
+KEEPER_SECONDS = 3.0  # for a keeper to end all; it takes milliseconds
+LAST_WORDS_SECONDS = 0.2  # for what a process wrote before its end to be read
+SAMPLE_SECONDS = 1.0
+
+_STATUSES = {"done": TaskStatus.SUCCEEDED, "failed": TaskStatus.FAILED, "returned": TaskStatus.RETURNED}
+
+_log = log.get("worker")
+
+
+class Child:
+    """One child process and the channel to it."""
+
+    def __init__(
+        self, process: asyncio.subprocess.Process, streams: "_Streams", lifeline: socket.socket, mark: str
+    ) -> None:
+        self.process = process  # the keeper
+        self.pid = process.pid  # the runner's, once it has told
+        self.tasks_run = 0
+        self.resident_mb = 0.0
+        self.peak_mb: float | None = None
+        self._streams = streams
+        self._lifeline = lifeline
+        self._mark = mark
+        self._end = asyncio.create_task(self._close_at_the_end(), name="end of a child")
+
+    @classmethod
+    async def start(cls) -> "Child":
+        ours, theirs = socket.socketpair()
+        lifeline, its_end = socket.socketpair()
+        lifeline.setblocking(False)
+        mark = uuid4().hex
+        streams = _Streams(*await asyncio.open_connection(sock=ours))
+        try:
+            process = await _spawn(theirs.fileno(), its_end.fileno(), mark)
+        except BaseException:
+            streams.writer.close()
+            lifeline.close()
+            raise
+        finally:
+            theirs.close()
+            its_end.close()
+        child = cls(process, streams, lifeline, mark)
+        try:
+            await child._greet()
+        except BaseException:
+            await asyncio.shield(child.kill())
+            raise
+        return child
+
+    async def _greet(self) -> None:
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                await self.send({"kind": "start", "path": sys.path, "crash_point": faults.armed()})
+                ready, _ = await self.receive()
+        except (TimeoutError, BrokenChannel) as error:
+            raise Unavailable("a child process did not start", code="worker.child-not-started") from error
+        self.pid = ready["pid"]
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process.returncode is None and not self._streams.reader.at_eof()
+
+    def say(self, frame: Frame) -> None:
+        """Write without waiting; a child that is gone is noticed elsewhere."""
+        self._streams.writer.write(frames.pack(frame))
+
+    async def send(self, frame: Frame) -> None:
+        self.say(frame)
+        with contextlib.suppress(ConnectionError):
+            await self._streams.writer.drain()
+
+    async def receive(self) -> tuple[Frame, int]:
+        return await frames.read(self._streams.reader)
+
+    async def kill(self) -> None:
+        """End it and all it has started, and wait until they are dead."""
+        self.let_go()
+        try:
+            await self._await_end(KEEPER_SECONDS)
+            if not self._are_all_dead():
+                await self._end_by_force()
+        except TimeoutError:
+            _log.error("a killed child process does not die; it hangs in the kernel", pid=self.pid)
+        finally:
+            self._end.cancel()
+            self._lifeline.close()
+            self._streams.writer.close()
+
+    def let_go(self) -> None:
+        """Have its keeper end it, without waiting. Safe from another thread."""
+        with contextlib.suppress(OSError):  # it is gone
+            self._lifeline.shutdown(socket.SHUT_WR)
+        if self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.process.pid, signal.SIGCONT)
+
+    async def _await_end(self, seconds: float) -> None:
+        await asyncio.wait([asyncio.ensure_future(self.process.wait())], timeout=seconds)
+
+    def _are_all_dead(self) -> bool:
+        try:
+            return self._lifeline.recv(1) == ALL_DEAD
+        except OSError:
+            return False
+
+    async def _end_by_force(self) -> None:
+        """The keeper was stopped, or killed before it had ended the others."""
+        _log.warning("a child process has lost its keeper; ending all that it has started", pid=self.pid)
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+        async with asyncio.timeout(DEATH_SECONDS):
+            await self.process.wait()
+            await asyncio.to_thread(orphans.end, self._mark, {self.process.pid, self.pid}, DEATH_SECONDS)
+
+    async def _close_at_the_end(self) -> None:
+        """A copy of the runner may hold the channel open when the child itself is gone."""
+        await self.process.wait()
+        await asyncio.sleep(LAST_WORDS_SECONDS)
+        self._streams.writer.transport.abort()
+
+    def sample_peak(self) -> None:
+        """Remember the most memory seen, for the case that the process is killed for it."""
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            status = Path(f"/proc/{self.pid}/status").read_text()
+            self.peak_mb = round(int(status.split("VmHWM:")[1].split()[0]) / 1024, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Streams:
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+
+async def _spawn(channel: int, lifeline: int, mark: str) -> asyncio.subprocess.Process:
+    # -P: the child's import path comes from the worker, not from whatever folder it happens to stand in.
+    arguments = ("-u", "-P", "-m", "dagmaster.worker.supervisor", str(channel), str(lifeline))
+    return await asyncio.create_subprocess_exec(
+        sys.executable, *arguments, pass_fds=(channel, lifeline), start_new_session=True,
+        stdin=asyncio.subprocess.DEVNULL, stdout=2,  # what a handler prints belongs to the log
+        env=os.environ | {orphans.MARK: mark},
+    )  # fmt: skip
+
+
+class Pool:
+    """Runs plain handlers, each in a child process; starts children when they are needed and keeps them warm."""
+
+    def __init__(self, *, memory_mb: int, recycle_after: int = 100, cancel_grace_seconds: float = 5.0) -> None:
+        self._memory_mb = memory_mb
+        self._recycle_after = recycle_after
+        self._grace_seconds = cancel_grace_seconds
+        self._idle: list[Child] = []
+        self._busy: dict[Child, str] = {}
+        self._is_closed = False
+
+    @property
+    def children(self) -> list[dict[str, Any]]:
+        """Every child and the task it runs, if any. Also for other threads: each copy is a single step."""
+        busy, idle = tuple(self._busy.items()), tuple(self._idle)
+        return [
+            {"pid": child.pid, "task_id": task_id, "tasks_run": child.tasks_run}
+            for child, task_id in [*busy, *((child, None) for child in idle)]
+        ]
+
+    @property
+    def idle_pids(self) -> list[int]:
+        return [child.pid for child in self._idle]
+
+    async def run(
+        self, registration: Registration, task: TaskMessage, timeout_seconds: float, context: TaskContext
+    ) -> Outcome:
+        """Run a task to its end, or end it. When this call is cancelled the child is killed before it returns."""
+        memory_mb = registration.memory_mb or self._memory_mb
+        try:
+            child = await self._take()
+        except (DagmasterError, OSError) as error:
+            return failed(Unavailable(f"no process for the handler: {error}", code="worker.child-not-started"))
+        visit = Visit(child, context, timeout_seconds, self._grace_seconds, memory_mb)
+        is_reusable = False
+        self._busy[child] = task.task_id
+        try:
+            outcome = await visit.run(_run_frame(registration, task, memory_mb))
+            is_reusable = visit.is_clean and self._may_serve_again(child, memory_mb)
+        finally:
+            del self._busy[child]
+            if is_reusable:
+                self._idle.append(child)
+            else:
+                await asyncio.shield(child.kill())
+        return outcome
+
+    async def close(self) -> None:
+        self._is_closed = True
+        children, self._idle = self._idle, []
+        await asyncio.gather(*(child.kill() for child in children))
+
+    def let_go(self) -> None:
+        """End every child without waiting. Safe from another thread."""
+        for child in (*self._busy, *self._idle):
+            child.let_go()
+
+    async def _take(self) -> Child:
+        while self._idle:
+            child = self._idle.pop()
+            if child.is_alive:
+                return child
+            await child.kill()
+        return await Child.start()
+
+    def _may_serve_again(self, child: Child, memory_mb: int) -> bool:
+        # A process that stays large would leave the next handler less than its share.
+        is_slim = child.resident_mb < memory_mb / 2
+        return child.is_alive and is_slim and child.tasks_run < self._recycle_after and not self._is_closed
+
+
+def _run_frame(registration: Registration, task: TaskMessage, memory_mb: int) -> Frame:
+    return {
+        "kind": "run", "handler": registration.name, "target": registration.target, "memory_mb": memory_mb,
+        "task_id": task.task_id, "job_id": task.job_id, "node_id": task.node_id, "attempt": task.attempt,
+        "retry_count": task.retry_count, "params": task.params,
+    }  # fmt: skip
+
+
+class Visit:
+    """One task in one child: from the run frame to its end. `is_clean` when the child is ready for another."""
+
+    def __init__(
+        self, child: Child, context: TaskContext, timeout_seconds: float, grace_seconds: float, memory_mb: int
+    ) -> None:
+        self.is_clean = False
+        self._is_haunted = False
+        self._child = child
+        self._context = context
+        self._timeout_seconds = timeout_seconds
+        self._grace_seconds = grace_seconds
+        self._memory_mb = memory_mb
+
+    async def run(self, frame: Frame) -> Outcome:
+        deadline = asyncio.timeout(self._timeout_seconds)
+        try:
+            async with deadline:
+                self._child.say(frame)
+                with self._looking_after(), self._passing_signals_on(deadline):
+                    return await self._converse()
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            return self._overran()
+        except BrokenChannel:
+            return await self._died()
+
+    @contextlib.contextmanager
+    def _passing_signals_on(self, deadline: asyncio.Timeout) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+
+        def pass_on(what: str) -> None:
+            if deadline.expired():
+                return
+            self._child.say({"kind": what})
+            if what == "cancel":
+                soon = loop.time() + self._grace_seconds
+                deadline.reschedule(min(soon, deadline.when() or soon))
+
+        self._context.on_signal(pass_on)
+        try:
+            yield
+        finally:
+            self._context.on_signal(None)
+
+    def _overran(self) -> Outcome:
+        if self._context.cancelled:
+            return RETURNED  # told to stop, and didn't within its grace
+        return failed(TimedOut(f"killed after {self._timeout_seconds:g} s", timeout_seconds=self._timeout_seconds))
+
+    async def _converse(self) -> Outcome:
+        # Never waits for the child to read: it may be waiting for us to.
+        while True:
+            frame, size = await self._child.receive()
+            if frame.get("task") != self._context.task_id:
+                self._refuse(frame)
+                continue
+            match frame["kind"]:
+                case "progress":
+                    self._context.progress(frame["fraction"], frame["message"], **frame["counts"])
+                case "log":
+                    self._context.log(frame["level"], frame["event"], frame["facts"])
+                case "ask":
+                    self._child.say({"kind": "answer", "id": frame["id"], **await self._answer(frame)})
+                case "done" | "failed" | "returned":
+                    return self._outcome(frame, size)
+                case unknown:
+                    raise BrokenChannel(f"unknown frame {unknown!r}")
+
+    def _refuse(self, frame: Frame) -> None:
+        """Something of an earlier task is still at work in this child: it gets no answer but no, and no other task after this."""
+        self._is_haunted = True
+        if frame["kind"] == "ask":
+            refusal = {"error": "this task is over", "code": "worker.task-over", "type": "Fenced"}
+            self._child.say({"kind": "answer", "id": frame["id"], **refusal})
+
+    async def _answer(self, frame: Frame) -> Frame:
+        try:
+            return {"value": await self._do(frame)}
+        except DagmasterError as error:
+            return {"error": error.message, "code": error.code, "type": type(error).__name__}
+
+    async def _do(self, frame: Frame) -> Any:
+        match frame["verb"]:
+            case "save_checkpoint":
+                return await self._context.keep_checkpoint(phase_of(frame["phase"]))
+            case "load_checkpoints":
+                return [phase.as_json() for phase in await self._context.load_checkpoints()]
+            case "results":
+                return await self._context.read_results(frame["skip"], frame["page"], decode=False)
+            case "database":
+                return self._context.database.conninfo
+            case unknown:
+                raise Unavailable(f"the worker can't {unknown!r}", code="worker.unknown-verb")
+
+    def _outcome(self, frame: Frame, size: int) -> Outcome:
+        self.is_clean = frame["is_reusable"] and not self._is_haunted
+        self._child.tasks_run += 1
+        metrics = frame["metrics"]
+        self._child.resident_mb = metrics.pop("resident_mb", None) or 0.0
+        status, encoded = _STATUSES[frame["kind"]], frame.get("attached")
+        return Outcome(status, frame.get("output"), frame.get("error"), metrics, size, encoded)
+
+    async def _died(self) -> Outcome:
+        await self._child.kill()
+        code = self._child.process.returncode
+        peak = self._child.peak_mb
+        how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
+        memory = f" (it had used up to {peak:g} MB)" if peak else ""
+        error = Unavailable(
+            f"the handler's process {how}{memory}",
+            code="worker.child-died",
+            hint=f"perhaps for want of memory: its limit is {self._memory_mb} MB" if _is_often_memory(code) else None,
+            exit_code=code,
+        )
+        return failed(error, metrics={"peak_mb": peak} if peak else None)
+
+    @contextlib.contextmanager
+    def _looking_after(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        timer: asyncio.TimerHandle
+
+        def sample() -> None:
+            nonlocal timer
+            self._child.sample_peak()
+            self._child.say({"kind": "flush"})
+            timer = loop.call_later(SAMPLE_SECONDS, sample)
+
+        self._child.peak_mb = None
+        timer = loop.call_later(SAMPLE_SECONDS, sample)
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+
+def _is_often_memory(exit_code: int | None) -> bool:
+    """The system's killer, and C code that takes no refusal of memory into account."""
+    return exit_code is not None and -exit_code in {signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS}

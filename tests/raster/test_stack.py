@@ -1,0 +1,389 @@
+"""Stacks and merged neighbours against GDAL's own tools, and a clear word for files that do not go together."""
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import rasterio
+from affine import Affine
+from rasterio.enums import ColorInterp, MaskFlags, Resampling
+
+from dagmaster.errors import InvalidRequest, UnfitData
+from dagmaster.raster.cog import stack
+from dagmaster.raster.cog.grid import OutputGrid, Window, output_grid
+from dagmaster.raster.cog.profiles import profile_of
+from dagmaster.raster.cog.stack import Several, merged, stacked
+from dagmaster.raster.cog.write import CogFacts, write_cog
+from dagmaster.raster.source.facts import RasterType
+from dagmaster.raster.source.pixels import Validity
+from tests.raster.rasters import TRANSFORM, UTM33, hills, noise, write_raster
+from tests.raster.test_cog import require_valid
+
+DEM = RasterType.DEM
+
+
+def beside(cols: float, rows: float = 0, of: Affine = TRANSFORM) -> Affine:
+    return of @ Affine.translation(cols, rows)
+
+
+def cog_of(whole: Several, target: Path, *, crs: str = UTM33, raster_type: RasterType = DEM, **how: Any) -> CogFacts:
+    made = write_cog(whole.pixels, whole.bands, target, output_grid(whole.facts, crs), raster_type=raster_type, **how)
+    require_valid(target)
+    return made
+
+
+def by(tool: str, target: Path, *words: str | Path) -> Any:
+    """What one of GDAL's tools makes of it."""
+    subprocess.run([tool, "-q", *map(str, words)], check=True, capture_output=True)
+    with rasterio.open(target) as dataset:
+        return dataset.read()
+
+
+def gdalwarped(target: Path, grid: OutputGrid, method: str, *sources: Path) -> Any:
+    west, north = grid.origin
+    east, south = west + grid.width * grid.resolution[0], north - grid.height * grid.resolution[1]
+    place = [repr(value) for value in (west, south, east, north)]
+    words = ["-overwrite", "-et", "0", "-r", method, "-t_srs", grid.crs, "-te", *place, "-ts", grid.width, grid.height]
+    return by("gdalwarp", target, *map(str, words), "-wo", "XSCALE=1", "-wo", "YSCALE=1", *sources, target)
+
+
+# Bands upon each other
+
+
+def test_a_stack_is_what_gdalbuildvrt_separate_shows(tmp_path: Path) -> None:
+    files = [
+        write_raster(tmp_path / f"rp{years}.tif", hills(700, 600) + years, nodata=-9999) for years in (10, 100, 1000)
+    ]
+
+    with stacked(files, raster_type=DEM) as whole:
+        made = cog_of(whole, tmp_path / "stack.tif")
+
+    vrt = tmp_path / "stack.vrt"
+    with rasterio.open(made.path) as dataset:
+        assert np.array_equal(dataset.read(), by("gdalbuildvrt", vrt, "-separate", vrt, *files))
+        assert dataset.nodata == -9999
+    assert (made.band_count, made.reprojection_performed, made.clamped) == (3, False, 0)
+
+
+def test_a_stack_is_warped_as_gdalwarp_would(tmp_path: Path) -> None:
+    holes = hills(700, 600)
+    holes[100:200, 50:300] = -9999
+    files = [
+        write_raster(tmp_path / "a.tif", hills(700, 600), nodata=-9999),
+        write_raster(tmp_path / "b.tif", holes, nodata=-9999),
+    ]
+
+    with stacked(files, raster_type=DEM) as whole:
+        made = cog_of(whole, tmp_path / "stack.tif", crs="EPSG:4326", resampling=Resampling.nearest)
+        grid = output_grid(whole.facts, "EPSG:4326")
+
+    by("gdalbuildvrt", files[0], "-separate", tmp_path / "stack.vrt", *files)
+    theirs = gdalwarped(tmp_path / "theirs.tif", grid, "near", tmp_path / "stack.vrt")
+    with rasterio.open(made.path) as dataset:
+        ours = dataset.read()
+    assert (ours == theirs).mean() > 0.9999
+    gap = (ours[1] == -9999) & (ours[0] != -9999)  # a gap in one band is none in the other
+    assert gap.sum() > 10_000
+
+
+def test_everything_said_of_each_band_survives(tmp_path: Path) -> None:
+    def of(name: str | None, unit: str, scale: float) -> Any:
+        def describe(dataset: Any) -> None:
+            dataset.descriptions, dataset.units = (name,), (unit,)
+            dataset.scales, dataset.offsets = (scale,), (-scale,)
+            dataset.update_tags(AREA_OR_POINT="Point")
+
+        return describe
+
+    values = noise(300, 300, dtype="int16")
+    files = [
+        write_raster(tmp_path / "a.tif", values, nodata=0, after=of("depth", "m", 0.1)),
+        write_raster(tmp_path / "b.tif", values + 1, nodata=0, after=of(None, "cm", 2.0)),
+    ]
+
+    with stacked(files, raster_type=DEM, names=["first", "second"]) as whole:
+        made = cog_of(whole, tmp_path / "stack.tif")
+
+    with rasterio.open(made.path) as dataset:
+        assert dataset.descriptions == ("depth", "second")
+        assert (dataset.units, dataset.scales, dataset.offsets) == (("m", "cm"), (0.1, 2.0), (-0.1, -2.0))
+        assert (dataset.nodata, dataset.dtypes) == (0, ("int16", "int16"))
+        assert dataset.colorinterp[0] is ColorInterp.gray
+        assert dataset.tags()["AREA_OR_POINT"] == "Point"
+
+
+def test_three_files_make_a_picture(tmp_path: Path) -> None:
+    files = [write_raster(tmp_path / f"{color}.tif", noise(300, 300, seed=seed)) for seed, color in enumerate("rgb")]
+
+    with stacked(files, raster_type=RasterType.RGB) as whole:
+        made = cog_of(whole, tmp_path / "picture.tif", raster_type=RasterType.RGB, profile=profile_of("visualization"))
+
+    with rasterio.open(made.path) as dataset:
+        assert dataset.colorinterp == (ColorInterp.red, ColorInterp.green, ColorInterp.blue)
+    assert made.compression == "JPEG"
+
+
+def test_more_files_than_may_be_open_are_read_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stack, "_MOST_OPEN", 3)
+    files = [write_raster(tmp_path / f"{at}.tif", np.full((40, 40), at, "uint8")) for at in range(8)]
+
+    with stacked(files, raster_type=DEM) as whole:
+        found = whole.pixels.read(Window(0, 0, 40, 40)).values
+        still_open = [
+            link for link in Path("/proc/self/fd").iterdir() if os.path.realpath(link).startswith(str(tmp_path))
+        ]
+
+    assert found[:, 0, 0].tolist() == list(range(8))
+    assert len(still_open) <= 3
+
+
+# Side by side
+
+
+def neighbours(folder: Path, values: Any, **profile: Any) -> list[Path]:
+    """One picture cut into four, of unequal sizes, that overlap by 20 pixels."""
+    cuts = [((0, 420), (0, 320)), ((0, 420), (300, 700)), ((400, 700), (0, 320)), ((400, 700), (300, 700))]
+    return [
+        write_raster(
+            folder / f"part-{at}.tif",
+            values[..., rows[0] : rows[1], cols[0] : cols[1]],
+            transform=beside(cols[0], rows[0]),
+            **profile,
+        )
+        for at, (rows, cols) in enumerate(cuts)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("values", "profile"),
+    [(noise(3, 700, 700), {"photometric": "RGB"}), (hills(700, 700), {"nodata": -9999}), (noise(700, 700, dtype="int16"), {})],
+    ids=["rgb", "floats", "whole numbers"],
+)  # fmt: skip
+def test_what_was_cut_is_whole_again(tmp_path: Path, values: Any, profile: Any) -> None:
+    files = neighbours(tmp_path, values, **profile)
+
+    with merged(files, raster_type=DEM) as whole:
+        made = cog_of(whole, tmp_path / "whole.tif")
+
+    with rasterio.open(made.path) as dataset:
+        assert np.array_equal(np.squeeze(dataset.read()), values)
+        assert dataset.transform == TRANSFORM
+    theirs = tmp_path / "theirs.tif"
+    assert np.array_equal(np.squeeze(by("gdal_merge.py", theirs, "-o", theirs, *files)), values)
+
+
+@pytest.mark.parametrize("method", ["near", "bilinear"])
+def test_a_merge_is_warped_without_a_seam(tmp_path: Path, method: str) -> None:
+    """As gdalwarp does with the whole; given the parts, it would leave their edges."""
+    values = hills(700, 700)
+    uncut = write_raster(tmp_path / "uncut.tif", values, nodata=-9999)
+    files = neighbours(tmp_path, values, nodata=-9999)
+    how = Resampling.nearest if method == "near" else Resampling.bilinear
+
+    with merged(files, raster_type=DEM) as whole:
+        grid = output_grid(whole.facts, "EPSG:4326")
+        made = cog_of(whole, tmp_path / "whole.tif", crs="EPSG:4326", resampling=how)
+
+    theirs = gdalwarped(tmp_path / "theirs.tif", grid, method, uncut)
+    with rasterio.open(made.path) as dataset:
+        ours = dataset.read()
+    both = (ours != -9999) & (theirs != -9999)
+    assert both.mean() > 0.6
+    apart = np.abs(ours - theirs)[both]
+    assert (apart > 0).mean() < 1e-4 if method == "near" else apart.max() < 0.1
+    assert ((ours != -9999) == (theirs != -9999)).mean() > 0.999
+
+
+def test_later_files_lie_on_top_and_their_gaps_show_what_is_below(tmp_path: Path) -> None:
+    below = write_raster(tmp_path / "below.tif", np.full((60, 60), 5, "int16"), nodata=-1)
+    above = np.full((60, 60), 7, "int16")
+    above[10:20] = -1
+    above_ = write_raster(tmp_path / "above.tif", above, nodata=-1, transform=beside(30))
+    files, theirs = [below, above_], tmp_path / "theirs.tif"
+
+    with merged(files, raster_type=DEM) as whole:
+        found = whole.pixels.read(Window(0, 0, 90, 60))
+
+    oracle = by("gdal_merge.py", theirs, "-n", "-1", "-a_nodata", "-1", "-init", "-1", "-o", theirs, *files)
+    assert np.array_equal(found.values, oracle)
+    assert found.values[0, 15, 40] == 5
+    assert found.valid is not None
+    assert np.array_equal(found.valid, oracle != -1)
+
+
+@pytest.mark.parametrize("how", ["nothing", "mask", "alpha"])
+def test_what_no_file_covers_is_no_data(tmp_path: Path, how: str) -> None:
+    values = noise(4 if how == "alpha" else 3, 50, 50)
+    values[3:] = 255
+    options: Any = {"photometric": "RGB", "alpha": "YES"} if how == "alpha" else {"photometric": "RGB"}
+    if how == "mask":
+        options["after"] = lambda dataset: dataset.write_mask(np.ones((50, 50), bool))
+    with rasterio.Env(GDAL_TIFF_INTERNAL_MASK=True):
+        files = [
+            write_raster(tmp_path / f"{at}.tif", values, transform=beside(at * 80, at * 30), **options)
+            for at in range(2)
+        ]
+    kind = RasterType.RGBA if how == "alpha" else RasterType.RGB
+
+    with merged(files, raster_type=kind) as whole:
+        made = cog_of(whole, tmp_path / "whole.tif", raster_type=kind)
+
+    assert made.validity is (Validity.ALPHA if how == "alpha" else Validity.MASK)
+    with rasterio.open(made.path) as dataset:
+        mask = dataset.dataset_mask() > 0
+        assert (dataset.width, dataset.height) == (130, 80)
+        assert how == "alpha" or MaskFlags.per_dataset in dataset.mask_flag_enums[0]
+        assert np.array_equal(dataset.read()[:3, 30:80, 80:], values[:3])
+    assert mask.sum() == 2 * 50 * 50
+    assert mask[:50, :50].all()
+    assert mask[30:, 80:].all()
+
+
+def test_rotated_and_south_up_grids_go_together_with_their_like(tmp_path: Path) -> None:
+    values = noise(100, 160)
+    for place in (Affine.rotation(25) @ Affine.scale(10, -10), Affine.scale(10, 10)):
+        corner = Affine.translation(500_000, 5_000_000) @ place
+        files = [
+            write_raster(tmp_path / "right.tif", values[:, 80:], transform=beside(80, of=corner)),
+            write_raster(tmp_path / "left.tif", values[:, :80], transform=corner),
+        ]
+
+        with merged(files, raster_type=DEM) as whole:
+            found = whole.pixels.read(Window(0, 0, 160, 100))
+
+        assert np.array_equal(found.values[0], values)
+        assert found.valid is None
+        assert whole.pixels.transform.almost_equals(corner, 1e-6)
+
+
+def test_a_palette_survives_where_all_have_it(tmp_path: Path) -> None:
+    palette = {value: (value * 20, 255 - value, value, 255) for value in range(12)}
+
+    def paint(dataset: Any) -> None:
+        dataset.write_colormap(1, palette)
+
+    values = noise(100, 100, low=0, high=12)
+    files = [write_raster(tmp_path / f"{at}.tif", values, transform=beside(100 * at), after=paint) for at in range(2)]
+
+    with merged(files, raster_type=RasterType.CATEGORICAL) as whole:
+        made = cog_of(whole, tmp_path / "whole.tif", raster_type=RasterType.CATEGORICAL)
+
+    with rasterio.open(made.path) as dataset:
+        assert {value: dataset.colormap(1)[value] for value in palette} == palette
+
+
+# What does not go together
+
+
+def scaled(dataset: Any) -> None:
+    dataset.scales = (0.5,)
+
+
+def in_feet(dataset: Any) -> None:
+    dataset.units = ("ft",)
+
+
+def painted(dataset: Any) -> None:
+    dataset.write_colormap(1, {1: (1, 2, 3, 255)})
+
+
+STACK: dict[str, tuple[str, dict[str, Any]]] = {
+    "CRS": ("raster.crs-differs", {"crs": "EPSG:32634"}),
+    "pixel size": ("raster.grids-differ", {"transform": TRANSFORM @ Affine.scale(2)}),
+    "half a pixel": ("raster.grids-differ", {"transform": beside(0.5)}),
+    "rotation": ("raster.grids-differ", {"transform": TRANSFORM @ Affine.rotation(3)}),
+    "other ground": ("raster.grids-differ", {"transform": beside(1)}),
+    "other size": ("raster.grids-differ", {"values": noise(60, 59)}),
+    "type": ("raster.types-differ", {"values": noise(60, 60, dtype="uint16")}),
+    "nodata": ("raster.nodata-differs", {"nodata": 255}),
+    "none": ("raster.nodata-differs", {"nodata": None}),
+    "no CRS": ("raster.no-crs", {"crs": None}),
+}
+MERGE = {
+    **{name: case for name, case in STACK.items() if name not in {"other ground", "other size"}},
+    "bands": ("raster.bands-differ", {"values": noise(2, 60, 60)}),
+    "colours": ("raster.colors-differ", {"after": painted}),
+    "scale": ("raster.scales-differ", {"after": scaled}),
+    "units": ("raster.units-differ", {"after": in_feet}),
+    "far away": ("raster.too-large", {"transform": beside(3_000_000)}),
+}
+
+
+@pytest.mark.parametrize(
+    ("join", "code", "other"),
+    [
+        *[pytest.param(stacked, *case, id=f"stack, {name}") for name, case in STACK.items()],
+        *[pytest.param(merged, *case, id=f"merge, {name}") for name, case in MERGE.items()],
+    ],
+)
+def test_files_that_do_not_go_together_are_told_apart(tmp_path: Path, join: Any, code: str, other: Any) -> None:
+    common = {"values": noise(60, 60), "nodata": 0}
+    files = [
+        write_raster(tmp_path / "good.tif", **common),
+        write_raster(tmp_path / "same.tif", **common),
+        write_raster(tmp_path / "other.tif", **{**common, **other}),
+    ]
+
+    with join(files[:2], raster_type=DEM):
+        pass
+    with pytest.raises(UnfitData) as refused, join(files, raster_type=DEM):
+        pass
+
+    assert refused.value.code == code
+    assert refused.value.hint
+    assert code in ("raster.no-crs", "raster.too-large") or "other.tif" in refused.value.message
+    assert str(tmp_path) not in str(refused.value)
+
+
+@pytest.mark.parametrize("what", ["alpha", "mask", "palette"])
+def test_what_belongs_to_one_file_alone_cannot_be_stacked(tmp_path: Path, what: str) -> None:
+    match what:
+        case "alpha":
+            odd = write_raster(tmp_path / "a.tif", noise(4, 40, 40), photometric="RGB", alpha="YES")
+        case "mask":
+            with rasterio.Env(GDAL_TIFF_INTERNAL_MASK=True):
+                odd = write_raster(
+                    tmp_path / "a.tif", noise(40, 40), after=lambda dataset: dataset.write_mask(noise(40, 40) > 9)
+                )
+        case _:
+            odd = write_raster(tmp_path / "a.tif", noise(40, 40), after=painted)
+
+    with pytest.raises(UnfitData, match="of its own bands only") as refused, stacked([odd], raster_type=DEM):
+        pass
+
+    assert refused.value.code == "raster.not-stackable"
+
+
+def test_what_is_asked_for_wrongly_is_refused(tmp_path: Path) -> None:
+    file = write_raster(tmp_path / "a.tif", noise(40, 40))
+
+    with pytest.raises(InvalidRequest, match="no files"), stacked([], raster_type=DEM):
+        pass
+    with (
+        pytest.raises(InvalidRequest, match="2 names are given for 1 bands"),
+        stacked([file], raster_type=DEM, names=["a", "b"]),
+    ):
+        pass
+    with (
+        pytest.raises(UnfitData, match="258 bands are more than 256"),
+        stacked([write_raster(tmp_path / "many.tif", noise(129, 8, 8))] * 2, raster_type=DEM),
+    ):
+        pass
+
+
+def test_a_damaged_neighbour_is_named(tmp_path: Path) -> None:
+    good = write_raster(tmp_path / "good.tif", noise(600, 600))
+    cut = write_raster(tmp_path / "cut.tif", noise(600, 600), transform=beside(600), compress="deflate")
+    cut.write_bytes(cut.read_bytes()[:-50_000])
+
+    with (
+        pytest.raises(UnfitData, match=r"'cut.tif' is damaged") as refused,
+        merged([good, cut], raster_type=DEM) as whole,
+    ):
+        cog_of(whole, tmp_path / "whole.tif")
+
+    assert refused.value.code == "raster.corrupt"
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["cut.tif", "good.tif"]
