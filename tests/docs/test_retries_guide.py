@@ -62,7 +62,7 @@ def test_the_waits_are_as_shown_and_the_policy_shown_is_the_default():
     assert shown == Retry()
     assert rows("retry") == waits
     assert (LOSS_POLICY.initial_delay_seconds, LOSS_POLICY.max_delay_seconds) == (0.5, 30)
-    assert "0.5 s and doubling, 30 s at most" in TEXT
+    assert "starts at 0.5 s and doubles, up to 30 s" in " ".join(TEXT.split())
 
 
 @pytest.mark.parametrize("row", rows("preview is"), ids=lambda row: row[0])

@@ -10,21 +10,21 @@ def test_a_known_river_has_a_course():
     assert len(run_handler(fetch, {"river": "Po"}).output["bends"]) == 6
 
 
-def test_an_unknown_river_is_not_tried_again():
+def test_an_unknown_river_is_not_retried():
     trial = run_handler(fetch, {"river": "Styx"})
 
     assert trial.error["code"] == "rivers.unknown"
     assert trial.blame == "data"
 
 
-def test_a_degree_northwards_has_111_km():
+def test_a_degree_of_latitude_is_111_km():
     trial = run_handler(measure, NORTHWARDS)
 
     assert trial.output == {"river": "test", "kilometres": 222.4}
-    assert [told["fraction"] for told in trial.progress] == [0.5, 1.0]
+    assert [report["fraction"] for report in trial.progress] == [0.5, 1.0]
 
 
-def test_measuring_goes_on_where_an_earlier_attempt_stopped():
+def test_measuring_continues_where_an_earlier_attempt_stopped():
     trial = run_handler(measure, NORTHWARDS, attempt=2, checkpoints={"stretches": [1, 1000.0]})
 
     assert trial.output["kilometres"] == 1111.2
@@ -39,9 +39,9 @@ def test_a_worker_that_stops_gets_its_task_back():
 
 
 @virtual_time
-async def test_the_workflow_outlasts_failures_and_a_lost_worker():
+async def test_the_workflow_survives_failures_and_a_lost_worker():
     async with Kit() as kit:
-        kit.fail("fetch", HandlerFailed("the service answers nonsense"))
+        kit.fail("fetch", HandlerFailed("the service returned an invalid response"))
         kit.lose_worker("measure")
         job = await kit.run("river_length", {"river": "Po"})
 

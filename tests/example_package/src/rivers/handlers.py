@@ -9,7 +9,7 @@ from dagmaster.errors import UnfitData
 from dagmaster.handlers.context import Context, SyncContext
 from dagmaster.handlers.registry import register_handler
 
-# Stands in for a web service: longitude and latitude of a river's bends.
+# Takes the place of a web service: longitude and latitude of the bends of each river.
 BENDS = {
     "Po": [(7.1, 44.7), (7.7, 45.1), (8.6, 45.1), (9.7, 45.1), (11.0, 45.0), (12.4, 45.0)],
     "Loire": [(4.2, 44.8), (4.1, 46.0), (3.2, 47.0), (1.9, 47.9), (0.7, 47.4), (-2.1, 47.3)],
@@ -32,17 +32,17 @@ class Length(BaseModel):
 
 
 @register_handler("rivers.fetch", timeout_seconds=60)
-async def fetch(_ctx: Context, wanted: River) -> Course:
-    """Waits for others, so it is async."""
-    if wanted.river not in BENDS:
+async def fetch(_ctx: Context, request: River) -> Course:
+    """Waits for a web service, so it is async."""
+    if request.river not in BENDS:
         known = ", ".join(BENDS)
-        raise UnfitData(f"no river is named {wanted.river}", code="rivers.unknown", hint=f"known: {known}")
-    return Course(river=wanted.river, bends=BENDS[wanted.river])
+        raise UnfitData(f"no river is named {request.river}", code="rivers.unknown", hint=f"known: {known}")
+    return Course(river=request.river, bends=BENDS[request.river])
 
 
 @register_handler("rivers.measure", memory_mb=256)
 def measure(ctx: SyncContext, course: Course) -> Length:
-    """Computes, so it is plain: it runs in a process of its own."""
+    """Computes, so it is plain: it runs in a child process."""
     saved = ctx.load_checkpoint()
     done, kilometres = saved[1] if saved else (0, 0.0)
     stretches = list(pairwise(course.bends))
@@ -57,6 +57,6 @@ def measure(ctx: SyncContext, course: Course) -> Length:
 
 
 def _distance(start: tuple[float, float], end: tuple[float, float]) -> float:
-    """Good enough for short ways: the earth as a plane that narrows towards the pole."""
+    """Accurate enough for short distances: treats the earth as a plane that narrows towards the poles."""
     east = (end[0] - start[0]) * math.cos(math.radians((start[1] + end[1]) / 2))
     return math.hypot(east, end[1] - start[1]) * KM_PER_DEGREE
