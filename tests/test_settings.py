@@ -47,7 +47,7 @@ def test_a_lease_is_a_number_of_seconds(monkeypatch, value):
         ("WORKER_QUEUE", " , ", "names, joined by `,`"),
     ],
 )
-def test_a_bad_value_is_told_with_what_is_allowed(monkeypatch, name, value, expected):
+def test_a_bad_value_is_reported_with_what_is_allowed(monkeypatch, name, value, expected):
     (problem,) = refusal(monkeypatch, **{name: value})
 
     assert problem.startswith(f"{name}=")
@@ -87,7 +87,7 @@ def test_retention_is_a_number_of_days(monkeypatch, value):
     assert told == f"RETENTION_DAYS={value}: expected number from 0 up to 36500"
 
 
-def test_all_problems_are_told_at_once(monkeypatch):
+def test_all_problems_are_reported_at_once(monkeypatch):
     """Also what does not fit together, as far as it can be told beside values that are no numbers."""
     told = refusal(
         monkeypatch,
@@ -133,7 +133,7 @@ def test_empty_means_not_set_and_case_does_not_matter(monkeypatch):
     assert "task_lease_sec" not in loaded.model_fields_set
 
 
-def test_strangers_with_our_prefix_are_warned_of(monkeypatch):
+def test_unknown_variables_with_the_prefix_are_warned_about(monkeypatch):
     for name in ("DAGMASTER_DATTA", "DAGMASTER_TASK_LEASE_SEC", "DAGMASTER_FROBNICATE", "DAGMASTER_DATA"):
         monkeypatch.setenv(name, "x")
 

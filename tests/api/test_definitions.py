@@ -48,7 +48,7 @@ async def test_a_wrong_definition_is_refused_with_every_mistake(database):
 
 
 @pytest.mark.requirement("O1")
-async def test_a_file_that_is_right_tells_its_inputs(database):
+async def test_a_valid_file_is_answered_with_its_inputs(database):
     async with api(database) as client:
         checked = await ok(client.post(f"{V1}/workflows/validate", content=MINE))
 

@@ -41,7 +41,7 @@ DESCRIPTION: dict[str, Any] = _app("postgresql://nowhere/nothing").openapi()
 OPERATIONS = [(path, method, op) for path, ops in DESCRIPTION["paths"].items() for method, op in ops.items()]
 
 
-def test_every_operation_is_named_tagged_and_tells_its_problems():
+def test_every_operation_is_named_tagged_and_lists_its_problems():
     tags = {tag["name"] for tag in DESCRIPTION["tags"]}
     names = [operation["operationId"] for _, _, operation in OPERATIONS]
 
@@ -116,7 +116,7 @@ schema = schemathesis.openapi.from_dict(DESCRIPTION, config=SchemathesisConfig()
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),
 )
-def test_whatever_is_asked_is_answered_as_described(case: Any, served: Served) -> None:
+def test_every_response_matches_its_description(case: Any, served: Served) -> None:
     """Of a path that names something, also with the name of something that exists."""
     answer = case.call(base_url=served.url)
     case.validate_response(answer, checks=CHECKS)

@@ -120,7 +120,7 @@ async def _claimed(ledger: PostgresLedger, worker_id: UUID, job_id: UUID) -> str
 
 
 @pytest.mark.requirement("H4")
-async def test_workers_and_an_orchestrator_without_api_tell_their_health_side_by_side(
+async def test_workers_and_an_orchestrator_without_api_report_their_health_side_by_side(
     database: str, tmp_path: Path
 ) -> None:
     """All are told the same port: who comes later takes a free one, and says which."""

@@ -74,7 +74,7 @@ async def test_a_cancel_shows_which_worker_acknowledged(database):
 
 
 @pytest.mark.requirement("E14")
-async def test_asking_twice_is_asking_once(database):
+async def test_a_second_cancel_request_changes_nothing(database):
     async with engine(database, workers=0) as running, api(database, running) as client:
         job_id = await running.submit(workflow(GATED))
         first = await ok(client.post(f"{V1}/jobs/{job_id}/cancel", params={"wait": 0}, json={"by": "ada"}), 202)

@@ -24,7 +24,7 @@ async def _neglect_a_job(running) -> str:
     return str(job_id)
 
 
-async def test_a_dry_run_tells_and_a_run_acts(database):
+async def test_a_dry_run_only_reports_and_a_run_acts(database):
     async with (
         engine(database, orchestrators=0, workers=0) as running,
         api(database, running, orphan_threshold_sec=60) as client,
@@ -41,7 +41,7 @@ async def test_a_dry_run_tells_and_a_run_acts(database):
         assert (await ok(client.post(f"{V1}/janitor/run")))["actions"] == []
 
 
-async def test_a_job_that_can_not_be_advanced_says_so_until_it_moves(database):
+async def test_a_job_that_cannot_be_advanced_shows_it_until_it_moves(database):
     janitor, owner = PostgresJanitor(database), uuid4()
     async with engine(database, orchestrators=0) as running, api(database, running) as client:
         job_id = await running.submit("hello_world")
@@ -59,7 +59,7 @@ async def test_a_job_that_can_not_be_advanced_says_so_until_it_moves(database):
     await janitor.close()
 
 
-async def test_actions_come_in_pages_and_can_be_picked(database):
+async def test_actions_are_paged_and_filtered(database):
     async with engine(database, orchestrators=0, workers=0) as running, api(database, running) as client:
         await running.rows(
             "INSERT INTO dagapp.dag_janitor_actions (run_id, action_type, target_type, target_id, reason, created_at)"

@@ -96,7 +96,7 @@ def test_each_combination_of_filters_is_read_in_order_from_an_index(many_jobs, f
 @pytest.mark.parametrize(
     "filters", COMBINATIONS, ids=lambda chosen: "-".join(str(v) for v in chosen.values() if v) or "all"
 )
-def test_no_more_jobs_are_looked_at_than_the_rarest_filter_has(counted_jobs, filters):
+def test_no_more_jobs_are_read_than_the_rarest_filter_matches(counted_jobs, filters):
     """Filters that most jobs pass cost a page; a rare one costs those that it has, however old they are."""
     middle = plan_of(counted_jobs, **filters)
 

@@ -47,7 +47,7 @@ async def test_orchestrators_and_workers_show_what_they_do(database):
 
 
 @pytest.mark.requirement("O1")
-async def test_those_who_are_silent_are_listed_as_such_and_what_is_listed_is_bounded(database):
+async def test_silent_instances_are_listed_as_silent_and_the_list_is_bounded(database):
     async with engine(database, orchestrators=0, workers=0) as running, api(database, running) as client:
         await running.rows(
             "INSERT INTO dagapp.workers (worker_id, host, pid, software_version, worker_type, queues, handlers, heartbeat_at) "
@@ -109,7 +109,7 @@ async def test_two_people_change_a_queue_and_neither_undoes_the_other(database):
 
 
 @pytest.mark.requirement("O1")
-async def test_stats_and_health_tell_how_things_are(database):
+async def test_stats_and_health_report_the_state_of_the_platform(database):
     async with engine(database) as running, api(database, running) as client:
         await running.run("hello_world")
         stats = await ok(client.get(f"{V1}/stats"))
@@ -182,7 +182,7 @@ async def _is_gone(running):
 
 
 @pytest.mark.requirement("Q4")
-async def test_dead_letters_are_listed_looked_into_and_replayed(database):
+async def test_dead_letters_are_listed_shown_and_replayed(database):
     async with engine(database) as running:
         for number in range(5):
             await running.ledger.enqueue_message(f"m-{number}", "dag-jobs", {"workflow_id": "late", "priority": number})
@@ -239,7 +239,7 @@ async def _letters(running, count):
 
 
 @pytest.mark.requirement("D4")
-async def test_the_schema_is_looked_at_deployed_and_rebuilt(database):
+async def test_the_schema_is_inspected_deployed_and_rebuilt(database):
     async with api(database, allow_rebuild=True) as client:
         submitted = await ok(client.post(f"{V1}/jobs", json={"workflow_id": "hello_world"}), 202)
         status = await ok(client.get(f"{V1}/bootstrap/status"))
@@ -264,7 +264,7 @@ async def test_the_schema_is_looked_at_deployed_and_rebuilt(database):
 
 
 @pytest.mark.requirement("E7")
-async def test_a_worker_without_database_reports_over_http_and_late_reports_are_told(database):
+async def test_a_worker_without_database_reports_over_http_and_late_reports_are_answered_as_late(database):
     async with engine(database, workers=0) as running, api(database, running) as client:
         job_id = await running.submit("hello_world")
         worker_id = uuid4()

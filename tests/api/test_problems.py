@@ -80,7 +80,7 @@ async def test_invalid_requests_list_every_mistake_and_repeat_nothing(shared_dat
         (f"/jobs/{JOB}/retry", {"node": "a", "stage": "b"}, "body: name either a node, a stage, or a fan_out whose failed"),
     ],
 )  # fmt: skip
-async def test_a_mistake_is_told_in_plain_words(shared_database, path, sent, message):
+async def test_an_error_is_described_in_plain_words(shared_database, path, sent, message):
     async with api(shared_database) as client:
         answer = await client.post(V1 + path, json=sent)
 
@@ -102,7 +102,7 @@ async def test_what_is_no_json_says_where(shared_database):
 
 
 @pytest.mark.requirement("O1")
-async def test_an_unknown_workflow_tells_no_folders(shared_database, tmp_path):
+async def test_the_error_for_an_unknown_workflow_names_no_folders(shared_database, tmp_path):
     (tmp_path / "broken.yaml").write_text("workflow_id: broken\nnodes: {}\n")
 
     async with api(shared_database, workflow_folders=str(tmp_path)) as client:
@@ -129,7 +129,7 @@ async def test_a_key_that_stands_for_another_workflow_says_for_which(shared_data
     assert "other inputs" in check(inputs, 409, "job.key-conflict")["detail"]
 
 
-async def test_the_first_page_leads_to_everything_and_loads_nothing(shared_database):
+async def test_the_index_page_links_to_everything_and_loads_nothing_from_elsewhere(shared_database):
     async with api(shared_database) as client:
         root = await client.get("/", follow_redirects=True)
         described = (await client.get("/openapi.json")).json()

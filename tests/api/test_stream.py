@@ -62,7 +62,7 @@ def seen(events: list[dict[str, Any]]) -> list[tuple[int, str]]:
     return [(event["sequence"], event["type"]) for event in events]
 
 
-async def test_a_stream_tells_everything_and_ends_with_the_job(database):
+async def test_a_stream_sends_every_event_and_ends_with_the_job(database):
     async with engine(database) as running:
         job_id = await running.submit(workflow(STEPS))
         async with served(app_of(database, running)) as server, AsyncClient(base_url=server.url) as client:
@@ -75,7 +75,7 @@ async def test_a_stream_tells_everything_and_ends_with_the_job(database):
         assert events[-1]["type"] == "job_completed"
 
 
-async def test_a_cut_stream_goes_on_with_exactly_what_is_missing(database):
+async def test_a_cut_stream_continues_with_exactly_the_missing_events(database):
     async with engine(database) as running:
         job_id = await running.submit(workflow(STEPS))
         async with served(app_of(database, running)) as server:
@@ -100,7 +100,7 @@ async def test_a_cut_stream_goes_on_with_exactly_what_is_missing(database):
         assert seen(by_query) == seen(rest[1:])
 
 
-async def test_cut_again_and_again_nothing_is_missed_or_told_twice(database):
+async def test_a_stream_that_is_cut_repeatedly_misses_and_repeats_no_event(database):
     async with engine(database) as running:
         job_id = await running.submit("demo", count=60)
         got: list[dict[str, Any]] = []
@@ -198,7 +198,7 @@ async def test_an_event_arrives_soon_after_it_happens(database):
     assert late < 1.0
 
 
-async def test_watchers_who_leave_cost_no_connection_and_are_written_to_no_more(database, caplog):
+async def test_disconnected_watchers_hold_no_connection_and_are_sent_no_more_events(database, caplog):
     async with engine(database) as running:
         job_id = await running.submit("fan_out_test", count=400)
         await running.wait(job_id)

@@ -84,7 +84,7 @@ async def test_a_node_names_the_nodes_it_waits_for_and_a_running_one_says_so(dat
     assert over == {}
 
 
-async def test_a_queued_task_tells_how_many_are_in_front_and_what_holds_its_queue(database):
+async def test_a_queued_task_shows_its_position_and_what_blocks_its_queue(database):
     async with engine(database) as running:
         await running.ledger.set_queue("container-tasks", max_running=None, is_paused=True)
         first = await running.submit(workflow(MANY))
@@ -142,7 +142,7 @@ async def test_a_limited_queue_is_named(database):
     assert limited["detail"] == "queue dag-worker-tasks runs 1 tasks, its limit is 1"
 
 
-async def test_a_retry_tells_when_and_why(database):
+async def test_a_retry_shows_when_and_why(database):
     async with engine(database) as running, api(database, running) as client:
         job_id = await running.submit(workflow(FAILING))
 
@@ -186,7 +186,7 @@ LIMITED = """
     ("slots", "detail"),
     [(10, "4 of max_parallel 4 are running"), (3, "4 of max_parallel 4 are under way, 3 of them running")],
 )
-async def test_a_limited_fan_out_tells_how_many_of_its_places_are_taken(database, slots, detail):
+async def test_a_limited_fan_out_shows_how_many_of_its_slots_are_used(database, slots, detail):
     async with engine(database, workers=0) as running, api(database, running) as client:
         await running.start_worker(worker_slots=slots)
         job_id = await running.submit(workflow(LIMITED))
@@ -209,7 +209,7 @@ async def tell_and_wait(ctx: Any) -> None:
     await gate(ctx)
 
 
-async def test_a_running_node_tells_since_when_by_whom_and_how_far(database):
+async def test_a_running_node_shows_its_start_worker_and_progress(database):
     telling = Registration("tell_and_wait", f"{__name__}:tell_and_wait")
     async with engine(database, handlers=[telling]) as running, api(database, running) as client:
         job_id = await running.submit(workflow(SHAPES.replace("handler: gate", "handler: tell_and_wait")))
@@ -229,7 +229,7 @@ async def test_a_running_node_tells_since_when_by_whom_and_how_far(database):
     assert reason["seconds"] > 0
 
 
-async def test_a_queue_that_is_served_by_none_who_offers_the_handler_says_so(database):
+async def test_a_task_shows_that_no_worker_of_its_queue_offers_its_handler(database):
     only_here = Registration("nobody_has_it", "tests.engine.harness:give")
     async with engine(database, orchestrators=0, workers=1, verify_history=False) as running:
         running.registry = Registry([*running.registry.values(), only_here])  # the worker began without it
@@ -246,7 +246,7 @@ async def test_a_queue_that_is_served_by_none_who_offers_the_handler_says_so(dat
     assert reasons[0]["detail"] == "no live worker offers nobody_has_it on queue dag-worker-tasks (1 serve it)"
 
 
-async def test_a_job_whose_orchestrator_is_gone_says_so(database):
+async def test_a_job_shows_that_its_orchestrator_has_stopped(database):
     async with engine(database, orchestrators=0, workers=0) as running, api(database, running) as client:
         job_id = await running.submit("hello_world")
         await running.rows("UPDATE dagapp.dag_jobs SET owner_id = gen_random_uuid()")
@@ -260,7 +260,7 @@ async def test_a_job_whose_orchestrator_is_gone_says_so(database):
     assert codes(with_another["start"]) == ["orphaned"]
 
 
-async def test_a_lost_task_that_waits_tells_of_its_losses(database):
+async def test_a_waiting_task_shows_how_often_it_was_lost(database):
     async with engine(database, max_losses=5) as running, api(database, running) as client:
         job_id = await running.submit(workflow(SHAPES.replace("handler: gate", "handler: crash, params: {code: 3}")))
 

@@ -25,7 +25,7 @@ def test_an_effect_that_is_published_once_is_no_duplicate() -> None:
     assert effects.done_again() == 0
 
 
-def test_two_effects_of_one_task_are_found_whoever_tells_of_them() -> None:
+def test_two_effects_of_one_task_are_detected_in_every_record() -> None:
     lines = ["E job/node/1/aa 7", "F job/node/1/aa", "E job/node/2/bb 8", "F job/node/2/bb"]
     by_others = Effects.of([*lines, "P job/node/1/aa", "P job/node/2/bb"])
     by_both = Effects.of([*lines, "P job/node/1/aa"])
@@ -49,7 +49,7 @@ def test_a_percentile_is_a_value_that_occurred(share: float, value: float) -> No
     assert percentile([5, 1, 4, 2, 3], share) == value
 
 
-def test_a_recovery_that_was_not_seen_is_told_apart() -> None:
+def test_a_recovery_that_was_not_observed_is_reported_separately() -> None:
     (cut, kill) = recoveries([("kill", 2.0), ("kill", None), ("cut", None)])
 
     assert (kill.count, kill.p50, kill.unseen) == (2, 2.0, 1)
@@ -83,7 +83,7 @@ def row(status: str = "completed", value: Any = 7, key: str = "key") -> dict[str
 KNOWN = Acknowledged(Wish("chain", "chaos_chain6", {}, result=7), JOB, "key")
 
 
-def test_a_job_that_is_gone_or_stuck_or_there_twice_is_lost() -> None:
+def test_a_job_that_is_missing_stuck_or_duplicated_counts_as_lost() -> None:
     assert _lost([KNOWN], {JOB: row()}) == []
     assert len(_lost([KNOWN], {})) == 1
     assert len(_lost([KNOWN], {JOB: row("running")})) == 1
@@ -104,7 +104,7 @@ def test_recoveries_are_held_against_their_bounds() -> None:
     assert len(slow.problems()) == len(BOUNDS["fast"]) + 1
 
 
-def test_what_grows_is_told_from_what_only_wavers() -> None:
+def test_growth_is_distinguished_from_fluctuation() -> None:
     growing = trends([{"worker-1 MB": 100.0 + 5 * n, "claim p50 ms": 10.0 + n % 3} for n in range(30)])
 
     assert [(trend.name, trend.is_flat) for trend in growing] == [("worker-1 MB", False), ("claim p50 ms", True)]

@@ -27,7 +27,7 @@ def message(kind: bytes, body: bytes) -> bytes:
 NOTIFICATION = message(b"A", b"\0\0\0\1topic\0\0")
 
 
-def test_notifications_are_told_from_anything_else() -> None:
+def test_notifications_are_distinguished_from_other_messages() -> None:
     assert are_notifications(NOTIFICATION)
     assert are_notifications(NOTIFICATION * 3)
     assert not are_notifications(NOTIFICATION[:-1]), "half of one"
@@ -80,7 +80,7 @@ async def ask(connection: psycopg.AsyncConnection) -> int:
     return row[0]
 
 
-async def test_what_is_asked_is_answered(session: psycopg.AsyncConnection) -> None:
+async def test_queries_through_the_proxy_are_answered(session: psycopg.AsyncConnection) -> None:
     assert await ask(session) == 7
 
 
@@ -140,7 +140,7 @@ async def test_notifications_pass_or_are_dropped_or_come_twice(link: Link, what:
     assert answer == 7, "only notifications are tampered with"
 
 
-async def test_a_server_that_is_away_is_told_at_once(proxy: Proxy, tmp_path: Path) -> None:
+async def test_an_unreachable_server_is_reported_at_once(proxy: Proxy, tmp_path: Path) -> None:
     proxy._server = tmp_path / SOCKET
     began = time.monotonic()
 

@@ -94,7 +94,7 @@ def a_problem(status: int, **members: object) -> Answering:
         (lambda request: request.wfile.write(b"SSH-2.0-OpenSSH\r\n"), "was lost", "server.lost", 5),
     ],
 )  # fmt: skip
-def test_what_is_no_answer_of_a_platform_is_told_as_what_it_is(answer, said, code, exit_code):
+def test_an_unexpected_response_is_reported_as_what_it_is(answer, said, code, exit_code):
     with answering(answer) as client, pytest.raises(DagmasterError) as raised:
         client.job(JOB)
 
@@ -137,7 +137,7 @@ def test_mistakes_in_a_workflow_keep_their_lines():
 
 
 @pytest.mark.requirement("M3")
-def test_who_does_not_answer_is_told_apart_from_who_is_slow():
+def test_an_unreachable_server_is_distinguished_from_a_slow_one():
     done = threading.Event()
 
     with answering(lambda _: done.wait(1) and None, 0.2) as client, pytest.raises(Unavailable) as slow:
@@ -196,7 +196,7 @@ def test_lists_are_asked_for_in_pages_until_there_are_enough():
 
 
 @pytest.mark.requirement("M3")
-def test_after_a_lost_connection_the_platform_is_looked_for_again():
+def test_after_a_lost_connection_the_platform_is_located_again():
     """It may have been started again, and listen elsewhere."""
     found = iter(["http://127.0.0.1:1"])
 
@@ -213,7 +213,7 @@ def frames(*sequences: int) -> bytes:
 
 
 @pytest.mark.requirement("M3")
-def test_a_stream_that_is_cut_goes_on_without_gaps_or_repeats():
+def test_a_cut_stream_continues_without_gaps_or_repeats():
     """The server breaks off, repeats, leaves out, and is away; whoever listens sees each event once, in order."""
 
     def open_ended(body: bytes) -> Answering:
@@ -294,7 +294,7 @@ def test_an_answer_that_drips_has_a_deadline():
         client.job(JOB)
 
 
-def test_a_bomb_is_not_unpacked(monkeypatch):
+def test_a_decompression_bomb_is_not_unpacked(monkeypatch):
     monkeypatch.setattr("dagmaster.cli.client._LARGEST_ANSWER_BYTES", 1_000_000)
     bomb = gzip.compress(b" " * 20_000_000)
     answer = plain(200, "application/json", bomb, **{"Content-Encoding": "gzip"})
@@ -309,6 +309,6 @@ def test_a_packed_answer_is_understood():
 
 
 @pytest.mark.parametrize("page", [{"items": [], "next": "x"}, {"items": [{"a": 1}], "next": 7}])
-def test_pages_that_lead_nowhere_end_the_asking(page):
+def test_a_next_link_that_leads_nowhere_ends_the_paging(page):
     with answering(as_json(page)) as client, pytest.raises(Unavailable, match="leads nowhere"):
         client.workflows()

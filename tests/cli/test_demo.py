@@ -87,7 +87,7 @@ def test_ctrl_c_while_a_demonstration_starts_removes_what_it_made(output):
     assert not output.exists()
 
 
-def test_a_database_whose_folder_someone_deleted_is_not_taken_for_a_new_one(output):
+def test_a_database_whose_folder_was_deleted_is_not_taken_for_a_new_one(output):
     left = replace(Cluster.at(output), folder=output.parent / "elsewhere")
     (left.folder / "data").mkdir(parents=True)
 
@@ -96,7 +96,7 @@ def test_a_database_whose_folder_someone_deleted_is_not_taken_for_a_new_one(outp
     assert not left.folder.exists()
 
 
-def test_a_folder_of_someone_elses_is_left_alone(output):
+def test_a_folder_with_other_files_is_left_alone(output):
     output.mkdir()
     (output / "thesis.txt").write_text("years of work")
 

@@ -51,11 +51,11 @@ def levels(findings: list[Finding]) -> list[Level]:
 @pytest.mark.parametrize(
     ("version", "expected"), [((3, 11, 0), OK), ((3, 13, 5), OK), ((3, 10, 9), PROBLEM)]
 )  # fmt: skip
-def test_python(version, expected):
+def test_the_version_of_python_is_judged(version, expected):
     assert levels(diagnosis.judge_python(version, "/usr/bin/python3")) == [expected]
 
 
-def test_settings():
+def test_settings_are_judged():
     assert levels(diagnosis.judge_settings([], [])) == [OK]
     assert levels(diagnosis.judge_settings(["A=1: wrong", "B=2: wrong"], ["C is not a setting"])) == [
         PROBLEM,
@@ -75,7 +75,7 @@ def test_settings():
         ({"path": Path("/data/new")}, OK),
     ],
 )
-def test_folders(facts, expected):
+def test_folders_are_judged(facts, expected):
     folder = Folder(**{"path": Path("/data"), "nearest": Path("/data"), "is_folder": True, "is_writable": True,
                        "free_bytes": 100 * GB} | facts)  # fmt: skip
 
@@ -85,7 +85,7 @@ def test_folders(facts, expected):
 @pytest.mark.parametrize(
     ("mode", "owner", "expected"), [(0o600, "me", []), (0o640, "me", [PROBLEM]), (0o600, "you", [PROBLEM])]
 )
-def test_what_is_private(mode, owner, expected):
+def test_private_files_are_judged(mode, owner, expected):
     assert levels(diagnosis.judge_private("data-folder", Private(Path("/f"), mode, owner, "me"))) == expected
 
 
@@ -99,7 +99,7 @@ def test_what_is_private(mode, owner, expected):
         (8000, Holder.STRANGER, False, WARNING),
     ],
 )
-def test_ports(port, holder, is_needed, expected):
+def test_ports_are_judged(port, holder, is_needed, expected):
     assert levels(diagnosis.judge_port("api-port", "API_PORT", port, holder, is_needed=is_needed)) == [expected]
 
 
@@ -107,12 +107,12 @@ def test_ports(port, holder, is_needed, expected):
     ("refusal", "is_needed", "expected"),
     [(None, True, OK), (("not installed", "install it"), True, PROBLEM), (("not installed", "install it"), False, OK)],
 )
-def test_programs_of_postgres(refusal, is_needed, expected):
+def test_programs_of_postgres_are_judged(refusal, is_needed, expected):
     assert levels(diagnosis.judge_programs("/bin", refusal, is_needed=is_needed)) == [expected]
 
 
 @pytest.mark.parametrize(("size", "expected"), [(GB, OK), (64 << 20, WARNING), (None, WARNING)])
-def test_shared_memory(size, expected):
+def test_shared_memory_is_judged(size, expected):
     assert levels(diagnosis.judge_shared_memory(size)) == [expected]
 
 
@@ -132,17 +132,17 @@ def test_gdal_is_not_needed_yet():
         ({"trouble": "refused"}, [PROBLEM]),
     ],
 )
-def test_the_api(facts, expected):
+def test_the_api_is_judged(facts, expected):
     assert levels(diagnosis.judge_api(Api("http://x", **facts), "1.2")) == expected
 
 
-def test_an_api_that_is_not_well_says_so():
+def test_an_unhealthy_api_is_reported():
     (found,) = diagnosis.judge_api(Api("http://x", "1.2", unwell=("database: away",)), "1.2")
 
     assert (found.level, found.found) == (PROBLEM, "http://x is not well: database: away")
 
 
-def test_workflows():
+def test_workflow_files_are_judged():
     assert levels(diagnosis.judge_workflows(3, [], [])) == [OK]
     assert levels(diagnosis.judge_workflows(3, ["a.yaml:1:1: wrong"], ["package x: broken"])) == [PROBLEM, PROBLEM]
 
@@ -159,7 +159,7 @@ def test_workflows():
         ({"version_number": 140011, "is_standby": True}, [PROBLEM, PROBLEM]),
     ],
 )
-def test_servers(facts, expected):
+def test_servers_are_judged(facts, expected):
     server = Server(**{"version": "15.4", "version_number": 150004, "is_standby": False, "is_read_only": False,
                        "is_pooled": False, "answer_seconds": 0.01} | facts)  # fmt: skip
 
@@ -189,19 +189,19 @@ SETTINGS = {
         ({"default_transaction_isolation": "serializable"}, WARNING),
     ],
 )
-def test_settings_of_the_server(changed, expected):
+def test_settings_of_the_server_are_judged(changed, expected):
     assert levels(diagnosis.judge_server_settings(SETTINGS | changed)) == [expected]
 
 
 @pytest.mark.parametrize(("used", "expected"), [(10, OK), (80, WARNING), (96, PROBLEM)])
-def test_connections(used, expected):
+def test_the_number_of_connections_is_judged(used, expected):
     assert levels(diagnosis.judge_connections(SETTINGS, used, worker_processes=2)) == [expected]
 
 
 @pytest.mark.parametrize(
     ("extension", "expected"), [(None, WARNING), (Extension("3.3", None), OK), (Extension("3.3", "3.3"), OK)]
 )
-def test_postgis(extension, expected):
+def test_postgis_is_judged(extension, expected):
     assert levels(diagnosis.judge_extension(extension)) == [expected]
 
 
@@ -209,7 +209,7 @@ def test_postgis(extension, expected):
     ("deployed", "stored", "pending", "expected"),
     [(True, "a", [], None), (False, None, ["deploy"], "deploy"), (True, "b", ["add a column"], "migrate")],
 )
-def test_schemas(deployed, stored, pending, expected):
+def test_schemas_are_judged(deployed, stored, pending, expected):
     (found,) = diagnosis.judge_schema(Status(deployed, "a", stored, pending, {}, "15", {}))
 
     assert found.level is (PROBLEM if expected else OK)
@@ -217,12 +217,12 @@ def test_schemas(deployed, stored, pending, expected):
 
 
 @pytest.mark.parametrize(("deployed", "expected"), [("a", OK), ("b", PROBLEM), (None, PROBLEM)])
-def test_schemas_that_may_not_be_compared(deployed, expected):
+def test_fingerprints_of_schemas_are_judged(deployed, expected):
     assert levels(diagnosis.judge_fingerprint(deployed, "a")) == [expected]
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(0.002, OK), (0.9, WARNING), (None, PROBLEM)])
-def test_notifications(seconds, expected):
+def test_notifications_are_judged(seconds, expected):
     assert levels(diagnosis.judge_bell(seconds)) == [expected]
 
 
@@ -230,7 +230,7 @@ def test_notifications(seconds, expected):
     ("offset", "uncertainty", "expected"),
     [(0.01, 0.001, OK), (-1.5, 0.01, WARNING), (2.0, 1.9, OK), (90.0, 0.01, PROBLEM), (-90.0, 0.01, PROBLEM)],
 )
-def test_clocks(offset, uncertainty, expected):
+def test_clocks_are_judged(offset, uncertainty, expected):
     """What may be the network's doing is not the clock's."""
     assert levels(diagnosis.judge_clock(Clock(offset, uncertainty))) == [expected]
 
@@ -244,14 +244,14 @@ def test_clocks(offset, uncertainty, expected):
         (True, True, [Lacking("table", "dag_jobs", "INSERT")], PROBLEM),
     ],
 )
-def test_rights(has_schema, may_create, lacking, expected):
+def test_rights_are_judged(has_schema, may_create, lacking, expected):
     role = Role("plain", is_superuser=False, has_schema=has_schema, may_create=may_create)
 
     assert levels(diagnosis.judge_rights(role, lacking, "dagapp")) == [expected]
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(1, OK), (600, WARNING), (7200, PROBLEM)])
-def test_open_transactions(seconds, expected):
+def test_open_transactions_are_judged(seconds, expected):
     assert levels(diagnosis.judge_transaction(None)) == [OK]
     assert levels(diagnosis.judge_transaction(OpenTransaction(seconds, "process 5", "idle in transaction"))) == [
         expected
@@ -261,7 +261,7 @@ def test_open_transactions(seconds, expected):
 @pytest.mark.parametrize(
     ("dead", "live", "expected"), [(500, 10, OK), (200_000, 100, WARNING), (200_000, 5_000_000, OK)]
 )
-def test_dead_rows(dead, live, expected):
+def test_dead_rows_are_judged(dead, live, expected):
     assert levels(diagnosis.judge_dead_rows(None)) == [OK]
     assert levels(diagnosis.judge_dead_rows(DeadRows("dag_tasks", dead, live, None))) == [expected]
 
@@ -281,7 +281,7 @@ def seen(role: str, silent_seconds: float = 1.0, version: str = "1", queues=("q"
         ([seen("orchestrator", version="0"), seen("worker")], 0, 0, [OK, OK, WARNING]),
     ],
 )
-def test_instances(instances, open_jobs, queued, expected):
+def test_instances_are_judged(instances, open_jobs, queued, expected):
     waiting = [Queued("q", "h", queued)] if queued else []
 
     found = diagnosis.judge_instances(instances, open_jobs, waiting, within_seconds=60, our_version="1")
@@ -300,14 +300,14 @@ def test_instances(instances, open_jobs, queued, expected):
         ([seen("worker")], [], [Queued("q", "other", 1)], [PROBLEM]),
     ],
 )
-def test_handlers(workers, needs, queued, expected):
+def test_handlers_are_judged(workers, needs, queued, expected):
     assert levels(diagnosis.judge_handlers(needs, workers, queued, within_seconds=60)) == expected
 
 
 # --- looking ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_look_that_fails_or_hangs_is_a_finding_and_stops_no_other():
+def test_a_check_that_fails_or_hangs_is_a_finding_and_stops_no_other():
     release = threading.Event()
 
     def fail():
@@ -422,7 +422,7 @@ def test_a_database_without_the_schema_is_to_be_deployed(dagmaster, free_ports, 
     }  # fmt: skip
 
 
-def test_a_deployed_database_is_looked_at_whole(dagmaster, free_ports, monkeypatch, database):
+def test_every_check_runs_on_a_deployed_database(dagmaster, free_ports, monkeypatch, database):
     monkeypatch.setenv("DATABASE_URL", database)
     with psycopg.connect(database, autocommit=True) as connection:
         if connection.execute("SELECT FROM pg_available_extensions WHERE name = 'postgis'").rowcount:
@@ -464,7 +464,7 @@ def test_an_older_schema_is_to_be_migrated(dagmaster, free_ports, monkeypatch, d
     assert "dagmaster db migrate" in found.fix
 
 
-def test_a_read_only_database_is_told_as_such(dagmaster, free_ports, monkeypatch, database):
+def test_a_read_only_database_is_reported_as_read_only(dagmaster, free_ports, monkeypatch, database):
     monkeypatch.setenv("DATABASE_URL", database)
     with psycopg.connect(database, autocommit=True) as connection:
         connection.execute(f"ALTER DATABASE {connection.info.dbname} SET default_transaction_read_only = on")
@@ -556,7 +556,7 @@ def test_a_clock_that_is_off_is_measured(database):
     assert late.offset_seconds == pytest.approx(100, abs=0.5)
 
 
-def test_a_transaction_that_someone_left_open_is_found(database):
+def test_a_transaction_that_was_left_open_is_reported(database):
     with psycopg.connect(database, application_name="forgotten") as connection:
         connection.execute("SELECT 1")
         found = server.oldest_transaction(database)
@@ -566,7 +566,7 @@ def test_a_transaction_that_someone_left_open_is_found(database):
     assert found.state == "idle in transaction"
 
 
-def test_settings_are_those_of_the_server_and_not_of_our_sessions(database):
+def test_settings_are_those_of_the_server_and_not_of_the_session(database):
     with psycopg.connect(database, autocommit=True) as connection:
         connection.execute(f"ALTER DATABASE {connection.info.dbname} SET idle_session_timeout = '30s'")
 
@@ -577,7 +577,7 @@ def test_settings_are_those_of_the_server_and_not_of_our_sessions(database):
     assert float(settings["shared_buffers"]) >= 1 << 20
 
 
-def test_ports_that_others_hold_are_told(dagmaster, monkeypatch):
+def test_ports_in_use_are_reported(dagmaster, monkeypatch):
     # Two, since the checks run side by side and each tries its port.
     with socket.create_server(("127.0.0.1", 0)) as stranger, socket.create_server(("127.0.0.1", 0)) as other:
         monkeypatch.setenv("API_PORT", str(stranger.getsockname()[1]))
@@ -603,7 +603,7 @@ def _hang_up(listening: socket.socket) -> None:
             listening.accept()[0].close()
 
 
-def test_files_that_others_can_read_or_that_are_in_the_way_are_told(dagmaster, free_ports, tmp_path):
+def test_files_that_others_can_read_or_that_block_a_folder_are_reported(dagmaster, free_ports, tmp_path):
     folder = tmp_path / "open"
     folder.mkdir()
     (folder / "platform.json").write_text("{}")
@@ -619,7 +619,7 @@ def test_files_that_others_can_read_or_that_are_in_the_way_are_told(dagmaster, f
     assert in_the_way[0].found == f"{tmp_path / 'file'} is not a folder"
 
 
-def test_a_private_cluster_that_others_can_enter_is_told(dagmaster, free_ports, tmp_path):
+def test_a_private_cluster_that_others_can_read_is_reported(dagmaster, free_ports, tmp_path):
     cluster = Cluster.at(tmp_path / "data")
     cluster.folder.mkdir(parents=True)
     try:
@@ -632,7 +632,7 @@ def test_a_private_cluster_that_others_can_enter_is_told(dagmaster, free_ports, 
     assert f"chmod go= {cluster.folder}" in [finding.fix for finding in found]
 
 
-def test_workflow_files_that_are_refused_are_told(dagmaster, free_ports, monkeypatch, tmp_path):
+def test_refused_workflow_files_are_reported(dagmaster, free_ports, monkeypatch, tmp_path):
     (tmp_path / "bad.yaml").write_text("workflow_id: bad\nnodes:\n  a: {handler: no_such, next: b}\n")
     monkeypatch.setenv("WORKFLOW_FOLDERS", str(tmp_path))
     refused = by_check(dagmaster("doctor", "--json"))["workflows"]
@@ -644,7 +644,7 @@ def test_workflow_files_that_are_refused_are_told(dagmaster, free_ports, monkeyp
     assert (missing.level, missing.fix) == (PROBLEM, "correct WORKFLOW_FOLDERS")
 
 
-def test_a_running_platform_is_found_well(on_platform, platform, free_ports):
+def test_a_running_platform_is_healthy(on_platform, platform, free_ports):
     found = by_check(on_platform("doctor", "--json"))
 
     well = ("platform", "api", "postgres", "schema", "listen", "clock", "rights", "instances", "handlers")
@@ -664,7 +664,7 @@ def test_silence_is_measured_as_the_running_platform_does(on_platform, platform,
     assert "silent: orchestrator host-a/5" in found[2].found
 
 
-def test_an_api_that_is_none_is_told(dagmaster, free_ports):
+def test_a_server_that_is_not_the_api_is_reported(dagmaster, free_ports):
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         threading.Thread(target=_hang_up, args=(stranger,), daemon=True).start()
         (found,) = by_check(dagmaster("doctor", "--json", "--server", f"http://127.0.0.1:{stranger.getsockname()[1]}"))[

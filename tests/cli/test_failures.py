@@ -154,7 +154,7 @@ def test_a_node_that_does_not_exist_is_not_found(on_platform, command, follow):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_whoever_leaves_early_knows_nothing_of_the_outcome(on_platform, failing, monkeypatch, command, asked):
+def test_a_client_that_detaches_reports_no_outcome(on_platform, failing, monkeypatch, command, asked):
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 

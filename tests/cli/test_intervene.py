@@ -57,7 +57,7 @@ def submitted(dagmaster, *arguments: str) -> str:
 
 
 @pytest.mark.requirement("E14")
-def test_a_cancel_says_who_told_the_handler_and_a_resume_goes_on(on_platform, sleepy):
+def test_a_cancel_names_the_worker_that_stopped_the_handler_and_a_resume_continues(on_platform, sleepy):
     job_id = submitted(on_platform, str(sleepy), "-p", "seconds=6")
     early = on_platform("jobs", "resume", job_id, "--dry-run")
     cancelled = on_platform("jobs", "cancel", job_id, "--reason", "wrong file", "--by", "ada")
@@ -86,7 +86,7 @@ def test_a_cancel_says_who_told_the_handler_and_a_resume_goes_on(on_platform, sl
 
 
 @pytest.mark.requirement("E15")
-def test_a_resume_counts_the_children_and_tells_how_it_ended(on_platform, failing):
+def test_a_resume_counts_the_children_and_reports_the_outcome(on_platform, failing):
     job_id = on_platform("submit", str(failing), "--wait", "--json").json["job_id"]
 
     failed = on_platform("jobs", "show", job_id)
@@ -173,7 +173,7 @@ def progress_of(dagmaster, url: str, job_id: str) -> tuple[list[str], list[float
 
 
 @pytest.mark.requirement("E23")
-def test_whoever_watches_sees_the_progress_of_an_async_handler(on_platform, platform, sleepy):
+def test_a_watcher_sees_the_progress_of_an_async_handler(on_platform, platform, sleepy):
     job_id = submitted(on_platform, str(sleepy), "-p", "seconds=60")
 
     told, (first, second) = progress_of(on_platform, platform.facts["api_url"], job_id)
@@ -183,7 +183,7 @@ def test_whoever_watches_sees_the_progress_of_an_async_handler(on_platform, plat
 
 
 @pytest.mark.requirement("E23")
-def test_whoever_watches_sees_the_progress_of_a_plain_handler(on_platform, platform, tmp_path):
+def test_a_watcher_sees_the_progress_of_a_plain_handler(on_platform, platform, tmp_path):
     job_id = submitted(on_platform, str(written(tmp_path / "phased.yaml", PHASES)))
     shown = eventually(lambda: "phases_done" in (out := on_platform("jobs", "show", job_id).out) and out)
 

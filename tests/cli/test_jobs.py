@@ -185,7 +185,7 @@ def test_watching_in_json_ends_with_the_outcome(on_platform):
 
 @pytest.mark.requirement("M3")
 @pytest.mark.parametrize("how", ["--wait", "--watch"])
-def test_ctrl_c_detaches_and_the_job_goes_on(platform, on_platform, sleepy, how):
+def test_ctrl_c_detaches_and_the_job_continues(platform, on_platform, sleepy, how):
     folder = platform.facts["data_folder"]
     process = start("submit", str(sleepy), "-p", "seconds=2", how, "--correlation-id", how, "--data", folder)
     _until_it_runs(on_platform, how)

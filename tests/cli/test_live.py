@@ -105,7 +105,7 @@ def test_a_job_is_never_younger_than_it_took():
         assert "UTC, 4 s ago" in console.file.getvalue()
 
 
-def test_reasons_from_outside_the_job_are_told_with_what_to_do():
+def test_reasons_outside_the_job_are_shown_with_a_remedy():
     reasons = [
         {"code": "queue_limited", "detail": "queue q runs 2 tasks, its limit is 2", "queue": "q"},
         {"code": "queued", "detail": "queued for 3.1 s, 7 in front", "queue": "q", "count": 7},
@@ -141,7 +141,7 @@ def test_what_handlers_say_is_never_markup():
     assert "[red]:smile: not markup[/red]" in drawn(a_job(node))
 
 
-def test_between_two_looks_the_clock_goes_on():
+def test_elapsed_time_advances_between_two_snapshots():
     detail = a_job(a_node("n0", "running", dispatched_at=NOW), seconds=10)
 
     assert "13.0 s" in drawn(detail.later(3))
@@ -177,7 +177,7 @@ class _Paused:
 
 
 @pytest.mark.timeout(20)
-def test_whoever_watches_is_told_why_nothing_moves(monkeypatch, capsys):
+def test_a_watcher_sees_why_a_job_makes_no_progress(monkeypatch, capsys):
     monkeypatch.setattr("dagmaster.cli.follow.Feed", _Restless)
     monkeypatch.setattr("dagmaster.cli.follow._QUIET_SECONDS", 0.3)
     state = State()
@@ -188,7 +188,7 @@ def test_whoever_watches_is_told_why_nothing_moves(monkeypatch, capsys):
     assert "n0: q is paused; open it with `dagmaster queues resume q`" in capsys.readouterr().out
 
 
-def test_lines_tell_changes_once_and_counts_once_a_second():
+def test_lines_show_each_change_once_and_counts_once_a_second():
     said = []
     lines = Lines(said.append, heartbeat_seconds=60)
 

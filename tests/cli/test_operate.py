@@ -106,7 +106,7 @@ def test_the_same_key_answers_with_the_same_job(from_afar):
 
 
 @pytest.mark.requirement("E16")
-def test_a_job_that_failed_before_is_told_as_failed(from_afar, failing):
+def test_a_job_that_failed_before_is_reported_as_failed(from_afar, failing):
     submit = ("submit", str(failing), "--idempotency-key", "fails")
     from_afar(*submit, "--wait")
 
@@ -118,7 +118,7 @@ def test_a_job_that_failed_before_is_told_as_failed(from_afar, failing):
 
 
 @pytest.mark.requirement("E19")
-def test_a_paused_queue_says_so_to_whoever_waits_and_keeps_its_limit(from_afar, platform, queued):
+def test_a_paused_queue_is_shown_to_a_waiting_client_and_keeps_its_limit(from_afar, platform, queued):
     limited = from_afar("queues", "limit", "container-tasks", "2", "--json").json
     paused = from_afar("queues", "pause", "container-tasks", "--json").json
     job_id = from_afar("submit", str(queued), "--submitted-by", "\x1b[31mred", "--json").json["job_id"]
@@ -145,7 +145,7 @@ def test_a_paused_queue_says_so_to_whoever_waits_and_keeps_its_limit(from_afar, 
 
 
 @pytest.mark.requirement("M3")
-def test_who_runs_is_listed_with_what_they_offer_and_run(from_afar, platform, sleepy):
+def test_instances_are_listed_with_what_they_offer_and_run(from_afar, platform, sleepy):
     pids = {child["role"]: child["pid"] for child in platform.facts["children"]}
     job_id = from_afar("submit", str(sleepy), "-p", "seconds=20", "--json").json["job_id"]
 
@@ -169,7 +169,7 @@ def test_who_runs_is_listed_with_what_they_offer_and_run(from_afar, platform, sl
 
 
 @pytest.mark.requirement("Q4")
-def test_dead_letters_are_listed_looked_into_and_replayed(from_afar, server):
+def test_dead_letters_are_listed_shown_and_replayed(from_afar, server):
     with psycopg.connect(server, autocommit=True) as connection:
         connection.execute(
             "INSERT INTO dagapp.dag_job_messages (queue, message_id, body) VALUES ('dag-jobs', 'm1', '{\"workflow_id\": 7}')"
@@ -190,7 +190,7 @@ def test_dead_letters_are_listed_looked_into_and_replayed(from_afar, server):
 
 
 @pytest.mark.requirement("D4")
-def test_the_schema_is_looked_at_through_the_platform(from_afar):
+def test_the_schema_is_inspected_through_the_platform(from_afar):
     status = from_afar("db", "status", "--json").json
     tables = from_afar("db", "tables").out
     migrated = from_afar("db", "migrate")
@@ -261,7 +261,7 @@ def test_a_follower_outlives_the_api_and_misses_nothing(from_afar, platform, sle
 
 
 @pytest.mark.requirement("E21")
-def test_the_janitor_tells_what_it_would_do_acts_and_its_actions_are_listed(on_platform, server):
+def test_the_janitor_previews_its_actions_runs_them_and_lists_them(on_platform, server):
     nothing = on_platform("janitor", "actions", "--type", "messages_unread")
     with psycopg.connect(server) as connection:
         connection.execute(

@@ -58,7 +58,7 @@ def run(*arguments: str | bytes, stdout: object = subprocess.PIPE, **extra: str)
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-def test_what_an_encoding_lacks_is_shown_as_something_like_it(tmp_path, encoding):
+def test_characters_that_an_encoding_lacks_are_replaced_by_similar_ones(tmp_path, encoding):
     file = tmp_path / "w.yaml"
     file.write_text("workflow_id: '…✔é'\n")
 
@@ -71,7 +71,7 @@ def test_what_an_encoding_lacks_is_shown_as_something_like_it(tmp_path, encoding
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["workflows", "validate", "/nowhere"], ["completion", "bash"]])
-def test_a_full_disk_or_a_closed_output_is_told(arguments):
+def test_a_full_disk_or_a_closed_output_is_reported(arguments):
     with Path("/dev/full").open("wb") as full:
         no_space = run(*arguments, stdout=full)
     shell = subprocess.run(
@@ -83,7 +83,7 @@ def test_a_full_disk_or_a_closed_output_is_told(arguments):
     assert shell.stderr == b"error: the answer can't be written: Bad file descriptor\n"
 
 
-def test_errors_that_nobody_can_read_leave_the_exit_code():
+def test_an_error_that_cannot_be_printed_keeps_the_exit_code():
     done = subprocess.run(
         ["/bin/sh", "-c", '"$@" 2>/dev/full', "sh", *COMMAND, "jobs", "nothing"], env=environment(), check=False
     )

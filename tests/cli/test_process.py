@@ -95,7 +95,7 @@ def test_the_same_again_answers_with_the_same_job_and_force_with_another(first, 
 
 
 @pytest.mark.requirement("M3")
-def test_what_was_made_and_is_gone_is_made_again(on_maps, scene):
+def test_outputs_that_were_deleted_are_made_again(on_maps, scene):
     arguments = ("process", str(scene), "--dataset", "gone")
     before = on_maps(*arguments, "--json").json
     shutil.rmtree(before["cogs"]["folder"])
@@ -110,7 +110,7 @@ def test_what_was_made_and_is_gone_is_made_again(on_maps, scene):
 
 @pytest.mark.parametrize("missing", ["mosaics", "stac", "cogs"])
 @pytest.mark.parametrize("blob", ["blob_path", "mosaic_blob"])
-def test_everything_that_was_promised_is_looked_for(tmp_path, missing, blob):
+def test_every_promised_output_is_verified(tmp_path, missing, blob):
     storage, edition = open_storage(Settings(STORAGE_FOLDER=str(tmp_path))), Edition("tiled")
     result = {blob: edition.mosaic(), "total_tiles": 2}
     made = [edition.mosaic(), edition.stac("collection.json"), edition.cog("a.tif"), edition.cog("b.tif")]
@@ -128,7 +128,7 @@ class TestPortOfMaps:
     def platform(self, tmp_path):
         return lambda **chosen: LocalPlatform(Settings(**chosen), tmp_path, "", print)
 
-    def test_it_is_held_until_the_map_server_has_it(self, platform):
+    def test_the_port_is_held_until_the_map_server_binds_it(self, platform):
         with platform()._maps_socket() as one, platform()._maps_socket() as other:
             ports = [maps.getsockname()[1] for maps in (one, other)]
             with pytest.raises(Conflict):
@@ -136,7 +136,7 @@ class TestPortOfMaps:
 
         assert len({0, *ports}) == 3
 
-    def test_one_that_was_chosen_and_is_taken_is_refused(self, platform):
+    def test_a_chosen_port_in_use_is_refused(self, platform):
         with bind("127.0.0.1", 0) as taken, pytest.raises(Unavailable) as refused:
             platform(SERVING_PORT=taken.getsockname()[1])._maps_socket()
 
@@ -192,7 +192,7 @@ def test_what_was_published_otherwise_needs_another_revision(on_maps, scene):
 
 
 @pytest.mark.requirement("M3")
-def test_polar_data_is_told_what_degrees_cost(on_maps, tmp_path):
+def test_polar_data_is_warned_about_the_cost_of_degrees(on_maps, tmp_path):
     ice = tmp_path / "ice.tif"
     profile = {"driver": "GTiff", "width": 256, "height": 256, "count": 1, "dtype": "uint8", "crs": "EPSG:3413"}
     with rasterio.open(ice, "w", transform=Affine(1000, 0, -128_000, 0, -1000, 128_000), **profile) as file:
@@ -223,7 +223,7 @@ def test_a_platform_that_is_starting_is_waited_for(tmp_path):
 
 
 @pytest.mark.requirement("M3")
-def test_who_detaches_is_told_the_job(on_maps, scene):
+def test_detaching_prints_the_job_id(on_maps, scene):
     done = on_maps("process", str(scene), "--dataset", "left", "--detach")
 
     assert done.code == 0
@@ -252,7 +252,7 @@ def folder(tmp_path):
 
 
 @pytest.mark.requirement("M3")
-def test_without_a_platform_one_is_started_and_an_interrupted_job_goes_on_with_the_next(folder, scene):
+def test_without_a_platform_one_is_started_and_the_next_one_continues_an_interrupted_job(folder, scene):
     arguments = ("process", str(scene), "--data", str(folder))
     process = start(*arguments, "--workflow", "process_large_raster", "--tile-size", "512")
     eventually(lambda: "job running" in process.stdout.readline(), 60)
@@ -276,7 +276,7 @@ def test_without_a_platform_one_is_started_and_an_interrupted_job_goes_on_with_t
 
 
 @pytest.mark.requirement("M3")
-def test_a_file_that_is_unfit_is_told_of_before_anything_is_made(dagmaster, scene, tmp_path):
+def test_an_unfit_file_is_reported_before_anything_is_written(dagmaster, scene, tmp_path):
     broken = tmp_path / "broken.tif"
     broken.write_bytes(scene.read_bytes()[:5000])
 
@@ -294,7 +294,7 @@ def test_a_file_that_is_unfit_is_told_of_before_anything_is_made(dagmaster, scen
 
 
 @pytest.mark.requirement("M3")
-def test_a_text_is_told_to_be_one(dagmaster, tmp_path):
+def test_a_text_file_is_reported_as_text(dagmaster, tmp_path):
     (tmp_path / "notes.tif").write_text("which scenes to take\nthose of July\n")
 
     told = dagmaster("process", str(tmp_path / "notes.tif"))
@@ -305,7 +305,7 @@ def test_a_text_is_told_to_be_one(dagmaster, tmp_path):
 
 
 @pytest.mark.requirement("M3")
-def test_what_is_doubtful_is_told_and_done(on_maps, scene, tmp_path):
+def test_doubtful_input_is_warned_about_and_processed(on_maps, scene, tmp_path):
     shifted = tmp_path / "doubtful.tif"
     with rasterio.open(scene) as source:
         profile = {**source.profile, "tiled": False, "nodata": None}
@@ -428,7 +428,7 @@ class TestIncoming:
         ("name", "blob"),
         [("Scène é.TIF", "Scène é.TIF"), ("e\u0301.tif", "é.tif"), ("a\nb .tif", "a-b.tif"), (" a .tif", "a.tif")],
     )
-    def test_names_that_a_store_would_not_take_are_mended(self, storage, tmp_path, name, blob):
+    def test_names_that_a_store_would_refuse_are_replaced(self, storage, tmp_path, name, blob):
         path = tmp_path / name
         path.write_bytes(b"pixels")
 
@@ -447,7 +447,7 @@ class TestIncoming:
         assert incoming._position_in(file) == 0
 
 
-def test_a_platform_tells_where_it_keeps_objects(tmp_path):
+def test_a_platform_reports_where_it_stores_objects(tmp_path):
     theirs = Settings(BRONZE_FOLDER=str(tmp_path / "raw"), SILVER_CONTAINER="refined")
     ours = Settings(STORAGE_FOLDER=str(tmp_path / "mine"), DAGMASTER_DATA=str(tmp_path / "data"))
 
@@ -474,7 +474,7 @@ def test_a_platform_that_came_back_is_asked_where_it_serves_maps_now(tmp_path):
     [({}, None, 1, True), ({}, "2024", 1, False), ({}, None, 2, False),
      ({"TIFFTAG_DATETIME": "2019:05:01 10:00:00"}, None, 1, False)],
 )  # fmt: skip
-def test_a_date_that_nobody_told_is_told_of(scene, tags, given, revision, is_told):
+def test_a_date_that_was_not_given_is_warned_about(scene, tags, given, revision, is_told):
     file = shutil.copy(scene, scene.with_name("undated.tif"))
     with rasterio.open(file, "r+") as dataset:
         dataset.update_tags(**tags)

@@ -51,7 +51,7 @@ def test_an_unknown_database_is_not_found(dagmaster, monkeypatch, cluster, comma
 
 @pytest.mark.requirement("M3")
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_whoever_lacks_rights_is_not_allowed(dagmaster, monkeypatch, cluster, database, command):
+def test_a_user_without_rights_is_not_allowed(dagmaster, monkeypatch, cluster, database, command):
     with administrator(cluster) as connection:
         connection.execute("DROP ROLE IF EXISTS bystander")
         connection.execute("CREATE ROLE bystander LOGIN")

@@ -123,7 +123,7 @@ def untouched(tmp_path: Path) -> Iterator[Path]:
     assert not is_left
 
 
-def test_a_port_that_is_taken_is_told_before_anything_is_made(untouched):
+def test_a_port_in_use_is_reported_before_anything_is_created(untouched):
     with bind("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         told = call("up", "--data", str(untouched), API_PORT=str(port))
@@ -135,7 +135,7 @@ def test_a_port_that_is_taken_is_told_before_anything_is_made(untouched):
 
 
 @pytest.mark.parametrize("entrance", ["API", "HEALTH"])
-def test_an_address_that_is_open_to_all_is_told_before_anything_is_made(untouched, entrance):
+def test_an_address_open_to_all_is_reported_before_anything_is_created(untouched, entrance):
     told = call("up", "--data", str(untouched), **{f"{entrance}_HOST": "0.0.0.0"})
 
     assert told.returncode == 2
@@ -143,7 +143,7 @@ def test_an_address_that_is_open_to_all_is_told_before_anything_is_made(untouche
     assert "restart" not in told.stderr
 
 
-def test_a_port_that_nobody_chose_gives_way(tmp_path):
+def test_a_default_port_in_use_is_replaced_by_a_free_one(tmp_path):
     local = LocalPlatform(Settings(), tmp_path, "", print)
 
     with ExitStack() as held:
@@ -190,7 +190,7 @@ def _is_waiting(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("role", ["orchestrator", "worker"])
-def test_a_role_that_is_held_ends_with_whoever_holds_it(role):
+def test_a_held_role_ends_with_the_process_that_holds_it(role):
     inside, outside = os.pipe()
     process = subprocess.Popen(
         [sys.executable, "-m", "dagmaster", role, f"--hold={inside}"], pass_fds=[inside], stderr=subprocess.PIPE, text=True,

@@ -68,7 +68,7 @@ def test_a_database_alone_is_not_enough_to_ask_about_jobs(dagmaster, monkeypatch
 
 
 @pytest.mark.requirement("M3")
-def test_usage_errors_exit_2_in_words_and_in_json(dagmaster):
+def test_usage_errors_exit_2_in_text_and_in_json(dagmaster):
     told = dagmaster("jobs", "ls", "--limit", "none")
     as_json = dagmaster("jobs", "nothing", "--json")
 
@@ -78,7 +78,7 @@ def test_usage_errors_exit_2_in_words_and_in_json(dagmaster):
 
 
 @pytest.mark.requirement("M2")
-def test_a_bad_setting_is_told_by_its_name(dagmaster, monkeypatch):
+def test_a_bad_setting_is_reported_by_its_name(dagmaster, monkeypatch):
     monkeypatch.setenv("HEARTBEAT_INTERVAL_SEC", "often")
 
     told = dagmaster("jobs", "ls")
@@ -110,7 +110,7 @@ def test_an_undeployed_database_is_refused_with_the_remedy(dagmaster, monkeypatc
 
 
 @pytest.mark.requirement("D4")
-def test_the_schema_is_deployed_and_looked_at(dagmaster, monkeypatch, empty_database):
+def test_the_schema_is_deployed_and_inspected(dagmaster, monkeypatch, empty_database):
     monkeypatch.setenv("DATABASE_URL", empty_database)
 
     before = dagmaster("db", "status", "--json").json
@@ -161,7 +161,7 @@ def test_unexpected_errors_are_short_and_show_their_traceback_when_asked(dagmast
 
 
 @pytest.mark.requirement("W3")
-def test_validate_tells_every_mistake_at_once(dagmaster, tmp_path):
+def test_validate_reports_every_mistake_at_once(dagmaster, tmp_path):
     bad, good = tmp_path / "bad.yaml", tmp_path / "good.yaml"
     bad.write_text(BROKEN)
     good.write_text("workflow_id: good\nnodes:\n  start: {type: start, next: end}\n  end: {type: end}\n")

@@ -22,7 +22,7 @@ async def bench(database):
     await made.ledger.close()
 
 
-async def test_who_knows_one_limit_holds_the_budget_of_another_queue_too(bench):
+async def test_a_worker_that_knows_one_limit_also_respects_the_limit_of_another_queue(bench):
     await bench.ledger.set_queue(NARROW, max_running=1)
     await owned(bench, a_job(1, a_workflow(TWO_QUEUES)))
     assert len(await take(bench, Demand((NARROW,), ("echo",), 5))) == 1  # from now on it knows of that limit

@@ -70,7 +70,7 @@ def test_every_statement_fits_the_deployed_catalogue(cluster, catalog_template, 
 
 
 @pytest.mark.requirement("C1")
-def test_deploying_twice_and_twice_at_once_is_deploying(cluster, database):
+def test_deploying_twice_or_concurrently_does_no_harm(cluster, database):
     assert catalog_status(database).deployed is None
     start = threading.Barrier(3)
 
@@ -89,7 +89,7 @@ def test_deploying_twice_and_twice_at_once_is_deploying(cluster, database):
 
 
 @pytest.mark.requirement("C1")
-def test_a_server_without_postgis_is_told_plainly(empty_database, monkeypatch):
+def test_a_server_without_postgis_is_reported_clearly(empty_database, monkeypatch):
     monkeypatch.setitem(all_queries(), "catalog_extensions", "SELECT 'postgis' AS name")
 
     with pytest.raises(Unavailable) as told:
@@ -137,7 +137,7 @@ def test_without_the_extra_it_says_what_to_install(empty_database, monkeypatch):
 
 
 @pytest.mark.requirement("C1")
-async def test_a_database_without_a_catalogue_is_told_as_that(database):
+async def test_a_database_without_a_catalogue_is_reported_as_such(database):
     async with opened(database) as catalog:
         for call in (
             catalog.count_items("dem"),
@@ -226,7 +226,7 @@ async def test_items_survive_that_their_collection_changes_what_they_share(catal
 
 
 @pytest.mark.requirement("C1")
-async def test_a_collection_that_changes_while_items_wait_for_their_turn_spoils_none(catalog_database):
+async def test_a_collection_that_changes_while_items_wait_damages_none_of_them(catalog_database):
     async with opened(catalog_database) as catalog, await psycopg.AsyncConnection.connect(catalog_database) as holder:
         await catalog.ensure_collection(a_collection(item_assets=SHARED))
         await holder.execute("SELECT pg_advisory_xact_lock(hashtextextended('dagmaster.catalog:dem', 0))")
@@ -341,7 +341,7 @@ async def test_eight_writers_into_one_collection_lose_nothing(catalog_database):
 
 
 @pytest.mark.requirement("C1")
-async def test_writers_of_collections_that_are_just_made_do_not_stumble_over_each_other(catalog_database):
+async def test_concurrent_writers_of_new_collections_do_not_fail(catalog_database):
     """Every new partition locks the table of all items, while searches hold it."""
     async with opened(catalog_database, size=10) as catalog:
         searching = asyncio.create_task(_search_on(catalog_database))
@@ -393,9 +393,7 @@ async def test_processes_at_once_lose_nothing(catalog_database, processes):
 
 
 @pytest.mark.requirement("C1")
-async def test_who_waits_for_another_writer_goes_on_when_it_is_done_and_says_so_when_it_is_not(
-    catalog_database, monkeypatch
-):
+async def test_a_writer_waits_for_another_one_and_reports_when_the_wait_is_too_long(catalog_database, monkeypatch):
     monkeypatch.setattr(module, "LOCK_SECONDS", 0.05)
     async with (
         opened(catalog_database, patience_seconds=30) as patient,

@@ -46,7 +46,7 @@ def refusal(dsn: str) -> DagmasterError:
         ("host=h password=hunter2 port=abc", "its port is not a number"),
     ],
 )
-def test_a_malformed_address_is_refused_in_words_that_repeat_no_secret(dsn, told):
+def test_the_refusal_of_a_malformed_address_repeats_no_secret(dsn, told):
     error = refusal(dsn)
 
     assert isinstance(error, InvalidRequest)
@@ -78,7 +78,7 @@ def test_a_server_that_is_not_there_is_unavailable():
 
 
 @pytest.mark.requirement("M3")
-def test_an_unknown_host_is_told_as_such():
+def test_an_unknown_host_is_reported_as_unknown():
     error = refusal("postgresql://me@nowhere.invalid/db")
 
     assert (error.code, error.hint) == ("database.unavailable", "check the name of the host in DATABASE_URL")
@@ -115,7 +115,7 @@ def guarded(cluster):
         ("shut_out", "is not permitted to log in"),
     ],
 )
-def test_whoever_may_not_come_in_is_told_so(guarded, user, told):
+def test_a_refused_login_is_reported(guarded, user, told):
     error = refusal(guarded.dsn_of("postgres").replace("postgres@", f"{user}@"))
 
     assert isinstance(error, NotAllowed)
@@ -145,7 +145,7 @@ async def test_a_database_without_the_schema_is_to_be_deployed(empty_database, a
 
 @pytest.mark.requirement("M3")
 @pytest.mark.parametrize("act", ACTS.values(), ids=ACTS)
-async def test_whoever_lacks_rights_is_told_so(cluster, database, act):
+async def test_missing_rights_are_reported(cluster, database, act):
     with administrator(cluster) as connection:
         connection.execute("DROP ROLE IF EXISTS plain")
         connection.execute("CREATE ROLE plain LOGIN")
@@ -157,7 +157,7 @@ async def test_whoever_lacks_rights_is_told_so(cluster, database, act):
 
 
 @pytest.mark.requirement("M3")
-async def test_whoever_may_not_deploy_is_told_so(cluster, empty_database):
+async def test_missing_rights_to_deploy_are_reported(cluster, empty_database):
     with administrator(cluster) as connection:
         connection.execute("DROP ROLE IF EXISTS plain")
         connection.execute("CREATE ROLE plain LOGIN")
@@ -178,7 +178,7 @@ async def test_an_older_schema_is_to_be_migrated(database):
 
 
 @pytest.mark.requirement("M3")
-async def test_a_server_that_only_reads_is_told_as_such(database):
+async def test_a_read_only_server_is_reported_as_read_only(database):
     with psycopg.connect(database, autocommit=True) as connection:
         connection.execute(f"ALTER DATABASE {connection.info.dbname} SET default_transaction_read_only = on")
 
@@ -211,7 +211,7 @@ async def test_an_old_server_is_refused(database, monkeypatch):
         ("connection failed: FATAL:  the database system is starting up", "database.unavailable"),
     ],
 )  # fmt: skip
-def test_refusals_that_are_hard_to_provoke_are_known_by_their_words(said, code):
+def test_rare_refusals_are_recognised_by_their_messages(said, code):
     with pytest.raises(DagmasterError) as refused, connecting.translate_errors():
         raise psycopg.OperationalError(said)
 

@@ -198,7 +198,7 @@ def test_a_closed_checkout_works_and_stays_closed(new_cluster, tmp_path, monkeyp
 
 
 @as_root
-def test_root_runs_the_server_as_somebody_else(new_cluster):
+def test_root_runs_the_server_as_another_user(new_cluster):
     with new_cluster() as cluster:
         owner = Path(f"/proc/{cluster.server_pid()}").stat().st_uid
 
@@ -247,7 +247,7 @@ def test_a_folder_that_others_can_enter_is_refused(new_cluster):
         cluster.start()
 
 
-def test_a_missing_postgresql_is_told_with_its_remedy(monkeypatch):
+def test_a_missing_postgresql_is_reported_with_its_remedy(monkeypatch):
     monkeypatch.setattr(embedded, "_installed", lambda: iter([(13, Path("/old/bin"))]))
 
     with pytest.raises(NotFound, match="apt-get install postgresql-15-postgis-3"):

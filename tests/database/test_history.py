@@ -210,7 +210,7 @@ def test_every_kind_of_finding_has_its_damage():
     assert {code for _, code, _ in DAMAGE} == set(Code) - {Code.MORE}
 
 
-async def test_orphans_are_told_by_table(copy):
+async def test_orphans_are_reported_by_table(copy):
     dsn, job_id = copy
     damage(dsn, job_id, f"DELETE FROM {JOBS} {OF_JOB}")
 

@@ -297,7 +297,7 @@ async def test_of_two_jobs_of_one_message_in_one_call_the_first_stands(bench):
     assert created == [a_job(1).job_id, a_job(3).job_id]
 
 
-async def test_creating_nothing_is_nothing(bench):
+async def test_creating_no_jobs_does_nothing(bench):
     assert await bench.ledger.create_jobs([]) == []
 
 
@@ -419,7 +419,7 @@ async def test_the_jobs_of_a_silent_owner_are_orphans_and_those_of_a_live_one_ar
 
 
 @pytest.mark.requirement("E5")
-async def test_who_has_been_silent_too_takes_nothing_from_the_silent(bench):
+async def test_an_instance_that_was_silent_itself_reclaims_no_orphans(bench):
     """After an outage nobody has been heard of: they would take the same jobs from each other, again and again."""
     await bench.ledger.create_jobs([a_job(1)])
     second = await an_owner(bench, 2)
@@ -835,7 +835,7 @@ async def test_a_worker_takes_only_what_it_asked_for(bench):
     assert len({task.task_id for task in (*light, *heavy, *rest)}) == 5
 
 
-async def test_a_report_does_not_wait_for_a_look_on_a_hunch(bench):
+async def test_a_report_does_not_wait_for_a_speculative_claim(bench):
     await owned(bench, tiles(5))
     first, second, third = await take(bench, replace(SERVED, light=3))
     hunch = replace(SERVED, is_hunch=True)
@@ -849,7 +849,7 @@ async def test_a_report_does_not_wait_for_a_look_on_a_hunch(bench):
     assert (late.claimed, late.accepted, late.late) == ((), 0, (third.task_id,))
 
 
-async def test_a_hunch_without_a_report_is_followed(bench):
+async def test_a_speculative_claim_without_a_report_is_made(bench):
     await owned(bench, tiles(2))
 
     assert len(await take(bench, replace(SERVED, is_hunch=True))) == 2
@@ -870,7 +870,7 @@ async def test_a_limit_is_known_from_the_first_claim_on_and_forgotten_when_it_is
 
 
 @pytest.mark.requirement("E19")
-async def test_a_new_limit_is_heard_of_also_where_other_queues_always_have_work(bench):
+async def test_a_new_limit_is_noticed_also_where_other_queues_always_have_work(bench):
     await bench.ledger.set_queue("container-tasks", max_running=1)
     await owned(bench, a_job(1, a_workflow(TWO_QUEUES)))
 
@@ -1000,7 +1000,7 @@ async def test_a_lapsed_lease_loses_the_task_and_its_report_comes_too_late(bench
 
 
 @pytest.mark.requirement("E11")
-async def test_a_task_is_not_lost_unless_one_looks_and_its_lease_lapsed(bench):
+async def test_a_task_is_lost_only_when_a_scan_sees_its_lapsed_lease(bench):
     driver = await owned(bench, a_job(1))
     await take(bench)
     await bench.set_clock(59)
@@ -1052,7 +1052,7 @@ async def test_waiting_in_a_queue_is_limited_apart(bench):
 
 
 @pytest.mark.requirement("E12")
-async def test_a_wait_is_told_when_it_is_over(bench):
+async def test_a_node_whose_wait_has_ended_is_reported_as_pending_work(bench):
     driver = await owned(bench, a_job(1))
     (task,) = await take(bench)
     await hand_in(bench, report_of(task, TaskStatus.FAILED, error={"message": "no", "blame": "handler"}))
@@ -1164,7 +1164,7 @@ async def test_a_request_to_cancel_reaches_the_owner_until_it_has_begun(bench):
 
 
 @pytest.mark.requirement("E13")
-async def test_a_job_past_its_deadline_stirs_and_is_told(bench):
+async def test_a_job_past_its_deadline_is_pending_work_and_reported_as_overdue(bench):
     driver = await owned(bench, a_job(1, a_workflow(ONE, head="timeout_seconds: 50\n")))
     before = await bench.ledger.stirrings(driver.owner_id, sweep=True)
     await bench.set_clock(51)
@@ -1201,7 +1201,7 @@ def everything_fallen(job: LoadedJob) -> Revival:
 
 
 @pytest.mark.requirement("E15")
-async def test_a_job_that_has_ended_goes_on_with_what_is_missing(bench):
+async def test_a_job_that_has_ended_resumes_with_what_is_missing(bench):
     driver = await failed_tiles(bench, 4, 2)
     job_id = driver.claim.job_id
     assert (await only(bench, "dag_jobs"))["status"] == "failed"
@@ -1241,7 +1241,7 @@ async def test_a_job_that_has_ended_goes_on_with_what_is_missing(bench):
 
 
 @pytest.mark.requirement("E15")
-async def test_a_fan_out_that_begins_anew_takes_its_old_children_up_in_their_order(bench):
+async def test_a_fan_out_that_runs_again_reuses_its_old_children_in_their_order(bench):
     driver = await owned(bench, tiles(3))
     for task in await take(bench, replace(SERVED, light=9)):
         await hand_in(bench, report_of(task, output=task.node_id))
@@ -1560,7 +1560,7 @@ async def test_what_a_late_report_refers_to_is_kept_with_it(bench):
 
 
 @pytest.mark.requirement("E18")
-async def test_what_a_report_of_a_task_that_is_gone_refers_to_stays_nobodys(bench):
+async def test_the_payload_of_a_report_for_a_deleted_task_stays_without_owner(bench):
     await owned(bench, a_job(1))
     (task,) = await take(bench)
     report = await stored(bench, task, large("x"))

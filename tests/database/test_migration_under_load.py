@@ -157,7 +157,7 @@ def held(dsn: str, table: str) -> Iterator[psycopg.Connection[Any]]:
         yield connection
 
 
-async def test_a_table_that_others_hold_is_asked_for_again_and_again_so_that_nobody_waits_behind(database):
+async def test_a_locked_table_is_retried_so_that_no_other_session_waits_behind_the_migration(database):
     """Where the migration waited for its lock, all others would wait behind it."""
     migrating: threading.Thread
     async with engine(database, **UNHURRIED) as running:
@@ -282,7 +282,7 @@ def test_a_rebuild_waits_for_a_deployment_under_way_and_then_says_so(database):
     assert deploy.status(database).is_current
 
 
-def test_a_column_whose_value_is_worked_out_row_by_row_needs_a_hand_where_there_are_rows(database):
+def test_a_column_computed_row_by_row_needs_a_manual_step_where_there_are_rows(database):
     class Stamped(JobMessage):
         table: ClassVar[Table] = replace(
             JobMessage.table, defaults={**JobMessage.table.defaults, "seen_at": "dagapp.clock()"}

@@ -95,7 +95,7 @@ async def test_what_is_of_no_known_type_is_refused(connection):
         await pipeline.go(connection, [Call("twice", {"text": {}})])
 
 
-async def test_a_transaction_in_two_trips_is_one_transaction(connection, database):
+async def test_a_transaction_in_two_round_trips_is_one_transaction(connection, database):
     async with await psycopg.AsyncConnection.connect(database) as other:
 
         async def seen():
@@ -112,7 +112,7 @@ async def test_a_transaction_in_two_trips_is_one_transaction(connection, databas
         assert await seen() == [(1,)]
 
 
-async def test_an_error_undoes_its_unit_and_is_told_as_what_it_is(connection, database):
+async def test_an_error_rolls_back_its_unit_and_keeps_its_type(connection, database):
     steps = [BEGIN, Call("put", {"number": 1}), Call("divide", {"number": 0}), COMMIT]
 
     with pytest.raises(psycopg.errors.DivisionByZero):
@@ -141,7 +141,7 @@ async def test_large_values_both_ways_do_not_get_in_each_others_way(connection):
     assert (length, len(text), len(answers["twice"][0][0])) == (megabytes, megabytes, 2 * megabytes)
 
 
-async def test_a_trip_that_is_given_up_ends_on_the_server_too(connection, database):
+async def test_a_cancelled_round_trip_ends_on_the_server_too(connection, database):
     pid = connection.info.backend_pid
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.2):
@@ -168,7 +168,7 @@ async def test_a_lost_connection_is_an_operational_error(connection, database):
         await running
 
 
-async def test_a_hint_that_rides_along_comes_after_its_commit(connection, database):
+async def test_a_notification_sent_with_a_commit_arrives_after_it(connection, database):
     """Whoever hears it looks at once, and must see what it is about."""
     bell = PostgresBell(database, ["results"])
     bell.start()

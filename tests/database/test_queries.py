@@ -106,7 +106,7 @@ def test_hot_statements_enter_large_tables_by_their_whole_key(large_job, name, p
 
 @pytest.mark.requirement("E19")
 @pytest.mark.parametrize("name", ["claim_tasks", "exchange"])
-def test_tasks_that_a_worker_has_no_handler_for_cost_it_a_look(large_job, name):
+def test_tasks_without_a_handler_on_this_worker_cost_one_index_probe(large_job, name):
     dsn, job_id = large_job
     text, names = numbered(name)
     values = dict(zip(names, values_for(name, job_id), strict=True)) | {"light_handlers": ["sleep"]}

@@ -66,7 +66,7 @@ def test_bounded_and_enumerated_text_is_checked(database):
 
 
 @pytest.mark.requirement("D1")
-def test_a_type_nobody_knows_is_told_at_once():
+def test_an_unknown_type_is_reported_at_once():
     class Odd(Record):
         table: ClassVar[Table] = Table("odd", key=("thing",))
         thing: complex
@@ -126,7 +126,7 @@ def test_a_refusal_names_table_key_and_states(database):
 
 
 @pytest.mark.requirement("E1")
-def test_a_revival_raises_the_run_by_exactly_one(database):
+def test_a_rerun_raises_the_run_by_exactly_one(database):
     with psycopg.connect(database, autocommit=True) as connection:
         insert(connection, guards.LIFE_CYCLES[1], "completed")
 
@@ -257,7 +257,7 @@ def test_what_is_made_from_nothing_is_what_is_wanted(empty_database):
 
 
 @pytest.mark.requirement("D4")
-def test_a_platform_that_starts_mends_what_someone_dropped(database):
+def test_a_starting_platform_restores_dropped_objects(database):
     said = []
     with psycopg.connect(database) as connection:
         connection.execute("ALTER TABLE dagapp.dag_jobs DROP COLUMN deadline_at")
@@ -307,7 +307,7 @@ def test_the_preview_is_what_a_deployment_runs(cluster, empty_database, database
 
 
 @pytest.mark.requirement("D4")
-def test_status_tells_what_is_there(database, empty_database):
+def test_status_reports_what_is_deployed(database, empty_database):
     with psycopg.connect(database) as connection:
         insert_job(connection)
 
@@ -334,7 +334,7 @@ def test_status_leaves_nothing_behind(database):
 
 
 @pytest.mark.requirement("D4")
-def test_a_deployment_under_way_is_waited_for_and_then_told(database):
+def test_a_deployment_under_way_is_waited_for_and_then_reported(database):
     with psycopg.connect(database) as other:
         other.execute("SELECT pg_advisory_lock(hashtext('dagapp.deploy'))")
 
@@ -344,7 +344,7 @@ def test_a_deployment_under_way_is_waited_for_and_then_told(database):
 
 
 @pytest.mark.requirement("D4")
-def test_an_unreachable_server_is_told_without_its_password():
+def test_an_unreachable_server_is_reported_without_its_password():
     with pytest.raises(Unavailable) as error:
         deploy.deploy("postgresql://someone:hunter2@127.0.0.1:1/nowhere")
 
@@ -352,7 +352,7 @@ def test_an_unreachable_server_is_told_without_its_password():
 
 
 @pytest.mark.requirement("D4")
-def test_a_role_that_may_not_deploy_is_told_so(cluster, empty_database):
+def test_a_role_without_rights_to_deploy_is_reported(cluster, empty_database):
     with psycopg.connect(empty_database, autocommit=True) as connection:
         connection.execute("DROP ROLE IF EXISTS reader")
         connection.execute("CREATE ROLE reader LOGIN")
@@ -419,7 +419,7 @@ def test_a_migrated_database_equals_one_built_from_scratch(database, empty_datab
 
 
 @pytest.mark.requirement("D4")
-def test_what_someone_dropped_comes_back(database, empty_database):
+def test_dropped_objects_are_restored(database, empty_database):
     with psycopg.connect(database) as connection:
         connection.execute(
             """
@@ -486,7 +486,7 @@ def test_an_interrupted_index_is_rebuilt(database):
 
 
 @pytest.mark.requirement("D4")
-def test_what_would_drop_or_rewrite_needs_a_hand(database):
+def test_a_change_that_would_drop_or_rewrite_needs_a_manual_step(database):
     with psycopg.connect(database) as connection:
         connection.execute(
             """
@@ -515,7 +515,7 @@ def test_what_would_drop_or_rewrite_needs_a_hand(database):
 
 
 @pytest.mark.requirement("D4")
-def test_a_column_without_a_value_for_old_rows_needs_a_hand(database):
+def test_a_column_without_a_value_for_old_rows_needs_a_manual_step(database):
     class Strict(Worker):
         must: str
 
@@ -525,7 +525,7 @@ def test_a_column_without_a_value_for_old_rows_needs_a_hand(database):
 
 
 @pytest.mark.requirement("D4")
-def test_rows_that_break_a_new_rule_are_told_and_kept(database):
+def test_rows_that_break_a_new_rule_are_reported_and_kept(database):
     class Picky(Job):
         table: ClassVar[Table] = replace(Job.table, checks={**Job.table.checks, "picky": "workflow_id <> 'w'"})
 

@@ -141,7 +141,7 @@ def test_every_command_path_and_field_is_in_the_reference():
 
 
 @pytest.mark.requirement("M3")
-def test_no_meaning_is_left_over_from_a_field_that_is_gone():
+def test_no_description_of_a_removed_field_is_left():
     reference = script("write_reference")
     known = {name for part in reference.PARTS for name in part.model_fields}
     known |= {f"{part.__name__}.{name}" for part in reference.PARTS for name in part.model_fields}

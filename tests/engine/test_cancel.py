@@ -67,7 +67,7 @@ async def running_task(running, job_id):
 
 
 @pytest.mark.requirement("E14")
-async def test_a_running_handler_is_told_within_a_second_and_what_waits_never_starts(database):
+async def test_a_running_handler_is_notified_within_a_second_and_waiting_nodes_never_start(database):
     async with engine(database, handlers=HANDLERS) as running:
         job_id = await running.submit(workflow(two("listening")))
         await running_task(running, job_id)
@@ -103,7 +103,7 @@ async def test_a_job_that_ended_otherwise_can_not_be_cancelled(database):
 
 
 @pytest.mark.requirement("E14")
-async def test_a_deaf_handler_is_killed_after_its_grace(database, tmp_path):
+async def test_a_handler_that_ignores_the_cancel_is_killed_after_its_grace_period(database, tmp_path):
     file = tmp_path / "pid"
     async with engine(database, handlers=HANDLERS) as running:
         job_id = await running.submit(workflow(two("deaf", params=f"params: {{file: '{file}'}},")))
@@ -120,7 +120,7 @@ async def test_a_deaf_handler_is_killed_after_its_grace(database, tmp_path):
 
 
 @pytest.mark.requirement("E14")
-async def test_a_job_that_waits_in_a_queue_nobody_serves_is_cancelled_at_once(database):
+async def test_a_job_waiting_in_a_queue_without_workers_is_cancelled_at_once(database):
     async with engine(database, workers=0) as running:
         job_id = await running.submit("echo_test", message="hi")
         await until(lambda: running.rows("SELECT 1 FROM dagapp.dag_tasks"))
@@ -133,7 +133,7 @@ async def test_a_job_that_waits_in_a_queue_nobody_serves_is_cancelled_at_once(da
 
 
 @pytest.mark.requirement("E14")
-async def test_a_job_that_nobody_has_claimed_yet_is_cancelled_when_someone_does(database):
+async def test_an_unclaimed_job_is_cancelled_when_it_is_claimed(database):
     async with engine(database, orchestrators=0, workers=0) as running:
         job_id = await running.submit("echo_test", message="hi")
         await cancel(running.ledger, job_id)
@@ -148,7 +148,7 @@ async def test_a_job_that_nobody_has_claimed_yet_is_cancelled_when_someone_does(
 
 
 @pytest.mark.requirement("E14")
-async def test_a_worker_that_is_gone_does_not_hold_the_cancel_up(database):
+async def test_a_dead_worker_does_not_delay_the_cancel(database):
     async with engine(database, handlers=HANDLERS, workers=0) as running:
         worker = await running.start_worker()
         job_id = await running.submit(workflow(two("listening")))
@@ -168,7 +168,7 @@ async def _never(*_: Any, **__: Any) -> Any:
 
 
 @pytest.mark.requirement("E14")
-async def test_what_finishes_before_it_hears_is_kept(database):
+async def test_a_result_that_arrives_before_the_cancel_is_kept(database):
     async with engine(database) as running:
         gated = workflow(two("gate").replace("handler: counting", "handler: gate"))
         job_id = await running.submit(gated)
@@ -202,7 +202,7 @@ async def test_a_job_past_its_deadline_fails_and_its_tasks_are_stopped(database)
 
 
 @pytest.mark.requirement("E14")
-async def test_fail_fast_tells_what_still_runs(database):
+async def test_fail_fast_notifies_running_handlers(database):
     text = """
         workflow_id: fast
         fail_fast: true

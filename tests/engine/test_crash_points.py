@@ -344,7 +344,7 @@ async def test_a_submitter_dies_and_its_jobs_exist_wholly_or_not_at_all(database
 
 
 @pytest.mark.requirement("E15", "E16")
-async def test_who_cancels_or_resumes_a_job_dies_and_it_was_asked_for_or_not(database, tmp_path):
+async def test_a_client_dies_during_a_cancel_or_resume_and_the_request_is_recorded_or_not(database, tmp_path):
     held = """
         workflow_id: held
         version: 1
@@ -420,7 +420,7 @@ def test_every_workflow_that_ships_is_swept():
 
 @pytest.mark.requirement("E5", "E11", "C1")
 @pytest.mark.timeout(240)
-async def test_a_raster_job_goes_on_wherever_its_uploads_publications_and_catalogue_entries_end(
+async def test_a_raster_job_continues_wherever_its_uploads_publications_and_catalogue_entries_end(
     catalog_database, tmp_path
 ):
     async with _referring(catalog_database, tmp_path, "process_large_raster") as trial:

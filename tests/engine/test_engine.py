@@ -368,7 +368,7 @@ async def test_every_transition_writes_its_event_in_the_same_transaction(databas
 
 
 @pytest.mark.requirement("E4")
-async def test_the_events_tell_the_story_of_a_node(database):
+async def test_the_events_of_a_node_are_in_order(database):
     definition = _nodes("""
         start: {type: start, next: work}
         work: {handler: flaky_echo, params: {failure_rate: 1, seed: 2}, next: end,
@@ -465,7 +465,7 @@ async def test_a_job_is_woken_through_every_step_without_polling(database, workf
 
 
 @pytest.mark.requirement("E8")
-async def test_without_any_bell_polling_completes_the_job(database):
+async def test_without_notifications_polling_completes_the_job(database):
     async with engine(database, has_bells=False) as running:
         job = await running.run("hello_world")
 
@@ -473,7 +473,7 @@ async def test_without_any_bell_polling_completes_the_job(database):
 
 
 @pytest.mark.requirement("E8")
-async def test_a_bell_that_is_cut_comes_back_and_misses_nothing(database):
+async def test_a_listener_that_is_cut_reconnects_and_misses_nothing(database):
     definition = _nodes("start: {type: start, next: wait}\nwait: {handler: gate, next: end}")
 
     async with engine(database, **SELDOM) as running:

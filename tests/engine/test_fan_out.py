@@ -371,7 +371,7 @@ async def test_a_child_is_retried_alone(database):
         ("last", [], {"result": None, "count": 0}),
     ],
 )
-async def test_every_aggregation(database, aggregation, values, output):
+async def test_every_aggregation_gives_its_output(database, aggregation, values, output):
     definition = workflow(f"""
         workflow_id: aggregated
         version: 1
@@ -391,7 +391,7 @@ async def test_every_aggregation(database, aggregation, values, output):
 
 
 @pytest.mark.requirement("W8")
-async def test_results_are_in_index_order_whoever_finished_first(database):
+async def test_results_are_in_index_order_whichever_finished_first(database):
     task = '{handler: sleep, params: {seconds: "{{ (5 - index) * 0.04 }}"}}'
 
     job, nodes, _ = await _run(database, _fan_out(task, source=ITEMS))

@@ -87,7 +87,7 @@ async def test_sweeps_that_take_long_are_made_less_often(database, monkeypatch):
 
 
 @pytest.mark.requirement("E8")
-async def test_a_bell_that_hears_nothing_sleeps(database, monkeypatch):
+async def test_a_listener_without_notifications_sleeps(database, monkeypatch):
     bell = PostgresBell(database, ["jobs"])
     bell.start()
     try:

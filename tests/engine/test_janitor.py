@@ -268,7 +268,7 @@ FALSE_ALARMS = (
 
 
 @pytest.mark.parametrize("scene", FALSE_ALARMS, ids=lambda scene: scene.__name__)
-async def test_who_is_slow_is_left_alone(database, store, scene):
+async def test_a_slow_owner_is_left_alone(database, store, scene):
     async with engine(database, workers=0, verify_history=False) as running:
         job_id = await queued(running)
         for orchestrator in running.orchestrators:
@@ -340,7 +340,7 @@ async def test_what_another_janitor_is_at_is_left_to_it(database, store):
         assert (await store.sweep(uuid4(), PATIENCE)).left_to_others == ("unread",)
 
 
-async def test_a_dry_run_tells_the_same_and_changes_nothing(database, store):
+async def test_a_dry_run_reports_the_same_and_changes_nothing(database, store):
     async with engine(database, workers=0, verify_history=False) as running:
         job_id = await queued(running)
         await steal(running, job_id)
@@ -357,7 +357,7 @@ async def test_a_dry_run_tells_the_same_and_changes_nothing(database, store):
 # --- what is only told of --------------------------------------------------------------------------------------------
 
 
-async def test_a_task_that_no_worker_would_take_is_told_of_once_an_hour(database, store):
+async def test_a_task_that_no_worker_can_claim_is_reported_once_an_hour(database, store):
     async with engine(database, workers=0) as running:
         job_id = await queued(running)
         await running.ledger.beat_worker(WorkerInfo(uuid4(), "host", 1, "0", "general", (QUEUE,), ("echo",)))
@@ -374,7 +374,7 @@ async def test_a_task_that_no_worker_would_take_is_told_of_once_an_hour(database
         assert len(await sweep(store)) == 1
 
 
-async def test_a_queue_that_nobody_reads_is_told_of(database, store):
+async def test_a_queue_without_readers_is_reported(database, store):
     async with engine(database, orchestrators=0, workers=0) as running:
         await running.ledger.enqueue_message("m-1", "elsewhere", {})
         assert await sweep(store) == []
@@ -387,7 +387,9 @@ async def test_a_queue_that_nobody_reads_is_told_of(database, store):
 
 
 @pytest.mark.parametrize(("name", "action_type"), [("dagmaster-x", "session_ended"), ("psql", "session_idle")])
-async def test_a_session_idle_in_a_transaction_is_told_of_and_ended_if_it_is_ours(database, store, name, action_type):
+async def test_a_session_idle_in_a_transaction_is_reported_and_ended_if_it_belongs_to_the_platform(
+    database, store, name, action_type
+):
     short = Patience(60, neglected=0.05, queued=600)
     session = await psycopg.AsyncConnection.connect(database, application_name=name)
     await session.execute("SELECT 1")
@@ -415,7 +417,7 @@ def janitor_of(dsn: str, **settings: Any) -> Janitor:
     return Janitor(fast_settings(**settings), PostgresJanitor(dsn), PostgresRetention(dsn), bell)
 
 
-async def test_a_job_that_can_not_be_advanced_is_told_of_once(database):
+async def test_a_job_that_cannot_be_advanced_is_reported_once(database):
     janitor = janitor_of(database)
     async with engine(database, orchestrators=0, workers=0) as running:
         orchestrator = await running.start_orchestrator()
@@ -445,7 +447,7 @@ async def _janitor_stats(running: Engine) -> Any:
     return stats if stats and stats["actions"] else None
 
 
-async def test_a_janitor_whose_database_is_away_goes_on_and_shows_it(database):
+async def test_a_janitor_without_its_database_keeps_running_and_shows_it(database):
     janitor = janitor_of("postgresql://localhost:1/nothing", janitor_interval_sec=0.01)
     task = asyncio.create_task(janitor.run())
 
@@ -460,7 +462,7 @@ async def test_a_janitor_whose_database_is_away_goes_on_and_shows_it(database):
 # --- the webhook -----------------------------------------------------------------------------------------------------
 
 
-async def test_the_webhook_hears_of_actions_and_its_failure_harms_nothing(database):
+async def test_the_webhook_receives_actions_and_its_failure_does_no_harm(database):
     log.configure("error")
     heard: list[bytes] = []
 

@@ -49,7 +49,7 @@ async def test_a_limited_queue_never_runs_more_over_all_workers(database):
         assert await most_at_once(running, job["job_id"]) == 4
 
 
-async def test_a_paused_queue_waits_and_goes_on(database):
+async def test_a_paused_queue_waits_and_continues(database):
     async with engine(database) as running:
         await running.ledger.set_queue("container-tasks", max_running=None, is_paused=True)
         job_id = await running.submit(workflow(SLEEPERS), count=3)

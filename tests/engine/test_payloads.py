@@ -573,7 +573,7 @@ async def test_a_payload_that_is_not_what_was_stored_is_an_error_and_never_a_val
 
 
 @pytest.mark.requirement("E18")
-async def test_a_retry_mends_what_was_damaged(database):
+async def test_a_retry_replaces_damaged_payloads(database):
     async with engine(database, workers=1, handlers=HANDLERS) as running:
         job = await running.run(workflow(CHAIN.format(plain="")), bytes=3 * MB)
         await running.rows("UPDATE dagapp.dag_payload_parts SET data = set_byte(data, 5, 65) WHERE part = 1")

@@ -609,7 +609,7 @@ async def test_postgresql_killed_and_started_again_loses_nothing(tmp_path):
 
 
 @pytest.mark.requirement("E27")
-async def test_the_loops_go_on_after_all_their_sessions_are_terminated(database, tmp_path):
+async def test_the_loops_continue_after_all_their_sessions_are_terminated(database, tmp_path):
     async with fleet(database, tmp_path, orchestrators=2, workers=2) as running:
         jobs = await running.submit(fans(running.executions, 30, 2, 0.1), 4)
         pids = [process.pid for process in running.processes]
@@ -671,7 +671,7 @@ class LostAnswers:
 
 
 @pytest.mark.requirement("E27")
-async def test_jobs_whose_claim_was_never_answered_go_on(database):
+async def test_jobs_whose_claim_was_never_answered_continue(database):
     """They belong to an instance that is alive and doesn't know of them; nobody else would take them."""
     async with engine(database, orchestrators=1, workers=1, orphan_threshold_sec=60) as running:
         (orchestrator,) = running.orchestrators
@@ -776,7 +776,7 @@ async def _cycles_a_second(running: Fleet, seconds: float = 1.0) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.timeout(300)
-async def test_random_kills_and_freezes_of_everything_at_once(seed, database, tmp_path):
+async def test_random_kills_and_freezes_of_all_processes_lose_no_job(seed, database, tmp_path):
     """Kill, freeze past every threshold, stop cleanly, cut all sessions, in any order."""
     dice = random.Random(seed)
     async with fleet(database, tmp_path, orchestrators=3, workers=3, max_losses=30, worker_processes=1) as running:

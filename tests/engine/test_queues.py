@@ -153,7 +153,7 @@ async def test_a_node_runs_on_a_worker_of_its_queue(database):
 
 
 @pytest.mark.requirement("Q1")
-async def test_a_queue_that_nobody_knows_fails_the_node_clearly(database):
+async def test_an_unknown_queue_fails_the_node_with_a_clear_error(database):
     definition = workflow("""
         workflow_id: lost_queue
         version: 1

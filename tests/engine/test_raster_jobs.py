@@ -152,7 +152,7 @@ async def test_a_resumed_job_makes_only_the_tiles_that_are_missing(hub: Hub) -> 
 
 
 @pytest.mark.requirement("R9")
-async def test_run_twice_it_gives_the_same_and_nothing_twice(hub: Hub) -> None:
+async def test_a_second_run_gives_the_same_outputs_and_no_duplicates(hub: Hub) -> None:
     name = hub.file("scene.tif")
     first = await hub.run("process_large_raster", blob_name=name, tile_size=1024)
     made = {path: path.stat().st_ino for path in hub.cogs("scene")}
@@ -230,7 +230,7 @@ async def test_many_files_become_one_dataset_and_can_be_registered_again(hub: Hu
 
 
 @pytest.mark.requirement("C1")
-async def test_a_new_revision_keeps_what_was_said_before_unless_told_otherwise(hub: Hub) -> None:
+async def test_a_new_revision_keeps_earlier_metadata_unless_it_is_given(hub: Hub) -> None:
     """Title, times, description, licence, refs and `created`; a new version keeps what is the dataset's, and not its time."""
     name = hub.file("scene.tif", width=600, height=500)
     told = {
@@ -313,7 +313,7 @@ IMPOSSIBLE: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.requirement("R6")
-async def test_what_can_t_be_is_refused_by_the_first_step_and_nothing_is_made(hub: Hub) -> None:
+async def test_impossible_options_are_refused_by_the_first_step_and_nothing_is_written(hub: Hub) -> None:
     name = hub.file("dem.tif", width=300, height=200, bands=1, dtype="float32")
     for wrong, message in IMPOSSIBLE.values():
         job = await hub.run("process_large_raster", blob_name=name, **wrong)
@@ -344,7 +344,7 @@ async def test_an_edition_is_made_in_one_way_and_revisions_go_up(hub: Hub) -> No
 
 
 @pytest.mark.requirement("R4")
-async def test_polar_data_is_told_what_degrees_cost(hub: Hub) -> None:
+async def test_polar_data_is_warned_about_the_cost_of_degrees(hub: Hub) -> None:
     name = hub.file(
         "ice.tif", width=300, height=300, crs="EPSG:3413", place=Affine(1000, 0, -150_000, 0, -1000, 150_000)
     )

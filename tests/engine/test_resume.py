@@ -164,7 +164,7 @@ async def test_a_resumed_fan_out_keeps_its_limit(database):
         assert most <= 3
 
 
-async def test_a_cancelled_job_goes_on(database):
+async def test_a_cancelled_job_is_resumed(database):
     async with engine(database, workers=2, handlers=HANDLERS) as running:
         job_id = await running.submit(workflow(tiles(max_parallel=4, seconds=0.02)), count=60)
         await until(lambda: running.rows("SELECT 1 FROM dagapp.dag_tasks WHERE status = 'succeeded' LIMIT 1 OFFSET 9"))

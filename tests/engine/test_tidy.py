@@ -149,7 +149,7 @@ async def test_nothing_of_a_job_that_is_not_over_is_touched(place):
 
 
 @pytest.mark.requirement("S4")
-async def test_nothing_of_a_job_of_which_a_task_is_at_work_is_touched(place):
+async def test_files_of_a_job_with_a_running_task_are_not_touched(place):
     busy, lost = await place.job("cancelled", DAY), await place.job("cancelled", DAY)
     for job_id, lease in ((busy, "1 minute"), (lost, "-1 minute")):
         await place.sql(
@@ -212,7 +212,7 @@ async def test_files_go_with_the_job_that_retention_deletes(place):
 
 
 @pytest.mark.requirement("S4")
-async def test_a_dry_run_tells_the_same_and_changes_nothing(place):
+async def test_a_dry_run_reports_the_same_and_changes_nothing(place):
     job_id = await place.job("completed", DAY)
 
     dry = await place.turn(is_dry=True)
@@ -244,7 +244,7 @@ class Slow:
 
 
 @pytest.mark.requirement("S4")
-async def test_nobody_resumes_a_job_while_its_files_are_removed_and_the_loop_goes_on(place):
+async def test_a_job_cannot_be_resumed_while_its_files_are_removed_and_the_loop_continues(place):
     async with engine(place.dsn) as running:
         job = await running.run(FAILING)
         job_id = job["job_id"]
@@ -271,7 +271,7 @@ async def test_nobody_resumes_a_job_while_its_files_are_removed_and_the_loop_goe
 
 
 @pytest.mark.requirement("S4")
-async def test_a_job_that_someone_is_about_to_resume_is_left_alone(place):
+async def test_a_job_that_is_about_to_be_resumed_is_left_alone(place):
     held, free = [await place.job("failed", 40 * DAY) for _ in range(2)]
     async with await psycopg.AsyncConnection.connect(place.dsn) as someone:
         await someone.execute("SELECT 1 FROM dagapp.dag_jobs WHERE job_id = %s FOR NO KEY UPDATE", [held])
@@ -302,7 +302,7 @@ async def test_many_at_once_remove_each_once(place):
 
 
 @pytest.mark.requirement("S4")
-async def test_a_turn_removes_a_bounded_number(place, monkeypatch):
+async def test_one_run_removes_a_bounded_number_of_jobs(place, monkeypatch):
     monkeypatch.setattr(tidying, "JOBS_AT_ONCE", 3)
     jobs = [await place.job("completed", DAY) for _ in range(5)]
 
@@ -313,7 +313,7 @@ async def test_a_turn_removes_a_bounded_number(place, monkeypatch):
 
 
 @pytest.mark.requirement("S4")
-async def test_a_turn_takes_a_bounded_time(place, monkeypatch):
+async def test_one_run_takes_a_bounded_time(place, monkeypatch):
     monkeypatch.setattr(tidying, "REMOVING_SECONDS", -1.0)
     job_id = await place.job("completed", DAY)
 
@@ -325,7 +325,7 @@ async def test_a_turn_takes_a_bounded_time(place, monkeypatch):
 
 
 @pytest.mark.requirement("E27")
-async def test_what_can_not_be_removed_is_told_of_and_not_in_the_way_of_the_rest(place):
+async def test_files_that_cannot_be_removed_are_reported_and_do_not_stop_the_others(place):
     jobs = [await place.job("completed", DAY) for _ in range(3)]
     bad = jobs[0]
 
@@ -407,12 +407,12 @@ async def test_the_janitor_runs_it_and_does_not_wait_for_a_disk_that_hangs(place
 
 
 @pytest.mark.requirement("S4")
-def test_it_can_be_switched_off():
+def test_removing_files_can_be_switched_off():
     assert tidy_of(fast_settings(tidy_enabled=False), "postgresql://nowhere") is None
 
 
 @pytest.mark.requirement("S4")
-async def test_a_look_around_on_request_has_it_too(place):
+async def test_a_janitor_run_on_request_removes_files_too(place):
     job_id = await place.job("completed", DAY)
     async with (
         engine(place.dsn, orchestrators=0, workers=0, verify_history=False) as running,

@@ -76,7 +76,7 @@ def grow(file: Path) -> None:
     ("harm", "why"),
     [(vanish, "is gone"), (turn_into_a_folder, "is gone"), (change_a_byte, "its sha256"), (grow, "its size_bytes")],
 )
-def test_a_checkpoint_whose_artifact_vanished_or_changed_is_not_trusted_and_told_of(loading, harm, why, files) -> None:
+def test_a_checkpoint_whose_artifact_vanished_or_changed_is_not_trusted_and_reported(loading, harm, why, files) -> None:
     trial = saving(first=files[0], second=[files[1], files[2]])
     harm(files[2])
 
@@ -168,7 +168,7 @@ def test_what_cannot_be_described_cannot_be_saved(artifact, code) -> None:
 
 @pytest.mark.requirement("E22")
 @pytest.mark.parametrize("is_async", [False, True])
-def test_a_checkpoint_has_a_size_limit_that_is_told(is_async) -> None:
+def test_a_checkpoint_above_its_size_limit_is_refused_with_the_limit(is_async) -> None:
     def save(ctx: Any) -> None:
         ctx.save_checkpoint("much", "x" * MAX_BYTES)
 
@@ -193,7 +193,7 @@ def test_a_checkpoint_has_a_name_that_can_be_kept(name) -> None:
 @pytest.mark.requirement("E22")
 @pytest.mark.parametrize("flag", ["cancelled", "shutting_down"])
 @pytest.mark.parametrize("is_async", [False, True])
-def test_a_handler_that_was_told_to_stop_stops_where_it_saves(flag, is_async) -> None:
+def test_a_handler_that_was_asked_to_stop_stops_when_it_saves(flag, is_async) -> None:
     def go_on(ctx: Any) -> None:
         assert getattr(ctx, flag)
         ctx.save_checkpoint("kept")

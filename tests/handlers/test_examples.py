@@ -35,7 +35,7 @@ def test_echo_hello_size_chunk_and_list_answer_as_documented() -> None:
 
 @pytest.mark.requirement("H3")
 @pytest.mark.parametrize("blame", ["data", "environment", "handler"])
-def test_fail_raises_the_error_whose_move_it_is(blame: str) -> None:
+def test_fail_raises_the_error_of_the_given_blame(blame: str) -> None:
     trial = run_handler("fail", {"message": "no good", "blame": blame})
 
     assert trial.blame == blame

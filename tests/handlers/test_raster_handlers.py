@@ -108,7 +108,7 @@ def test_a_second_attempt_finds_what_the_first_one_made(storage: Path) -> None:
 
 @pytest.mark.requirement("R1")
 @pytest.mark.parametrize("handler", ["raster.band_stack", "raster.merge"])
-def test_files_that_do_not_go_together_are_the_datas_fault_and_leave_nothing(storage: Path, handler: str) -> None:
+def test_files_that_do_not_match_are_the_datas_fault_and_leave_no_output(storage: Path, handler: str) -> None:
     names = [depths(storage, "a.tif", 1), depths(storage, "b.tif", 2, crs="EPSG:32634")]
 
     trial = run_handler(handler, {"blob_names": names, "about": ABOUT})

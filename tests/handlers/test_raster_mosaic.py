@@ -34,6 +34,6 @@ def test_a_tile_without_data_is_counted_and_not_shown():
     assert (gathered.count, len(gathered.grounds)) == (3, 2)
 
 
-def test_nothing_but_tiles_without_data_make_no_mosaic():
+def test_only_empty_tiles_make_no_mosaic():
     with pytest.raises(UnfitData, match="no COG to make a mosaic of"):
         _gather(children_of(a_cog("a.tif", is_empty=True)))

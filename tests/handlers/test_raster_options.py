@@ -54,7 +54,7 @@ POLAR = facts(crs="EPSG:3413", at=(500, 0, -250_000, 0, -500, 250_000), box=(-18
         ({"band_names": ["a", "b", "a"]}, PICTURE, "band_names"),
     ],
 )
-def test_what_can_t_be_is_told_with_its_name_and_advice(options, bands, field):
+def test_an_impossible_option_is_reported_with_its_name_and_advice(options, bands, field):
     with pytest.raises(InvalidRequest) as refused:
         require_possible(Options(**options), facts(bands), RasterType.UNKNOWN)
 
@@ -63,7 +63,7 @@ def test_what_can_t_be_is_told_with_its_name_and_advice(options, bands, field):
     assert refused.value.hint
 
 
-def test_every_reason_is_told_at_once():
+def test_every_reason_is_reported_at_once():
     with pytest.raises(InvalidRequest) as refused:
         require_possible(Options(output_tier="finest", tile_size=7, target_crs="no"), facts(), RasterType.RGB)
 
@@ -72,7 +72,7 @@ def test_every_reason_is_told_at_once():
 
 
 @pytest.mark.parametrize("bands", [PICTURE, (*PICTURE, BandFacts("uint8", "alpha")), (*PICTURE, BandFacts("uint8"))])
-def test_what_can_be_has_a_grid(bands):
+def test_possible_options_have_a_grid(bands):
     kind = RasterType.RGBA if len(bands) == 4 else RasterType.RGB
     wanted = Options(output_tier="visualization", tile_size=1024, overlap=512, band_names=list("abcd")[: len(bands)])
 
@@ -115,7 +115,7 @@ def advised(options, of):
     return {finding.code: finding for finding in advice_on(options, of, grid)}
 
 
-def test_polar_data_is_told_what_degrees_cost_and_what_to_do():
+def test_polar_data_is_warned_about_the_cost_of_degrees_with_advice():
     found = advised(Options(), POLAR)
 
     assert set(found) == {"raster.polar", "raster.beyond-maps"}
@@ -136,7 +136,7 @@ class TestEdition:
     def make(self, storage, edition):
         storage.put(storage.location(edition.cog("a.tif"), zone=Zone.SILVER), b"x")
 
-    def test_what_was_made_is_made_again_in_the_same_way_only(self, storage):
+    def test_an_edition_is_made_again_only_with_the_same_options(self, storage):
         edition = Edition("scene")
         claim(storage, edition, self.recipe())
         self.make(storage, edition)
@@ -151,7 +151,7 @@ class TestEdition:
         assert refused.value.hint == "take revision 2, or another dataset_id"
         claim(storage, Edition("scene", 0, 2), self.recipe(output_tier="archive"))
 
-    def test_a_job_that_made_nothing_stands_in_nobodys_way(self, storage):
+    def test_a_job_without_outputs_blocks_no_other_job(self, storage):
         edition = Edition("scene")
         claim(storage, edition, self.recipe(resolution=3.0))
         claim(storage, edition, self.recipe())
@@ -160,7 +160,7 @@ class TestEdition:
         assert why_taken(storage, edition, self.recipe()) is None
         assert "resolution was left open, not 3.0" in why_taken(storage, edition, self.recipe(resolution=3.0))
 
-    def test_what_does_not_reach_the_files_is_no_part_of_it(self):
+    def test_options_that_do_not_change_the_files_are_no_part_of_the_edition(self):
         assert self.recipe(overview_level=4, band_names=["a"], tile_size=512) == self.recipe()
         assert self.recipe(jpeg_quality=70) == self.recipe()
         one, other = (self.recipe(output_tier="visualization", jpeg_quality=quality) for quality in (70, 80))

@@ -203,7 +203,7 @@ async def test_what_is_not_there_yet_removes_nothing(bench):
 
 
 @pytest.mark.requirement("C1")
-async def test_a_child_that_tells_no_item_is_named(bench):
+async def test_a_child_that_reports_no_item_is_named(bench):
     bench.completed({"cog_blob": "x"})
     await bench.call("ensure_collection", collection=a_collection())
 
@@ -226,7 +226,7 @@ async def test_items_of_several_collections_are_refused_before_any_more_is_writt
 
 
 @pytest.mark.requirement("E14")
-async def test_registering_stops_between_batches_when_told(bench, monkeypatch):
+async def test_registering_stops_between_batches_when_cancelled(bench, monkeypatch):
     monkeypatch.setattr(stac, "BATCH_ITEMS", 1)
     await bench.call("ensure_collection", collection=a_collection())
     context = bench.context({"items": [an_item("a"), an_item("b")]})

@@ -93,7 +93,7 @@ def test_without_a_graph_the_steps_are_still_checked():
         ([*SOUND, "tiles__0 ready"], Code.AFTER_END),
     ],
 )
-def test_what_cannot_have_been_is_found(steps, code):
+def test_impossible_events_are_reported(steps, code):
     rows = [NodeRow("tiles", "completed", None, None, 0, 0, 0, 1, total=2)]
     check = Audit(JOB, a_graph(FAN), rows)
 
@@ -103,7 +103,7 @@ def test_what_cannot_have_been_is_found(steps, code):
     assert code in {finding.code for finding in check.rebuilt.findings}, check.rebuilt.findings
 
 
-def test_a_job_beyond_repair_does_not_drown_the_others():
+def test_a_badly_damaged_job_does_not_hide_the_findings_of_others():
     check = Audit(JOB)
     for number in range(1000):
         check.task(TaskRow("nobody", number, "lost"))
@@ -115,7 +115,7 @@ def test_a_job_beyond_repair_does_not_drown_the_others():
     assert "801 more" in findings[-1].message
 
 
-def test_a_revived_node_begins_a_new_run():
+def test_a_rerun_node_begins_a_new_run():
     """Resume and retry are events of their own; whatever they are called, the state after them says what they did."""
     again = [
         Event(len(SOUND) + 2, None, "job_resumed", "running", None, 2, None),
@@ -188,14 +188,14 @@ def sound_events():
     return [event_of(event) for event in simulation.database.events[simulation.job_id]]
 
 
-def test_any_event_that_is_missing_is_found():
+def test_any_missing_event_is_reported():
     events = sound_events()
 
     assert checked(events) == []
     assert all(checked(events[:n] + events[n + 1 :]) for n in range(len(events)))
 
 
-def test_any_event_that_is_missing_is_found_even_if_the_others_were_renumbered():
+def test_any_missing_event_is_reported_even_if_the_others_were_renumbered():
     """A node's start may be left out, by the tables; only the job's row tells of that, and of its own steps."""
     events = sound_events()
 

@@ -41,7 +41,7 @@ def test_a_job_that_succeeded_in_part_says_what_is_missing_and_how_to_get_it():
     assert second.recovery == f"POST /api/v1/jobs/{JOB}/resume"
 
 
-def test_optional_failures_are_told_but_there_is_nothing_to_resume():
+def test_optional_failures_are_listed_but_there_is_nothing_to_resume():
     told = outcomes(view(JobStatus.COMPLETED, notify=NodeView(NodeStatus.FAILED, error_message="no mail")))
 
     assert told.primary.status == "completed"

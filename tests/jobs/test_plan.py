@@ -46,7 +46,7 @@ def test_a_job_in_which_nothing_was_dispatched_can_end_in_partial_success():
 
 
 @pytest.mark.requirement("E1")
-def test_what_comes_in_together_with_a_critical_failure_is_not_sent_out_again():
+def test_a_returned_task_is_not_dispatched_again_after_a_critical_failure():
     run, report = both_taken(a=["data"], b=["returned"])
     report("a")
     report("b")

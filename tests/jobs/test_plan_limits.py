@@ -52,7 +52,7 @@ def a_view(expression: str) -> JobView:
 
 
 @pytest.mark.requirement("E9")
-def test_a_slow_expansion_ends_its_transaction_early_and_goes_on_in_the_next():
+def test_a_slow_expansion_ends_its_transaction_early_and_continues_in_the_next():
     ticks = count()
     planner = Planner(AnyRoute(), clock=lambda: next(ticks) * 0.2, expansion_seconds=0.5)
     view, made = a_view("{{ item }}"), []

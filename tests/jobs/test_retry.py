@@ -50,7 +50,7 @@ def test_the_handlers_failures_are_tried_again_as_often_as_the_workflow_says(bla
     assert after(blame, retry_count=2) is None
 
 
-def test_what_the_environment_took_is_counted_apart():
+def test_failures_of_the_environment_are_counted_separately():
     first, third = after(Blame.ENVIRONMENT, retry_count=2), after(Blame.ENVIRONMENT, loss_count=2)
 
     assert first is not None

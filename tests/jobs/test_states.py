@@ -62,7 +62,7 @@ def test_every_state_is_in_the_table_and_can_be_reached(kind, table):
     assert reached | set().union(*table.values()) == set(kind)
 
 
-def test_only_what_has_ended_can_be_revived():
+def test_only_an_ended_state_can_be_rerun():
     assert set(states.JOB_REVIVALS) == states.JOB_TERMINAL
     assert set(states.NODE_REVIVALS) == states.NODE_TERMINAL
 

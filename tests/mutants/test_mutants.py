@@ -36,7 +36,7 @@ def test_all_bugs_of_the_plan_are_there_and_name_tests_that_exist():
     assert all((ROOT / mutant.tests[0]).is_file() for mutant in MUTANTS)
 
 
-def test_a_bug_that_nobody_notices_fails_the_run(capsys, tmp_path, monkeypatch):
+def test_a_bug_that_survives_fails_the_run(capsys, tmp_path, monkeypatch):
     """Of two the one that changes nothing survives; both are told."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
@@ -55,7 +55,7 @@ def test_a_bug_that_nobody_notices_fails_the_run(capsys, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("text", "times"), [("a", 0), ("b b", 2)])
-def test_a_bug_whose_text_is_not_there_once_is_told_and_changes_nothing(tmp_path, text, times):
+def test_a_bug_whose_text_does_not_occur_once_is_reported_and_changes_nothing(tmp_path, text, times):
     (tmp_path / "file.sql").write_text(text)
 
     trial = tried(Scratch(tmp_path), a_mutant(Edit("file.sql", "b", "c")))
@@ -80,7 +80,7 @@ def test_caught_is_only_what_a_test_has_failed_on(code, output, verdict):
     assert judged(UNCAPPED, Run(code, output, 1.0)).verdict is verdict
 
 
-def test_it_is_the_copy_that_is_tested(tmp_path):
+def test_mutants_are_tested_in_the_copy(tmp_path):
     """A copy without the package would leave the tests to the one that is installed."""
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "__init__.py").touch()

@@ -224,7 +224,7 @@ def layouts(folder: Path) -> list[Path]:
     ]
 
 
-def test_what_is_cut_off_anywhere_is_rejected(tmp_path: Path) -> None:
+def test_a_truncated_file_is_rejected(tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     whole.mkdir()
     cut.mkdir()
@@ -297,7 +297,7 @@ def test_a_name_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
     checked.findings[0].message.encode()
 
 
-def test_what_is_no_file_of_its_own_is_not_waited_for(tmp_path: Path) -> None:
+def test_pipes_and_devices_are_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.tif")
     for link, target in {
         "zero.tif": "/dev/zero", "one.tif": "two.tif", "two.tif": "one.tif", "passwd.tif": "/etc/passwd"

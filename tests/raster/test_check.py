@@ -220,7 +220,7 @@ def test_a_given_crs_that_contradicts_the_file_is_a_warning(tmp_path: Path) -> N
     assert check(path, source_crs="EPSG:32633").fixes.source_crs is None
 
 
-def test_a_given_crs_brings_the_moon_down_to_earth(tmp_path: Path) -> None:
+def test_a_given_crs_replaces_one_of_another_planet(tmp_path: Path) -> None:
     path = write_raster(
         tmp_path / "scene.tif", noise(3, 60, 60), crs=MOON, transform=from_origin(0, 10, 0.1, 0.1), nodata=0
     )
@@ -228,7 +228,7 @@ def test_a_given_crs_brings_the_moon_down_to_earth(tmp_path: Path) -> None:
     assert codes(check(path, source_crs="EPSG:4326"), Severity.ERROR) == set()
 
 
-def test_a_wrong_question_is_raised_and_not_judged(tmp_path: Path) -> None:
+def test_invalid_options_raise_an_error_instead_of_a_verdict(tmp_path: Path) -> None:
     path = write_raster(tmp_path / "scene.tif", noise(60, 60))
 
     with pytest.raises(InvalidRequest):
@@ -250,7 +250,7 @@ def test_a_wrong_question_is_raised_and_not_judged(tmp_path: Path) -> None:
         (noise(60, 60), "auto", Verdict.PASS, "type-unknown"),
     ],
 )
-def test_the_submitter_s_type_wins_and_a_contradiction_is_told(
+def test_the_submitters_type_wins_and_a_contradiction_is_reported(
     values: Any, wanted: str, verdict: Verdict, code: str | None, tmp_path: Path
 ) -> None:
     path = write_raster(tmp_path / "scene.tif", values, nodata=0)
@@ -300,7 +300,7 @@ TYPES: dict[str, tuple[dict[str, Any], RasterType]] = {
 
 
 @pytest.mark.parametrize("name", TYPES)
-def test_the_type_is_told_from_bands_names_and_values(name: str, tmp_path: Path) -> None:
+def test_the_type_follows_from_bands_names_and_values(name: str, tmp_path: Path) -> None:
     content, expected = TYPES[name]
     path = write_raster(tmp_path / "scene.tif", **content)
 
@@ -490,7 +490,7 @@ def header_codes(facts: RasterFacts, ceilings: Ceilings | None = None) -> set[st
     return {found.code for found in judge_header(facts, ceilings or Ceilings())}
 
 
-def test_bands_that_disagree_are_told() -> None:
+def test_bands_that_disagree_are_reported() -> None:
     facts = a_header()
     first = facts.bands[0]
 
@@ -503,7 +503,7 @@ def test_bands_that_disagree_are_told() -> None:
     assert judge_pixels(mixed, sample, RasterType.UNKNOWN)[1].dtype == "float32"
 
 
-def test_units_packing_heights_and_pages_are_told() -> None:
+def test_units_packing_heights_and_pages_are_reported() -> None:
     facts = a_header()
     first = facts.bands[0]
 

@@ -158,7 +158,7 @@ def test_colours_keep_their_meaning(tmp_path: Path, dtype: str, colors: list[Col
         assert dataset.colorinterp == original.colorinterp
 
 
-def test_alpha_says_where_nothing_is(tmp_path: Path) -> None:
+def test_alpha_marks_nodata(tmp_path: Path) -> None:
     values = noise(4, 600, 600)
     values[3] = 255
     values[3, 100:200, 100:200] = 0
@@ -236,7 +236,7 @@ def test_overviews_never_mix_nodata_into_data(tmp_path: Path, dtype: str, nodata
             assert not found.mask[-3, -3]
 
 
-def test_blocks_with_nothing_in_them_take_no_space(tmp_path: Path) -> None:
+def test_empty_blocks_take_no_space(tmp_path: Path) -> None:
     values = np.zeros((3, 2048, 2048), "uint8")
     values[:, :100, :100] = 77
     source = write_raster(tmp_path / "source.tif", values, nodata=0, compress="deflate")
@@ -249,7 +249,7 @@ def test_blocks_with_nothing_in_them_take_no_space(tmp_path: Path) -> None:
         assert sum(size > 0 for size in file.pages[0].databytecounts) == 1
 
 
-def test_a_window_of_nothing_is_told(tmp_path: Path) -> None:
+def test_a_window_without_data_is_reported(tmp_path: Path) -> None:
     values = np.zeros((1, 1500, 1500), "uint8")
     values[:, :100, :100] = 1
     source = write_raster(tmp_path / "source.tif", values, nodata=0)
@@ -344,7 +344,7 @@ def test_the_same_pixels_make_the_same_bytes(tmp_path: Path) -> None:
     assert first.sha256 == second.sha256
 
 
-def test_progress_is_told_and_may_stop_the_work(tmp_path: Path) -> None:
+def test_progress_is_reported_and_may_stop_the_work(tmp_path: Path) -> None:
     source = write_raster(tmp_path / "source.tif", noise(1, 1600, 600))
     heard: list[float] = []
 
@@ -465,7 +465,7 @@ def test_a_resampling_may_be_chosen(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("page", ["grid.md", "tiers.md"])
-def test_the_pages_tell_the_truth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str) -> None:
+def test_the_examples_of_the_pages_are_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str) -> None:
     text = Path(__file__).parents[2] / "docs" / "raster" / page
     write_raster(tmp_path / "scene.tif", noise(3, 1400, 1500), photometric="RGB")
     write_raster(tmp_path / "west.tif", hills(200, 200))

@@ -187,7 +187,7 @@ def test_a_prefix_is_part_of_the_name_and_no_command(prefix: str, tmp_path: Path
         read_facts(f"{prefix}{path}")
 
 
-def test_damage_is_told_without_the_folder(tmp_path: Path) -> None:
+def test_damage_is_reported_without_the_folder(tmp_path: Path) -> None:
     path = write_raster(tmp_path / "scene.tif", noise(60, 60))
     damaged = []
     for size in (4, 8, 20, 60):
@@ -224,7 +224,7 @@ def test_an_imagine_file_whose_pixels_are_elsewhere_is_refused(tmp_path: Path) -
     assert refused.value.code == "raster.indirect"
 
 
-def test_texts_that_are_not_utf8_do_not_spoil_the_facts(tmp_path: Path) -> None:
+def test_texts_that_are_not_utf8_do_not_break_the_facts(tmp_path: Path) -> None:
     import tifffile
 
     path = tmp_path / "scene.tif"
@@ -261,7 +261,7 @@ def test_a_crs_that_is_only_similar_keeps_its_wkt(tmp_path: Path) -> None:
     assert facts.bounds_4326 is not None
 
 
-def test_the_vertical_part_of_a_crs_is_told_apart(tmp_path: Path) -> None:
+def test_the_vertical_part_of_a_crs_is_separated(tmp_path: Path) -> None:
     facts = read_facts(write_raster(tmp_path / "a.tif", hills(8, 8), crs=CRS.from_user_input("EPSG:32633+5773")))
 
     assert facts.crs == "EPSG:32633"
@@ -443,7 +443,7 @@ def test_pages_and_alpha_and_masks_are_seen(tmp_path: Path) -> None:
     assert read_facts(tmp_path / "alpha.tif").bands[3].color == "alpha"
 
 
-def test_a_cog_is_told_from_other_tiffs_as_rio_cogeo_does(tmp_path: Path) -> None:
+def test_a_cog_is_distinguished_from_other_tiffs_as_rio_cogeo_does(tmp_path: Path) -> None:
     plain = write_raster(tmp_path / "plain.tif", noise(1100, 1300))
     tiled = {"tiled": True, "blockxsize": 256, "blockysize": 256}
     write_raster(tmp_path / "small.tif", noise(300, 300))

@@ -56,7 +56,7 @@ def is_well_made(found):
     )
 
 
-def test_a_slanting_scene_in_a_collar_of_nodata(tmp_path):
+def test_the_collar_of_nodata_is_no_part_of_the_footprint(tmp_path):
     data = turned_square(600).astype("uint8")
     path = write(tmp_path / "a.tif", data, crs=UTM, transform=UTM_GRID, nodata=0)
 
@@ -120,7 +120,7 @@ def test_every_way_to_hide_pixels_counts(tmp_path, how):
     assert found.area == pytest.approx(seen.sum() * 900, rel=0.01)
 
 
-def test_no_data_no_footprint(tmp_path):
+def test_a_raster_without_data_has_no_footprint(tmp_path):
     path = write(tmp_path / "a.tif", np.zeros((100, 100), "uint8"), nodata=0)
 
     assert footprint(path) is None
@@ -208,7 +208,7 @@ def test_degrees_beyond_180_are_split_at_the_antimeridian(tmp_path, crs):
     assert is_well_made(found)
 
 
-def test_a_projected_raster_over_the_antimeridian(tmp_path):
+def test_a_projected_raster_over_the_antimeridian_has_a_split_footprint(tmp_path):
     path = write(
         tmp_path / "a.tif",
         np.ones((300, 300), "uint8"),
@@ -277,7 +277,7 @@ def test_polar_rasters_cover_just_the_ground_they_hold(tmp_path, kind, crs):
     assert is_well_made(found)
 
 
-def test_the_whole_globe(tmp_path):
+def test_the_footprint_of_the_whole_globe_is_the_whole_world(tmp_path):
     degrees = write(tmp_path / "a.tif", np.ones((180, 360), "uint8"), transform=Affine(1, 0, -180, 0, -1, 90))
     east_first = write(tmp_path / "b.tif", np.ones((180, 360), "uint8"), transform=Affine(1, 0, 0, 0, -1, 90))
 
@@ -333,7 +333,7 @@ def test_the_union_of_tiles_has_no_inner_edges(tmp_path):
         ([(-180, 0, 180, 1), (3, 0, 4, 1)], (-180, 0, 180, 1)),
     ],
 )
-def test_a_box_around_boxes(boxes, expected):
+def test_a_box_around_boxes_may_cross_the_antimeridian(boxes, expected):
     assert around(boxes) == expected
 
 
@@ -344,7 +344,7 @@ def test_a_raster_without_crs_is_refused(tmp_path):
         footprint(path)
 
 
-def test_the_same_ground_gives_the_same_words(tmp_path):
+def test_the_same_ground_gives_the_same_text(tmp_path):
     path = write(tmp_path / "a.tif", turned_square(300).astype("uint8"), crs=UTM, transform=UTM_GRID, nodata=0)
 
     assert json.dumps(footprint(path).geometry) == json.dumps(footprint(path).geometry)

@@ -60,7 +60,7 @@ def test_a_size_that_is_no_multiple_of_a_block_is_refused(tmp_path):
     assert not (tmp_path / "scene.tif").exists()
 
 
-def test_progress_is_told(tmp_path):
+def test_progress_is_reported(tmp_path):
     told: list[float] = []
 
     make_landscape(tmp_path / "scene.tif", 1024, on_progress=told.append)

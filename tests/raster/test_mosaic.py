@@ -126,7 +126,7 @@ def test_a_thousand_points_find_every_tile_that_holds_them(scene):
     assert sum(map(bool, expected)) > 400
 
 
-def test_cogeo_mosaic_finds_the_same_as_we(scene):
+def test_cogeo_mosaic_finds_the_same_assets(scene):
     paths, document = scene
     lon, lat = random_points(paths, 1000)
 
@@ -230,7 +230,7 @@ def test_minzoom_rises_where_a_tile_would_need_too_many(tmp_path):
         assert max(len(backend.assets_for_tile(*tile)) for tile in tiles) <= 16
 
 
-def test_the_antimeridian(tmp_path):
+def test_a_mosaic_across_the_antimeridian_has_tiles_on_both_sides(tmp_path):
     document = mosaic([mosaic_asset(path, name=path.name) for path in grid(tmp_path, **GRIDS["antimeridian"])])
 
     assert {quadkey[0] for quadkey in document["tiles"]} == {"0", "1"}

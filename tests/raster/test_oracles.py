@@ -144,7 +144,7 @@ def test_interpolation_is_within_a_level_of_gdalwarps_and_tiles_agree(tmp_path: 
 
 
 @pytest.mark.parametrize("method", ["bilinear", "cubic", "lanczos"])
-def test_tiles_agree_where_nothing_begins(tmp_path: Path, method: str) -> None:
+def test_tiles_agree_at_the_edge_of_nodata(tmp_path: Path, method: str) -> None:
     """A collar of nodata turned against the grid: masked and plain kernels meet in every tile."""
     values = speckled(3)
     y, x = np.mgrid[0:SIZE, 0:SIZE]
@@ -179,7 +179,7 @@ def test_every_type_is_warped_like_gdalwarp(tmp_path: Path, dtype: str, bands: i
     assert differing == 0 or np.dtype(dtype).kind == "f"  # NaN differs from itself
 
 
-def test_nan_is_nothing_and_stays_so(tmp_path: Path) -> None:
+def test_nan_is_nodata_and_stays_nodata(tmp_path: Path) -> None:
     values = smooth(1, "float32")
     values[0, 300:500, 200:700] = np.nan
     source = source_at(tmp_path, "utm", values, nodata=math.nan)

@@ -46,5 +46,5 @@ def test_where_there_is_no_tile_it_can_be_seen_through():
         ((1, 2, 3, 90), [1, 2, 3, 90]),
     ],
 )
-def test_grey_and_colour_with_and_without_alpha(bands, expected):
+def test_grey_and_colour_are_drawn_with_and_without_alpha(bands, expected):
     assert pixels(stitched({(0, 0): png(*bands)}, (0, 0, 4, 4), tile_size=4))[:, 0, 0].tolist() == expected

@@ -137,7 +137,7 @@ def mended(path: Path, target_crs: str, source_crs: str | None, **how: Any) -> t
 
 
 @pytest.mark.parametrize("fix", PROMISES)
-def test_what_is_promised_is_done(tmp_path: Path, fix: Fix) -> None:
+def test_every_promised_fix_is_made(tmp_path: Path, fix: Fix) -> None:
     promise = PROMISES[fix]
     path = source(tmp_path, promise.content)
 
@@ -197,7 +197,7 @@ def test_an_ordinary_picture_passes_and_is_masked_where_the_output_reaches_beyon
     assert within.validity is Validity.ALL  # nothing lies beyond: no mask
 
 
-def test_what_does_not_fit_is_clamped_and_told(tmp_path: Path) -> None:
+def test_values_that_do_not_fit_are_clamped_and_reported(tmp_path: Path) -> None:
     """As gdal_translate clamps; nothing of what is nodata counts."""
     values = noise(200, 200, dtype="int32", low=-50, high=300)
     values[0] = -9
@@ -235,7 +235,7 @@ def test_what_is_masked_is_not_counted_as_clamped(tmp_path: Path) -> None:
     ],
     ids=["floats", "to floats", "nodata beyond", "no type"],
 )
-def test_a_type_that_cannot_be_is_refused(tmp_path: Path, dtype: str, values: Any, nodata: float | None) -> None:
+def test_an_impossible_type_is_refused(tmp_path: Path, dtype: str, values: Any, nodata: float | None) -> None:
     path = write_raster(tmp_path / "source.tif", values, nodata=nodata)
     grid = output_grid(read_facts(path), UTM33)
 

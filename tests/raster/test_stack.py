@@ -162,7 +162,7 @@ def neighbours(folder: Path, values: Any, **profile: Any) -> list[Path]:
     [(noise(3, 700, 700), {"photometric": "RGB"}), (hills(700, 700), {"nodata": -9999}), (noise(700, 700, dtype="int16"), {})],
     ids=["rgb", "floats", "whole numbers"],
 )  # fmt: skip
-def test_what_was_cut_is_whole_again(tmp_path: Path, values: Any, profile: Any) -> None:
+def test_tiles_merge_to_the_raster_they_were_cut_from(tmp_path: Path, values: Any, profile: Any) -> None:
     files = neighbours(tmp_path, values, **profile)
 
     with merged(files, raster_type=DEM) as whole:
@@ -242,7 +242,7 @@ def test_what_no_file_covers_is_no_data(tmp_path: Path, how: str) -> None:
     assert mask[30:, 80:].all()
 
 
-def test_rotated_and_south_up_grids_go_together_with_their_like(tmp_path: Path) -> None:
+def test_rotated_and_south_up_grids_match_their_own_kind(tmp_path: Path) -> None:
     values = noise(100, 160)
     for place in (Affine.rotation(25) @ Affine.scale(10, -10), Affine.scale(10, 10)):
         corner = Affine.translation(500_000, 5_000_000) @ place
@@ -319,7 +319,7 @@ MERGE = {
         *[pytest.param(merged, *case, id=f"merge, {name}") for name, case in MERGE.items()],
     ],
 )
-def test_files_that_do_not_go_together_are_told_apart(tmp_path: Path, join: Any, code: str, other: Any) -> None:
+def test_files_that_do_not_match_are_refused_with_the_reason(tmp_path: Path, join: Any, code: str, other: Any) -> None:
     common = {"values": noise(60, 60), "nodata": 0}
     files = [
         write_raster(tmp_path / "good.tif", **common),

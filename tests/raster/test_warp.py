@@ -42,7 +42,7 @@ class Drawer:
         self.kept[window.row, window.col] = block
 
 
-def test_how_a_source_marks_nothing(tmp_path: Path) -> None:
+def test_the_nodata_mask_of_a_source_is_recognised(tmp_path: Path) -> None:
     ones = np.ones((4, 20, 20), "uint8")
     plain = write_raster(tmp_path / "plain.tif", ones[:1])
     marked = write_raster(tmp_path / "marked.tif", ones[:1], nodata=0)
@@ -59,14 +59,14 @@ def test_how_a_source_marks_nothing(tmp_path: Path) -> None:
     assert math.isnan(rules(floats).nodata or 0)
 
 
-def test_a_nodata_value_that_the_type_cannot_hold_marks_nothing(tmp_path: Path) -> None:
+def test_a_nodata_value_that_the_type_cannot_hold_is_ignored(tmp_path: Path) -> None:
     path = write_raster(tmp_path / "x.tif", np.ones((1, 20, 20), "uint8"))
 
     assert rules(path, nodata=-9999).validity is Validity.ALL
     assert rules(path, nodata=0.5).validity is Validity.ALL
 
 
-def test_one_dark_colour_is_not_nothing_in_a_picture_but_a_gap_in_measurements() -> None:
+def test_a_dark_colour_is_data_in_a_picture_but_nodata_in_measurements() -> None:
     values = np.array([[[0, 0, 5]], [[0, 9, 5]]], "uint8")
 
     together = Rules(Validity.NODATA, 0, together=True).valid_of(values)
@@ -170,7 +170,7 @@ def test_a_gap_in_one_band_stays_out_of_that_band_only(tmp_path: Path) -> None:
     assert 0.15 < gaps[1] < 0.5
 
 
-def test_what_is_transparent_has_no_say(tmp_path: Path) -> None:
+def test_transparent_pixels_do_not_count(tmp_path: Path) -> None:
     values = np.full((4, 900, 900), 50, "uint8")
     values[3] = 255
     values[:, 200:400, 200:400] = np.array([250, 250, 250, 0], "uint8")[:, None, None]
@@ -320,7 +320,7 @@ def test_an_average_never_becomes_nodata() -> None:
     assert made.values.tolist() == [[[99]]]
 
 
-def test_classes_vote_and_nothing_has_no_vote() -> None:
+def test_nodata_does_not_count_in_the_majority_of_classes() -> None:
     values = np.array([[[0, 0, 4, 7], [0, 6, 7, 4]]], "uint8")
     valid = values != 0
 
@@ -362,7 +362,7 @@ def test_a_pyramid_is_the_same_as_halving_the_whole() -> None:
         expected = halve(Block(expected)).values
 
 
-def test_an_empty_quarter_of_an_overview_is_nothing() -> None:
+def test_an_empty_quarter_of_an_overview_is_nodata() -> None:
     drawers = [Drawer(), Drawer()]
     rule = Rules(Validity.NODATA, 9)
     halve = halving(Resampling.average, rule)

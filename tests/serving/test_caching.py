@@ -47,7 +47,7 @@ def test_tiles_of_a_tilejson_are_kept_for_ever(client, dataset):
 
 
 @pytest.mark.parametrize("dataset", ["plain", "tiled"])
-def test_who_has_a_tile_is_told_so_without_its_being_made(client, dataset, monkeypatch):
+def test_a_cached_tile_is_answered_as_not_modified_without_rendering_it(client, dataset, monkeypatch):
     latest = f"/tiles/{dataset}/tiles/WebMercatorQuad/9/270/172.png"
     asked = [(latest, SHORT), (pinned(client, dataset), PINNED)]
     etags = {client.get(address).headers["etag"] for address, _ in asked}
@@ -127,7 +127,7 @@ class Counting:
         return SOURCE
 
 
-async def test_many_who_ask_at_once_are_one_question():
+async def test_concurrent_lookups_share_one_query():
     counting = Counting()
     remembered = Remembered(counting, clock=lambda: 0.0)
 
@@ -164,7 +164,7 @@ class Slow:
         return await self.answers[-1]
 
 
-async def test_who_asks_late_does_not_wait_for_the_next_answer_and_then_gets_it():
+async def test_a_lookup_of_an_old_entry_does_not_wait_for_its_refresh():
     now, slow, newer = 0.0, Slow(), replace(SOURCE, revision=2)
     remembered = Remembered(slow, clock=lambda: now)
     first = asyncio.create_task(remembered.resolve("x", "latest"))
@@ -224,7 +224,7 @@ async def test_what_is_not_there_is_remembered_and_what_failed_is_asked_again(er
     assert len(counting.asked) == questions
 
 
-async def test_who_leaves_does_not_take_the_answer_from_others():
+async def test_a_cancelled_lookup_does_not_cancel_the_others():
     counting = Counting()
     remembered = Remembered(counting, clock=lambda: 0.0)
     leaving = asyncio.create_task(remembered.resolve("x", "latest"))

@@ -15,7 +15,7 @@ def whole(client):
     return client.get(COG).content
 
 
-def test_a_file_as_it_is(client, whole, storage):
+def test_a_file_is_served_unchanged(client, whole, storage):
     answer = client.get(COG)
     stored = storage.get(Location(Zone.SILVER, "silver", "cogs/plain/v0/r1/plain.tif"))
 
@@ -25,7 +25,7 @@ def test_a_file_as_it_is(client, whole, storage):
     assert int(answer.headers["content-length"]) == len(stored)
 
 
-def test_head_tells_the_same_without_the_file(client, whole):
+def test_head_has_the_same_headers_without_the_file(client, whole):
     answer = client.head(COG)
 
     assert (answer.status_code, answer.content) == (200, b"")
@@ -38,7 +38,7 @@ def test_head_tells_the_same_without_the_file(client, whole):
     [("bytes=0-9", slice(0, 10)), ("bytes=100-", slice(100, None)), ("bytes=-7", slice(-7, None)),
      ("bytes=5-5", slice(5, 6)), ("bytes=1000-99999999", slice(1000, None)), ("bytes=-99999999", slice(None))],
 )  # fmt: skip
-def test_a_part(client, whole, asked, part):
+def test_a_range_of_a_file_is_served(client, whole, asked, part):
     answer = client.get(COG, headers={"Range": asked})
 
     assert answer.content == whole[part]
@@ -49,21 +49,21 @@ def test_a_part(client, whole, asked, part):
 
 
 @pytest.mark.parametrize("asked", ["bytes=5-2", "bytes=-", "lines=1-2", "bytes=0-1,4-5", "bytes=x-y", "bytes=1"])
-def test_what_is_no_range_of_ours_gives_the_whole(client, whole, asked):
+def test_an_unsupported_range_gives_the_whole_file(client, whole, asked):
     answer = client.get(COG, headers={"Range": asked})
 
     assert (answer.status_code, answer.content) == (200, whole)
 
 
 @pytest.mark.parametrize("asked", ["bytes=99999999-", "bytes=99999999-999999999", "bytes=-0"])
-def test_a_part_that_it_has_not(client, whole, asked):
+def test_a_range_beyond_the_file_is_refused(client, whole, asked):
     answer = client.get(COG, headers={"Range": asked})
 
     assert answer.status_code == 416
     assert answer.headers["content-range"] == f"bytes */{len(whole)}"
 
 
-def test_a_part_of_another_file_by_the_same_name_gives_the_whole(client, whole):
+def test_a_range_of_a_replaced_file_gives_the_whole_file(client, whole):
     etag = client.get(COG).headers["etag"]
 
     same = client.get(COG, headers={"Range": "bytes=0-9", "If-Range": etag})
@@ -73,7 +73,7 @@ def test_a_part_of_another_file_by_the_same_name_gives_the_whole(client, whole):
     assert other.content == whole
 
 
-def test_who_has_it_already_is_told_so(client):
+def test_a_file_that_the_client_has_is_not_modified(client):
     etag = client.get(COG).headers["etag"]
 
     answer = client.get(COG, headers={"If-None-Match": etag})
@@ -130,7 +130,7 @@ def test_a_link_out_of_storage_is_not_followed(client, storage, tmp_path):
     assert b"private" not in answer.content
 
 
-def test_what_someone_put_there_does_not_run_as_our_page(client):
+def test_an_uploaded_page_does_not_run_on_the_servers_origin(client):
     answer = client.get("/files/silver/silver/note.html")
 
     assert answer.headers["content-type"] == "application/octet-stream"

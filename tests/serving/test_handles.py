@@ -26,7 +26,7 @@ def path(tmp_path):
     return cog(tmp_path / "a.tif", 7)
 
 
-def test_who_asks_again_gets_the_same_dataset(path):
+def test_a_second_request_gets_the_same_dataset(path):
     handles = Handles()
     with handles.lend(str(path)) as first:
         pass
@@ -54,7 +54,7 @@ def test_many_threads_read_what_is_there(tmp_path):
     assert len(handles) <= 4
 
 
-def test_a_replaced_file_is_opened_anew_and_the_old_one_closed(path, tmp_path):
+def test_a_replaced_file_is_reopened_and_the_old_one_closed(path, tmp_path):
     handles = Handles()
     with handles.lend(str(path)) as old:
         pass
@@ -65,7 +65,7 @@ def test_a_replaced_file_is_opened_anew_and_the_old_one_closed(path, tmp_path):
     assert len(handles) == 1
 
 
-def test_a_file_that_was_changed_in_its_place_is_opened_anew(path, tmp_path):
+def test_a_file_that_was_changed_in_place_is_reopened(path, tmp_path):
     handles = Handles()
     assert value_of(handles, path) == 7
     path.write_bytes(cog(tmp_path / "b.tif", 9).read_bytes())
@@ -73,7 +73,7 @@ def test_a_file_that_was_changed_in_its_place_is_opened_anew(path, tmp_path):
     assert value_of(handles, path) == 9
 
 
-def test_a_deleted_file_is_gone(path):
+def test_a_deleted_file_is_not_served(path):
     handles = Handles()
     assert value_of(handles, path) == 7
     path.unlink()
@@ -83,7 +83,7 @@ def test_a_deleted_file_is_gone(path):
     assert len(handles) == 0
 
 
-def test_what_nobody_asks_for_is_closed_after_a_while(path, tmp_path):
+def test_an_unused_dataset_is_closed_after_a_while(path, tmp_path):
     now = 0.0
     handles = Handles(clock=lambda: now)
     other = cog(tmp_path / "b.tif", 9)

@@ -63,7 +63,7 @@ def test_links_begin_with_the_public_address(public):
     assert forged == collection
 
 
-def test_a_proxys_words_do_not_count(client):
+def test_headers_of_a_proxy_are_ignored(client):
     headers = {"X-Forwarded-Host": "evil.example", "X-Forwarded-Proto": "https", "Forwarded": "host=evil.example"}
 
     for path in ("/stac/", "/tiles/plain/WebMercatorQuad/tilejson.json"):
@@ -99,14 +99,14 @@ def test_without_a_database_it_says_so(away):
     assert away.get("/livez").status_code == 200
 
 
-def test_ready_with_a_catalogue(client):
+def test_the_server_is_ready_with_a_catalogue(client):
     answer = client.get("/readyz")
 
     assert answer.status_code == 200
     assert answer.json()["checks"][0]["detail"].startswith("pgSTAC ")
 
 
-def test_a_request_that_is_too_large(client):
+def test_a_request_that_is_too_large_is_refused(client):
     answer = client.post("/stac/search", content=b"[" * 2_000_000, headers={"Content-Type": "application/json"})
 
     check(answer, 413, "request.too-large")
@@ -135,5 +135,5 @@ def test_pages_load_nothing_from_elsewhere(client, path):
         assert client.get(str(answer.url.join(part))).status_code == 200, part
 
 
-def test_a_map_of_nothing(client):
+def test_the_map_of_an_unknown_dataset_is_not_found(client):
     assert client.get("/tiles/unknown/map").status_code == 404

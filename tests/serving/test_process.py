@@ -92,7 +92,7 @@ def test_gdal_shows_the_tiles(server):
         assert (shown.read(1, window=window) == 100).all()
 
 
-def test_it_stops_when_told_to(served, storage, tmp_path):
+def test_the_server_stops_on_a_signal(served, storage, tmp_path):
     process = start(
         "serving", "--port", "0", DATABASE_URL=served, STORAGE_FOLDER=str(folder_of(storage)), LOG_FORMAT="json",
         LOG_LEVEL="info", DAGMASTER_DATA=str(tmp_path),
@@ -107,7 +107,7 @@ def test_it_stops_when_told_to(served, storage, tmp_path):
     assert "Traceback" not in errors
 
 
-def test_a_port_that_is_taken_is_told_at_once(served):
+def test_a_port_in_use_is_reported_at_once(served):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         refused = call("serving", "--port", str(taken.getsockname()[1]), "--json", DATABASE_URL=served)
 

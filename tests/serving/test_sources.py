@@ -27,7 +27,7 @@ MOSAIC = Location(Zone.SILVER, "silver", "mosaics/x/v0/r1/mosaic.json")
         ("https://maps.example/geo/files/external/maps/a%20b.tif", "maps/a b.tif"),
     ],
 )
-def test_an_address_of_ours_is_a_location(address, path):
+def test_an_address_of_the_server_is_a_location(address, path):
     assert location_of(address).path == path
 
 
@@ -47,7 +47,7 @@ def test_an_address_of_ours_is_a_location(address, path):
         "",
     ],
 )
-def test_any_other_is_refused(address):
+def test_any_other_address_is_refused(address):
     with pytest.raises(UnfitData):
         location_of(address)
 
@@ -63,7 +63,7 @@ def test_a_mosaics_assets_are_those_of_its_edition():
     assert [place.blob for place in read.all()] == ["cogs/x/v0/r1/t-r0/a.tif", "cogs/x/v0/r1/t-b.tif"]
 
 
-def test_a_mosaics_assets_may_be_addresses_of_ours():
+def test_a_mosaics_assets_may_be_addresses_of_the_server():
     read = mosaic({"12020312": ["r0.tif"]}, asset_prefix="http://h/files/silver/silver/cogs/x/v0/r1/")
 
     assert read.all() == [Location(Zone.SILVER, "silver", "cogs/x/v0/r1/r0.tif")]
@@ -147,7 +147,7 @@ def test_a_file_that_is_no_tiff_is_not_opened_by_another_driver(storage, tmp_pat
     ("count", "more", "shown"),
     [(8, {}, 3), (4, {"photometric": "rgb", "alpha": "unassociated"}, 3), (2, {}, 1), (1, {}, 1)],
 )
-def test_where_nobody_chooses_three_bands_are_shown_or_one(storage, tmp_path, count, more, shown):
+def test_by_default_three_bands_are_shown_or_one(storage, tmp_path, count, more, shown):
     bands = np.stack([np.full((64, 64), 10 * n + 5, np.uint8) for n in range(count)])
     location = stored(storage, tmp_path, f"cogs/b{count}{len(more)}/v0/r1/x.tif", bands, BOX, **more)
     readable = Readable(Source("b", Kind.COG, 0, 1, location, BOX, "d"), storage, Mosaics(storage.get))
@@ -226,7 +226,7 @@ def test_a_mosaics_edition_is_said_or_named(more, edition):
     assert source.bounds == BOX
 
 
-def test_without_renders_the_bands_statistics_say_how_it_looks():
+def test_without_renders_the_statistics_of_the_bands_set_the_style():
     band = {"data_type": "uint16", "statistics": {"minimum": 5, "maximum": 4000}}
     rendering = rendering_of({}, {"bands": [band, {"data_type": "uint8", "statistics": {"minimum": 5, "maximum": 9}}]})
 

@@ -7,7 +7,7 @@ from dagmaster.database.queries import all_queries, numbered
 from dagmaster.serving import stac
 
 
-def test_every_link_of_the_front_page_answers(client):
+def test_every_link_of_the_landing_page_answers(client):
     front = client.get("/stac/").json()
 
     assert front["id"] == "dagmaster"
@@ -29,7 +29,7 @@ def test_collections_and_items_link_to_each_other(client):
         assert client.get(link["href"]).status_code == 200, link
 
 
-def test_search_by_place_and_filter(client):
+def test_search_selects_by_place_and_filter(client):
     inside = client.get("/stac/search?bbox=10.1,50.1,10.2,50.2&collections=tiled").json()
     later = client.post(
         "/stac/search",
@@ -106,7 +106,7 @@ def item_answers(client):
     ]
 
 
-def test_stored_addresses_of_ours_begin_as_the_server_is_asked(client):
+def test_stored_addresses_of_the_server_begin_with_the_requested_host(client):
     answers = item_answers(client)
 
     assert len(answers) == 5
@@ -120,7 +120,7 @@ def test_stored_addresses_of_ours_begin_as_the_server_is_asked(client):
 
 
 @pytest.mark.parametrize("query", ["", "?fields=id,assets,links"])
-def test_stored_addresses_of_collections_too(client, query):
+def test_stored_addresses_of_collections_begin_with_the_requested_host(client, query):
     listed = {one["id"]: one for one in client.get(f"/stac/collections{query}").json()["collections"]}
 
     for found in (listed["across"], client.get("/stac/collections/across").json()):
@@ -151,7 +151,7 @@ def test_nothing_is_written(client, method, path):
     assert client.get("/stac/collections/plain/items/plain-v0").status_code == 200
 
 
-def test_the_environment_has_no_say(monkeypatch, served, storage):
+def test_environment_variables_have_no_effect(monkeypatch, served, storage):
     from starlette.testclient import TestClient
 
     from dagmaster.serving.app import create_app
@@ -198,5 +198,5 @@ def test_every_statement_fits_the_catalogue(served, name):
         "/stac/nothing",
     ],
 )
-def test_a_strange_question_is_no_bug_of_ours(client, path):
+def test_a_strange_request_is_not_a_server_error(client, path):
     assert client.get(path).status_code < 500, client.get(path).text

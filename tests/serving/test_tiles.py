@@ -44,7 +44,7 @@ def test_what_lies_outside_the_data_is_seen_through(client):
 
 
 @pytest.mark.parametrize(("ending", "kind"), [(".png", "png"), (".jpg", "jpg"), (".webp", "webp"), ("", "jpeg")])
-def test_each_format(client, ending, kind):
+def test_each_image_format_is_served(client, ending, kind):
     answer = client.get(f"/tiles/plain/{INSIDE}{ending}")
 
     assert answer.headers["content-type"] == f"image/{kind}"
@@ -66,7 +66,7 @@ def test_libraries_keep_what_they_read(client):
         ("scene/preview.jpg?bidx=1&bidx=2", "tiles.no-picture"),
     ],
 )
-def test_what_the_data_cannot_show_is_the_askers_mistake(client, asked, code):
+def test_a_request_that_the_data_cannot_answer_is_a_client_error(client, asked, code):
     answer = client.get(f"/tiles/{asked}")
 
     assert (answer.status_code, answer.json()["code"]) == (400, code)
@@ -136,7 +136,7 @@ def test_a_mosaic_remembers_where_its_cogs_are(client, app):
 
 
 @pytest.mark.parametrize(("dataset", "zooms"), [("plain", (8, 9)), ("tiled", (6, 10))])
-def test_tilejson_tells_bounds_zooms_and_pinned_tiles(client, dataset, zooms):
+def test_tilejson_has_bounds_zooms_and_pinned_tiles(client, dataset, zooms):
     told = client.get(f"/tiles/{dataset}/WebMercatorQuad/tilejson.json").json()
 
     assert told["tilejson"] == "3.0.0"
@@ -150,20 +150,20 @@ def test_tilejson_tells_bounds_zooms_and_pinned_tiles(client, dataset, zooms):
     assert client.get(address.format(**GRID.tile(10.5, 50.5, 9)._asdict())).status_code == 200
 
 
-def test_tilejson_hands_on_how_it_shall_look(client):
+def test_tilejson_passes_the_style_to_its_tiles(client):
     asked = "rescale=0,10&colormap_name=viridis&tilesize=256&tile_format=png"
     (address,) = client.get(f"/tiles/dem/WebMercatorQuad/tilejson.json?{asked}").json()["tiles"]
 
     assert "{y}.png?rescale=0,10&colormap_name=viridis&tilesize=256&version=1&rev=1-" in address
 
 
-def test_who_made_it_is_named_without_becoming_a_part_of_the_page(client):
+def test_the_attribution_is_escaped_in_the_page(client):
     told = client.get("/tiles/plain/WebMercatorQuad/tilejson.json").json()
 
     assert told["attribution"] == "Surveyors &lt;i&gt;&amp;&lt;/i&gt; Co · CC-BY-4.0"
 
 
-def test_values_at_a_place(client):
+def test_values_at_a_point_are_served(client):
     dem = client.get("/tiles/dem/point/10.5,50.5?version=0").json()
     nothing = client.get("/tiles/dem/point/10.01,50.99?version=0").json()
     scene = client.get("/tiles/scene/point/10.5,50.5").json()
@@ -173,7 +173,7 @@ def test_values_at_a_place(client):
     assert scene["values"] == [1000, 2000, 3000, 4000]
 
 
-def test_statistics_of_all_bands(client):
+def test_statistics_of_all_bands_are_served(client):
     scene = client.get("/tiles/scene/statistics").json()
     tiled = client.get("/tiles/tiled/statistics?p=50&histogram_bins=4").json()
 
@@ -184,7 +184,7 @@ def test_statistics_of_all_bands(client):
 
 
 @pytest.mark.parametrize("dataset", ["plain", "dem", "scene", "tiled"])
-def test_preview_and_info(client, dataset):
+def test_preview_and_info_are_served(client, dataset):
     picture = decoded(client.get(f"/tiles/{dataset}/preview.png?max_size=128").content)
     info = client.get(f"/tiles/{dataset}/info").json()
 
@@ -200,7 +200,7 @@ def test_a_preview_of_a_mosaic_shows_all_of_it(client):
 
 
 @pytest.mark.parametrize("dataset", ["plain", "tiled"])
-def test_where_nothing_is_there_is_no_tile(client, dataset):
+def test_a_tile_outside_the_data_is_not_found(client, dataset):
     beside = client.get(f"/tiles/{dataset}/{tile_at(40, 0, 9)}.png")
     point = client.get(f"/tiles/{dataset}/point/40,0")
 
@@ -216,7 +216,7 @@ def test_a_mosaic_refuses_other_zooms_than_its_own(client, zoom):
 
 
 @pytest.mark.parametrize("tile", ["30/1/1", "3/8/0", "3/0/8", "3/-1/0"])
-def test_a_tile_that_can_not_be(client, tile):
+def test_a_tile_outside_the_grid_is_refused(client, tile):
     assert client.get(f"/tiles/plain/tiles/WebMercatorQuad/{tile}.png").status_code == 404
 
 
@@ -270,7 +270,7 @@ def test_pictures_have_a_largest_size(client, path):
     assert client.get(f"/tiles/plain/{path}").status_code in (400, 422)
 
 
-def test_a_colormap_as_a_picture(client):
+def test_a_colormap_is_served_as_a_picture(client):
     picture = decoded(client.get("/colormaps/viridis.png").content)
 
     assert picture.shape == (4, 1, 256)

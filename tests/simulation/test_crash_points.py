@@ -86,7 +86,7 @@ def run(case: Case, number: int, fate: Fate) -> World:
 
 @pytest.mark.parametrize("fate", FATES, ids=[fate.name.lower() for fate in FATES])
 @pytest.mark.parametrize("name", CASES)
-def test_a_job_completes_whatever_happens_at_whichever_commit(name: str, fate: Fate) -> None:
+def test_a_job_completes_whatever_happens_at_any_commit(name: str, fate: Fate) -> None:
     undisturbed = run(CASES[name], NEVER, fate)
     commits = undisturbed.sweep.commits if undisturbed.sweep else 0
     planned = len(undisturbed.database.tasks)

@@ -121,7 +121,7 @@ def _no_room_is_ever_short(_ledger: MemoryLedger, _queue: str) -> None:
         ("_room", _no_room_is_ever_short),
     ],
 )
-def test_a_broken_ledger_is_found_out(name: str, broken: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_ledger_is_detected(name: str, broken: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MemoryLedger, name, broken)
 
     with pytest.raises(Broken, match="see it again: pytest tests/simulation --seed"):
@@ -131,7 +131,7 @@ def test_a_broken_ledger_is_found_out(name: str, broken: Callable[..., Any], mon
 # The clockwork itself
 
 
-def test_a_process_that_stands_still_goes_on_with_what_was_due() -> None:
+def test_a_paused_process_continues_with_what_was_due() -> None:
     loop, told = Clockwork(Random(0)), []
     lane = loop.lane("frozen")
 
@@ -177,7 +177,7 @@ def test_a_process_that_was_killed_never_runs_again() -> None:
     assert told == ["alive", "alive", "over", "buried"]
 
 
-def test_the_seed_decides_who_goes_first() -> None:
+def test_the_seed_decides_which_process_goes_first() -> None:
     def order(seed: int) -> str:
         loop, told = Clockwork(Random(seed)), []
 
@@ -197,6 +197,6 @@ def test_the_seed_decides_who_goes_first() -> None:
     assert len({order(seed) for seed in range(20)}) > 5
 
 
-def test_a_world_in_which_nothing_can_happen_is_found_out() -> None:
+def test_a_simulation_without_any_event_is_detected() -> None:
     with pytest.raises(Standstill):
         Clockwork(Random(0)).run(asyncio.Event().wait())

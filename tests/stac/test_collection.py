@@ -16,7 +16,7 @@ from dagmaster.stac.when import When
 from tests.stac.documents import DATASET, HOST, PALETTE, a_collection, an_item, cog, facts
 
 
-def test_a_model_collection():
+def test_the_model_collection_is_valid():
     document = a_collection()
 
     assert problems(document) == []
@@ -56,7 +56,7 @@ def test_the_interval_is_around_all_items():
     assert interval == ["2021-05-01T00:00:00Z", "2025-01-01T00:00:00Z"]
 
 
-def test_what_stands_for_all_can_be_told():
+def test_the_extent_of_the_whole_collection_can_be_given():
     when = When(datetime(2020, 1, 1, tzinfo=UTC), datetime(2020, 12, 31, tzinfo=UTC))
 
     document = a_collection(when=when, bbox=(170.0, -20.0, -175.0, -10.0))
@@ -66,7 +66,7 @@ def test_what_stands_for_all_can_be_told():
     assert problems(document) == []
 
 
-def test_a_collection_of_classes():
+def test_a_collection_of_classes_lists_them():
     band = BandFacts("uint8", color="palette", nodata=0, palette=PALETTE)
     items = [an_item(cog=cog(facts(band), raster_type="categorical", statistics=[None]))]
 
@@ -83,7 +83,7 @@ def test_without_a_tile_server_no_map_links_are_declared():
     assert problems(document) == []
 
 
-def test_a_dataset_of_which_nothing_is_told_still_makes_one():
+def test_a_dataset_without_metadata_still_makes_a_collection():
     document = a_collection(
         dataset=replace(DATASET, title=None, description=None, keywords=(), providers=(), license="other")
     )
@@ -92,7 +92,7 @@ def test_a_dataset_of_which_nothing_is_told_still_makes_one():
     assert problems(document) == []
 
 
-def test_refusals():
+def test_bad_collections_are_refused():
     with pytest.raises(InvalidRequest, match="at least one item"):
         a_collection(items=[])
     with pytest.raises(InvalidRequest, match="cannot be published"):

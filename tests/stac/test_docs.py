@@ -13,7 +13,7 @@ PAGES = Path(__file__).parent.parent.parent / "docs" / "raster"
 
 
 @pytest.mark.parametrize("page", ["mosaic.md", "stac.md"])
-def test_the_examples_of_a_page(page, tmp_path, monkeypatch):
+def test_the_examples_of_a_page_are_valid(page, tmp_path, monkeypatch):
     heights = (100 + np.arange(120_000).reshape(300, 400) // 400).astype("float32").astype("int16")
     write(tmp_path / "dem.tif", heights, transform=Affine(0.001, 0, 10, 0, -0.001, 50))
     monkeypatch.chdir(tmp_path)

@@ -31,7 +31,7 @@ def data_of(document):
     return document["assets"]["data"]
 
 
-def test_a_model_item():
+def test_the_model_item_is_valid():
     document = an_item()
 
     assert problems(document) == []
@@ -44,7 +44,7 @@ def test_a_model_item():
     assert {link["rel"]: link.get("render") for link in document["links"]}["xyz"] == "default"
 
 
-def test_it_is_plain_json_and_always_the_same():
+def test_an_item_is_plain_json_and_always_the_same():
     one, other = an_item(), an_item()
 
     assert json.dumps(one, allow_nan=False) == json.dumps(other, allow_nan=False)
@@ -82,7 +82,7 @@ def test_a_tile_has_its_own_id_and_the_renders_of_the_whole():
     assert problems(document) == []
 
 
-def test_a_moment_and_an_interval():
+def test_an_item_has_a_moment_or_an_interval():
     moment = an_item(when=When(datetime(2024, 5, 1, 10, tzinfo=UTC), basis="acquisition"))["properties"]
     interval = an_item()["properties"]
 
@@ -103,7 +103,7 @@ def test_only_what_is_used_is_declared():
 @pytest.mark.parametrize(
     ("value", "written"), [(math.nan, "nan"), (math.inf, "inf"), (-math.inf, "-inf"), (-9999.0, -9999), (0.5, 0.5)]
 )
-def test_numbers_that_json_does_not_have_are_words(value, written):
+def test_numbers_that_json_does_not_have_are_strings(value, written):
     document = an_item(cog=cog(facts(BandFacts("float32", nodata=value)), statistics=[statistics()]))
 
     assert number(value) == written
@@ -313,7 +313,7 @@ def test_the_item_of_a_real_raster_agrees_with_its_pixels(tmp_path):
     assert np.isclose(document["properties"]["gsd"], 89, atol=3)
 
 
-def test_processing_is_told_as_it_was():
+def test_processing_is_described_as_it_was():
     properties = an_item()["properties"]
 
     assert properties["processing:datetime"] == properties["updated"] == PROCESSED.isoformat().replace("+00:00", "Z")

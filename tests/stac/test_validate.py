@@ -293,7 +293,7 @@ def test_nonsense_is_found_wrong_and_never_breaks_the_validator(make, wrong, mon
         assert isinstance(problems(changed(sound, place, wrong)), list), place
 
 
-def test_what_is_wrong_is_told_with_its_place():
+def test_an_error_is_reported_with_its_place():
     document = changed(an_item(), "assets/data/file:checksum", SHA)
 
     [problem] = problems(document)

@@ -72,7 +72,7 @@ def test_what_is_known_is_not_touched_and_created_stays():
     assert said["created"] == "2024-01-01T00:00:00Z"
 
 
-def test_of_what_both_summarise_all_is_told():
+def test_summaries_of_both_versions_are_combined():
     old, new = of_version(0), of_version(1)
     new["summaries"] = {"proj:code": ["EPSG:3031"], "gsd": [1.0]}
 

@@ -27,7 +27,7 @@ def at(*parts):
         ("1970/1999", at(1970, 1, 1), at(1999, 12, 31, 23, 59, 59)),
     ],
 )
-def test_what_a_submitter_may_write(text, start, end):
+def test_dates_of_a_submitter_are_read(text, start, end):
     assert parse_when(text) == When(start, end, "given")
 
 
@@ -46,7 +46,7 @@ def test_what_a_submitter_may_write(text, start, end):
         "",
     ],
 )
-def test_what_a_submitter_may_not_write(text):
+def test_bad_dates_of_a_submitter_are_refused(text):
     with pytest.raises(InvalidRequest):
         parse_when(text)
 
@@ -63,7 +63,7 @@ def test_what_a_submitter_may_not_write(text):
         ({"DATE_ACQUIRED": "unknown", "TIFFTAG_DATETIME": "2024-05-01 10:20:30"}, at(2024, 5, 1, 10, 20, 30), "file"),
     ],
 )
-def test_what_files_say(tags, start, basis):
+def test_dates_are_read_from_files(tags, start, basis):
     found = written_in(tags, SUPPLIED)
 
     assert (found.start, found.basis) == (start, basis)
@@ -72,11 +72,11 @@ def test_what_files_say(tags, start, basis):
 @pytest.mark.parametrize(
     "text", ["0000:00:00 00:00:00", "1970:01:01 00:00:00", "1900:01:01 00:00:00", "  ", "2099:01:01 00:00:00", "n/a"]
 )
-def test_what_files_say_when_they_know_nothing(text):
+def test_files_without_a_date_have_none(text):
     assert written_in({"TIFFTAG_DATETIME": text}, SUPPLIED) is None
 
 
-def test_the_order_of_knowledge():
+def test_the_best_source_of_a_date_wins():
     tags = {"TIFFTAG_DATETIME": "2024:05:01 10:20:30"}
 
     assert choose_when(given="2020", tags=tags, supplied_at=SUPPLIED).basis == "given"
@@ -110,13 +110,13 @@ def test_times_are_written_in_utc():
         ("publication", "publication", "known"),
     ],
 )
-def test_of_what_was_said_and_what_is_found_the_better_founded_counts(known, found, chosen):
+def test_of_two_dates_the_more_reliable_one_counts(known, found, chosen):
     times = {"known": When(at(2020, 5, 1), None, known), "found": When(at(2024, 5, 1), None, found)}
 
     assert better_of(times["known"], times["found"]) == times[chosen]
 
 
-def test_what_an_item_says_is_read_back():
+def test_the_date_of_an_item_is_read_back():
     interval = {"datetime": None, "start_datetime": "2024-05-01T00:00:00Z", "end_datetime": "2024-05-02T00:00:00Z"}
 
     assert when_of({**interval, "dagmaster:datetime_basis": "file"}) == When(at(2024, 5, 1), at(2024, 5, 2), "file")

@@ -30,7 +30,7 @@ def names(store, path: str = "", container: str = "silver") -> list[str]:
 
 
 @pytest.mark.requirement("S2")
-def test_what_is_put_is_got_and_described(store):
+def test_a_stored_object_is_read_back_and_described(store):
     data = b"some bytes"
 
     stored = store.put(at("a/b.bin"), data)
@@ -69,7 +69,7 @@ def test_names_may_have_spaces_accents_and_signs(store):
 
 @pytest.mark.requirement("S2")
 @pytest.mark.parametrize("verb", ["get", "head", "sha256"])
-def test_what_is_not_there_is_not_found(store, verb):
+def test_a_missing_object_is_not_found(store, verb):
     store.put(at("a"), b"x")
 
     for missing in (at("b"), at("a/below"), at("a", "other-container")):
@@ -105,7 +105,7 @@ def test_ranges_end_with_the_object(store):
 
 
 @pytest.mark.requirement("S2")
-def test_a_put_replaces_and_the_etag_tells(store):
+def test_a_put_replaces_the_object_and_changes_the_etag(store):
     before = store.put(at("x"), b"one")
     after = store.put(at("x"), b"two")
 
@@ -139,7 +139,7 @@ def test_what_is_published_is_never_overwritten(store, tmp_path, from_file, move
 
 
 @pytest.mark.requirement("S4")
-def test_of_many_who_publish_at_once_one_wins_and_all_learn_what_is_there(store):
+def test_of_concurrent_publications_one_wins_and_all_get_the_stored_object(store):
     start = threading.Barrier(8)
 
     def publish(number: int) -> str:
@@ -178,7 +178,7 @@ def test_a_reader_sees_the_old_or_the_new_object(store):
 
 
 @pytest.mark.requirement("S4")
-def test_a_moved_file_is_gone(store, tmp_path):
+def test_a_moved_file_is_no_longer_in_its_old_place(store, tmp_path):
     file = tmp_path / "file"
     file.write_bytes(b"x")
 
@@ -201,7 +201,7 @@ def test_a_listing_has_what_is_below_a_folder(store):
 
 
 @pytest.mark.requirement("S2")
-def test_deleting_twice_is_deleting(store):
+def test_deleting_twice_does_no_harm(store):
     store.put(at("a/b"), b"x")
 
     store.delete(at("a/b"))

@@ -87,7 +87,7 @@ def _rewritten(file: Path) -> Path:
 
 
 @pytest.mark.requirement("S4")
-def test_a_file_that_has_another_name_is_copied_so_that_nobody_can_change_the_object(store, tmp_path):
+def test_a_file_with_a_second_link_is_copied_so_that_the_object_cannot_change(store, tmp_path):
     original, other_name = tmp_path / "a", tmp_path / "b"
     original.write_bytes(b"as stored")
     other_name.hardlink_to(original)
@@ -262,7 +262,7 @@ def test_a_folder_goes_also_with_what_is_no_object(store, tmp_path):
 
 
 @pytest.mark.requirement("S4")
-def test_what_can_not_be_deleted_is_told_of_and_not_in_the_way_of_the_rest(store, tmp_path, monkeypatch):
+def test_files_that_cannot_be_deleted_are_reported_and_do_not_stop_the_others(store, tmp_path, monkeypatch):
     jobs = [UUID(int=JOB.int + number) for number in range(3)]
     for job_id in jobs:
         store.put(at(f"{job_id}/a.tif"), b"x")

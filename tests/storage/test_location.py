@@ -88,7 +88,7 @@ def test_a_path_is_container_and_blob():
 
 
 @pytest.mark.requirement("S4")
-def test_final_names_tell_dataset_version_and_revision():
+def test_final_names_have_dataset_version_and_revision():
     edition = Edition("dem-2024", ordinal=2, revision=3)
 
     assert edition.cog("r00c01.tif") == "cogs/dem-2024/v2/r3/r00c01.tif"

@@ -272,7 +272,7 @@ async def test_workflows_come_from_folders_and_files(tmp_path):
         assert "two" not in kit.catalog.workflows
 
 
-def test_a_workflow_that_is_wrong_is_told_at_once():
+def test_a_wrong_workflow_is_reported_at_once():
     with pytest.raises(InvalidWorkflow, match="no_such_handler"):
         Kit(workflows=[workflow("handler: no_such_handler")])
 
@@ -296,7 +296,7 @@ def test_a_seed_repeats_exactly():
 
 
 @virtual_time
-async def test_a_wrong_expectation_tells_what_happened_instead():
+async def test_a_wrong_expectation_reports_what_happened_instead():
     async with Kit(workflows=[PATIENT], handlers={"work": double}) as kit:
         kit.fail("work", UnfitData("no CRS"))
         job = await kit.run("tried")
@@ -336,7 +336,7 @@ async def test_waiting_for_ever_ends_with_the_story():
 
 
 @virtual_time
-async def test_an_unknown_workflow_is_told_with_those_that_are_known():
+async def test_an_unknown_workflow_is_reported_with_the_known_ones():
     async with Kit(workflows=[PATIENT], handlers={"work": double}) as kit:
         with pytest.raises(NotFound, match=r"'trid'(.|\n)*tried"):
             await kit.run("trid")
@@ -348,7 +348,7 @@ async def test_without_virtual_time_the_kit_says_what_to_do():
             pass
 
 
-def test_a_history_that_does_not_add_up_is_told_at_the_end():
+def test_an_inconsistent_history_is_reported_at_the_end():
     @virtual_time
     async def lose_an_event():
         async with Kit() as kit:

@@ -89,7 +89,7 @@ def test_a_package_adds_handlers_and_workflows(site, catalog):
         ("REGISTRATIONS = ('a name',)", "no Registration"),
     ],
 )
-def test_handlers_that_can_not_be_loaded_are_told_and_hold_up_nobody(site, catalog, capsys, text, told):
+def test_handlers_that_cannot_be_loaded_are_reported_and_block_no_others(site, catalog, capsys, text, told):
     write_package(site, "bad_package", {"handlers.py": text}, handlers="bad_package.handlers")
     good(site)
 
@@ -103,7 +103,7 @@ def test_handlers_that_can_not_be_loaded_are_told_and_hold_up_nobody(site, catal
     assert "good" in catalog().workflows
 
 
-def test_an_entry_point_that_leads_nowhere_is_told(site):
+def test_an_entry_point_that_leads_nowhere_is_reported(site):
     write_package(site, "bad_package", {}, handlers="bad_package.handlers:nothing", workflows="no_such_package")
     write_package(site, "worse_package", {}, workflows="worse_package")
     settings = load()
@@ -157,7 +157,7 @@ def test_one_bad_workflow_of_a_package_does_not_hold_up_the_other(site, catalog)
     assert "no.such.handler" in told
 
 
-def test_whoever_asks_for_a_workflow_that_was_refused_hears_of_it(site, catalog):
+def test_a_request_for_a_refused_workflow_is_answered_with_the_refusal(site, catalog):
     files = {"bad.yaml": WORKFLOW.format(name="bad", handler="echo").replace("type: end", "type: ende")}
     write_package(site, "mixed", files, workflows="mixed")
 
@@ -200,7 +200,7 @@ def test_orchestrator_worker_and_command_line_know_an_installed_package(cluster:
     assert "half_package/bad.yaml" in said
 
 
-async def test_broken_packages_beside_it_are_told_and_hold_up_nobody(database, tmp_path):
+async def test_broken_packages_are_reported_and_block_no_others(database, tmp_path):
     site = install_example(tmp_path / "path", tmp_path)
     write_package(site, "bad_package", {"handlers.py": "import no_such_library"}, handlers="bad_package.handlers")
     write_package(site, "clashing", {"handlers.py": MARKED.format(name="echo")}, handlers="clashing.handlers")

@@ -155,7 +155,7 @@ def test_results_are_streamed():
 
 
 @pytest.mark.parametrize(("flag", "status"), [("cancelled", "cancelled"), ("shutting_down", "returned")])
-def test_a_flag_goes_up_after_so_many_looks(flag, status):
+def test_a_flag_is_set_after_a_given_number_of_checks(flag, status):
     def works(ctx):
         for step in range(10):
             if getattr(ctx, flag):
@@ -194,7 +194,7 @@ def test_the_registrations_own_timeout_holds_too():
     assert run_handler(sleeps).error["code"] == "handler.timed-out"
 
 
-def test_the_attempt_is_told():
+def test_the_attempt_number_is_passed_to_the_handler():
     def tells(ctx):
         return [ctx.attempt, ctx.retry_count, ctx.node_id]
 

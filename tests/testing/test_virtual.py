@@ -85,7 +85,7 @@ async def test_a_socket_is_waited_for():
     theirs.close()
 
 
-def test_waiting_for_what_can_never_happen_is_told():
+def test_a_wait_that_can_never_end_is_reported():
     @virtual_time
     async def wait():
         await asyncio.Event().wait()

@@ -68,7 +68,7 @@ def tickets(queue: str, count: int = 1) -> list[Ticket]:
     return [Ticket(queue, f"job_node_{number}") for number in range(count)]
 
 
-async def test_what_is_published_reaches_who_listens_at_once(end: End) -> None:
+async def test_a_published_task_reaches_a_listener_at_once(end: End) -> None:
     worker, orchestrator = end("light"), end()
     await quiet(worker)
     receiving = asyncio.create_task(worker.receive(SOON))
@@ -91,7 +91,7 @@ async def test_what_is_published_before_anyone_receives_is_not_lost(end: End) ->
     assert await worker.receive(SOON)
 
 
-async def test_queues_are_told_apart(end: End) -> None:
+async def test_queues_are_separate(end: End) -> None:
     light, heavy, orchestrator = end("light"), end("heavy"), end()
     await quiet(light)
     await quiet(heavy)
@@ -177,7 +177,7 @@ async def test_the_memory_transport_delivers_each_ticket_once_and_again_if_its_r
     assert [delivery.task_id for delivery in await two.receive(0)] == ["job_node_1", "job_node_2"]
 
 
-async def test_the_worker_near_a_single_task_hears_of_it_before_the_others() -> None:
+async def test_a_single_task_is_announced_to_the_nearest_worker_first() -> None:
     exchange = MemoryExchange()
 
     def an_end(worker_id: str | None, *queues: str) -> PostgresTransport:
@@ -194,7 +194,7 @@ async def test_the_worker_near_a_single_task_hears_of_it_before_the_others() -> 
     assert [delivery.queue for delivery in await receiving] == ["light"]  # in case the other one could not take it
 
 
-async def test_a_task_near_a_worker_that_is_gone_reaches_the_others() -> None:
+async def test_a_task_near_a_dead_worker_reaches_the_others() -> None:
     exchange = MemoryExchange()
     far = PostgresTransport(exchange.bell(*topics_of(["light"], "far")), ["light"], "far")
 
@@ -203,7 +203,7 @@ async def test_a_task_near_a_worker_that_is_gone_reaches_the_others() -> None:
     assert [delivery.queue for delivery in await far.receive(SOON)] == ["light"]
 
 
-async def test_a_worker_that_keeps_up_leaves_the_others_in_peace(monkeypatch) -> None:
+async def test_a_worker_that_keeps_up_wakes_no_others(monkeypatch) -> None:
     """But only as far as its own tasks go: what is near one that is silent reaches the others all the same."""
     monkeypatch.setattr(postgres, "STAND_BY_SECONDS", 0.2)
     exchange = MemoryExchange()
@@ -221,7 +221,7 @@ async def test_a_worker_that_keeps_up_leaves_the_others_in_peace(monkeypatch) ->
     assert await heard.wait(SOON) == {"tasks:light"}
 
 
-def test_what_the_ledger_may_ring_itself_is_what_would_be_rung() -> None:
+def test_notifications_sent_by_the_ledger_equal_those_of_the_transport() -> None:
     transport = PostgresTransport(MemoryExchange().bell())
 
     assert transport.topics([Ticket("light"), Ticket("heavy"), Ticket("light")]) == ["tasks:heavy", "tasks:light"]

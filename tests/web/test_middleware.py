@@ -16,11 +16,11 @@ def test_a_foreign_host_is_refused(client, house, host):
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1:8003", "[::1]:8003", HOST])
-def test_a_host_of_our_own_is_let_in(client, host):
+def test_a_host_of_the_server_is_accepted(client, host):
     assert client.get("/here", headers={"Host": host}).json() == "here"
 
 
-def test_who_is_open_to_all_answers_to_any_host(build):
+def test_a_server_open_to_all_answers_any_host(build):
     answer = build(is_open_to_all=True).client().get("/here", headers={"Host": "evil.example"})
 
     assert answer.json() == "here"
@@ -56,7 +56,7 @@ def test_the_id_of_a_request_is_echoed(client):
 
 
 @pytest.mark.requirement("X3")
-def test_an_error_of_ours_tells_nothing_of_itself(client):
+def test_an_internal_error_reveals_no_details(client):
     answer = client.get("/broken")
 
     check(answer, 500, "internal")

@@ -40,7 +40,7 @@ def test_mistakes_in_a_file_have_their_places(client, house):
     assert places == ([] if house.is_discreet else [("no such node", 3, 5, "a")])
 
 
-def test_what_is_not_there_says_where_to_look(client):
+def test_an_unknown_path_is_answered_with_a_hint(client):
     missing = check(client.get("/nowhere"), 404, "route.not-found")
     other = client.delete("/here")
 
@@ -50,7 +50,7 @@ def test_what_is_not_there_says_where_to_look(client):
     assert other.headers["allow"] == "GET"
 
 
-def test_every_error_of_ours_has_a_status():
+def test_every_error_class_has_a_status():
     families = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, DagmasterError)]
 
     assert set(families) == set(STATUSES)

@@ -39,7 +39,7 @@ async def test_what_is_under_way_is_finished_and_the_port_given_back():
         pass
 
 
-async def test_who_waits_for_a_start_that_fails_does_not_wait_for_ever():
+async def test_waiting_for_a_failed_start_ends():
     @asynccontextmanager
     async def failing(_app: FastAPI) -> AsyncIterator[None]:
         raise RuntimeError("it can't")

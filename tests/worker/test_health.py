@@ -46,7 +46,7 @@ async def asked(probes: Probes, path: str, **more: Any) -> tuple[int, Any]:
     return await asyncio.to_thread(ask, probes.url, path, **more)
 
 
-async def test_what_runs_now_is_told_with_its_process() -> None:
+async def test_running_tasks_are_reported_with_their_process() -> None:
     light, heavy = a_task("sleep", "light", seconds=60), a_task("sleep_blocking", "heavy", seconds=60)
     async with working(light, heavy) as bench, probed(bench) as probes:
         await until(lambda: any(child["task_id"] for child in bench.worker.children))
@@ -74,7 +74,7 @@ async def hangs(_ctx: Any) -> None:
     assert _released.wait(15)
 
 
-async def test_a_loop_that_hangs_is_not_alive_and_what_it_hangs_in_is_told() -> None:
+async def test_a_hanging_loop_is_not_alive_and_its_task_is_reported() -> None:
     found: dict[str, tuple[int, Any]] = {}
 
     def find_out(url: str) -> None:
@@ -163,7 +163,7 @@ async def test_only_this_machine_is_answered_unless_configured() -> None:
     assert (foreign[0], unknown[0], head, known[0]) == (403, 404, (200, ""), 200)
 
 
-async def test_slow_clients_keep_nobody_waiting() -> None:
+async def test_slow_clients_do_not_block_others() -> None:
     async with working() as bench, probed(bench) as probes:
         host, _, port = probes.url.removeprefix("http://").partition(":")
         slow = [socket.create_connection((host, int(port))) for _ in range(5)]

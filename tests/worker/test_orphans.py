@@ -155,7 +155,7 @@ async def run(pool: Pool, ledger: FakeLedger, function) -> object:
     return (await pool.run(registration, task, 20, TaskContext(task, ledger))).output
 
 
-async def test_a_forked_copy_answers_for_nobody():
+async def test_a_forked_copy_reports_no_result():
     pool, ledger = Pool(memory_mb=2048), FakeLedger()
     try:
         outputs = [await run(pool, ledger, function) for function in (fork, pid, fork, pid)]
@@ -221,7 +221,7 @@ async def test_what_a_module_sets_up_when_it_is_imported_stays(tmp_path, monkeyp
 @pytest.mark.parametrize(
     "function", [limit_files, limit_memory, slow_down, lose_a_module, replace_a_module], ids=lambda f: f.__name__
 )
-async def test_what_cannot_be_put_back_reaches_no_other_task(function):
+async def test_process_state_that_cannot_be_restored_reaches_no_other_task(function):
     pool, ledger = Pool(memory_mb=2048), FakeLedger()
     try:
         before = await run(pool, ledger, who)

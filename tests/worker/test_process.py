@@ -45,7 +45,7 @@ def run(*handlers: str) -> tuple[list[tuple[str, Any]], subprocess.CompletedProc
         return json.loads(answers.read() or "[]"), ended
 
 
-def test_what_async_handlers_print_never_reaches_standard_output() -> None:
+def test_output_of_async_handlers_never_reaches_standard_output() -> None:
     reports, ended = run("prints")
 
     assert reports == [["succeeded", None]]
@@ -61,7 +61,7 @@ def test_a_task_that_a_handler_started_does_not_end_the_worker_by_exiting() -> N
     assert (status, error["message"], other) == ("failed", "the handler called sys.exit(4)", "succeeded")
 
 
-def test_a_copy_of_the_worker_that_a_handler_forked_never_goes_on_with_the_loop() -> None:
+def test_a_fork_of_the_worker_never_continues_the_loop() -> None:
     reports, ended = run("forks", "echo")
 
     assert [status for status, _ in reports] == ["succeeded", "succeeded"], reports
@@ -69,7 +69,7 @@ def test_a_copy_of_the_worker_that_a_handler_forked_never_goes_on_with_the_loop(
     assert "a copy goes on" not in ended.stderr
 
 
-def test_copies_that_do_something_of_their_own_are_let_be() -> None:
+def test_forked_processes_that_run_other_programs_are_left_alone() -> None:
     reports, _ = run("runs_copies")
 
     assert reports == [["succeeded", None]]

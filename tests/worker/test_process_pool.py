@@ -147,7 +147,7 @@ async def test_programs_that_a_finished_task_left_behind_go_with_its_process(tmp
 
 
 @pytest.mark.requirement("H1")
-async def test_a_crash_is_the_environments_fault_and_tells_the_exit_code(harness: Harness) -> None:
+async def test_a_crash_is_the_environments_fault_and_reports_the_exit_code(harness: Harness) -> None:
     outcome = await harness.run(a_task("crash", exit_code=13))
 
     assert outcome.status is TaskStatus.FAILED
@@ -158,7 +158,7 @@ async def test_a_crash_is_the_environments_fault_and_tells_the_exit_code(harness
 
 
 @pytest.mark.requirement("H1")
-async def test_a_process_killed_from_outside_tells_the_signal(harness: Harness) -> None:
+async def test_a_process_killed_from_outside_reports_the_signal(harness: Harness) -> None:
     await harness.run(a_task("pid"))
     (pid,) = harness.pool.idle_pids
     running = asyncio.create_task(harness.run(a_task("sleep_blocking", seconds=60)))
@@ -182,7 +182,9 @@ async def test_a_crash_is_noticed_though_a_grandchild_holds_the_channel(harness:
 
 @pytest.mark.requirement("E10")
 @pytest.mark.parametrize("how", ["SIGSTOP", "SIGKILL"])
-async def test_nothing_outlives_a_keeper_that_was_stopped_or_killed(harness: Harness, how: str, tmp_path: Path) -> None:
+async def test_no_process_outlives_a_supervisor_that_was_stopped_or_killed(
+    harness: Harness, how: str, tmp_path: Path
+) -> None:
     task = a_task("unkept", timeout=20 if how == "SIGKILL" else 2, note=str(tmp_path / "note"), signal=how)
     started = time.monotonic()
 
@@ -197,7 +199,7 @@ async def test_nothing_outlives_a_keeper_that_was_stopped_or_killed(harness: Har
 
 
 @pytest.mark.requirement("E10")
-async def test_a_keeper_that_does_not_answer_is_ended_by_force(
+async def test_a_supervisor_that_does_not_answer_is_killed(
     harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dagmaster.worker.process_pool.KEEPER_SECONDS", 0.3)
@@ -214,7 +216,7 @@ async def test_a_keeper_that_does_not_answer_is_ended_by_force(
 
 
 @pytest.mark.requirement("E10")
-def test_nothing_outlives_a_worker_that_dies_while_a_keeper_is_stopped(tmp_path: Path) -> None:
+def test_no_process_outlives_a_worker_that_dies_while_a_supervisor_is_stopped(tmp_path: Path) -> None:
     script = (
         f"import asyncio, sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
         "from test_process_pool import Harness, a_task\n"
@@ -311,7 +313,7 @@ async def test_errors_of_a_child_carry_no_secret_and_nothing_that_jsonb_refuses(
 
 
 @pytest.mark.requirement("H1")
-async def test_sys_exit_in_a_handler_is_a_failure_and_the_child_lives_on(harness: Harness) -> None:
+async def test_sys_exit_in_a_handler_is_a_failure_and_the_child_process_continues(harness: Harness) -> None:
     outcome = await harness.run(a_task("exit_politely"))
 
     assert outcome.error is not None
@@ -320,7 +322,9 @@ async def test_sys_exit_in_a_handler_is_a_failure_and_the_child_lives_on(harness
 
 
 @pytest.mark.requirement("E12")
-async def test_an_error_without_words_is_the_handlers_failure_and_the_child_lives_on(harness: Harness) -> None:
+async def test_an_error_without_a_message_is_the_handlers_failure_and_the_child_process_continues(
+    harness: Harness,
+) -> None:
     outcome = await harness.run(a_task("fails_without_words"))
 
     assert outcome.error is not None
@@ -330,7 +334,7 @@ async def test_an_error_without_words_is_the_handlers_failure_and_the_child_live
 
 
 @pytest.mark.requirement("E12")
-async def test_bad_params_and_bad_outputs_are_told_apart(harness: Harness) -> None:
+async def test_bad_params_and_bad_outputs_are_distinguished(harness: Harness) -> None:
     params = (await harness.run(a_task("sleep_blocking", seconds="long"))).error
     output = (await harness.run(a_task("return_nan"))).error
 
@@ -367,7 +371,7 @@ async def test_outputs_are_not_held_against_the_handlers_memory(harness: Harness
 
 
 @pytest.mark.requirement("H1")
-async def test_a_crash_that_may_be_for_want_of_memory_tells_the_limit(harness: Harness) -> None:
+async def test_a_crash_that_may_be_out_of_memory_reports_the_limit(harness: Harness) -> None:
     outcome = await harness.run(a_task("segfault"), memory_mb=512)
     other = await harness.run(a_task("crash", exit_code=13), memory_mb=512)
 
@@ -379,7 +383,7 @@ async def test_a_crash_that_may_be_for_want_of_memory_tells_the_limit(harness: H
 
 
 @pytest.mark.requirement("E22")
-async def test_checkpoints_let_a_later_attempt_go_on(harness: Harness, monkeypatch, tmp_path: Path) -> None:
+async def test_a_later_attempt_continues_from_a_checkpoint(harness: Harness, monkeypatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     crashed = asyncio.create_task(harness.run(a_task("multi_phase", phases=4, seconds_per_phase=0.3)))
     await until(lambda: len(harness.ledger.checkpoints) == 2)
@@ -394,7 +398,7 @@ async def test_checkpoints_let_a_later_attempt_go_on(harness: Harness, monkeypat
 
 
 @pytest.mark.requirement("E22")
-async def test_a_checkpoint_whose_artifact_has_changed_is_not_trusted_and_told_of(
+async def test_a_checkpoint_whose_artifact_has_changed_is_not_trusted_and_reported(
     harness: Harness, monkeypatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
@@ -415,7 +419,7 @@ async def test_a_checkpoint_whose_artifact_has_changed_is_not_trusted_and_told_o
 
 
 @pytest.mark.requirement("E22")
-async def test_saving_a_checkpoint_is_where_a_told_handler_stops(harness: Harness) -> None:
+async def test_a_handler_that_was_asked_to_stop_stops_when_it_saves_a_checkpoint(harness: Harness) -> None:
     """A handler that never looks at its flags, and saves now and then."""
     context = harness.context(task := a_task("saves_on_and_on"))
     running = asyncio.create_task(harness.run(task, context))
@@ -451,7 +455,7 @@ async def test_a_plain_handler_streams_results_by_reference(harness: Harness) ->
 
 
 @pytest.mark.requirement("E14")
-async def test_a_cancelled_handler_is_told_and_stops_at_its_next_check(harness: Harness, tmp_path: Path) -> None:
+async def test_a_cancelled_handler_is_notified_and_stops_at_its_next_check(harness: Harness, tmp_path: Path) -> None:
     task = a_task("poll_flags", note=str(tmp_path / "note"))
     context = harness.context(task)
     running = asyncio.create_task(harness.run(task, context))
@@ -465,7 +469,7 @@ async def test_a_cancelled_handler_is_told_and_stops_at_its_next_check(harness: 
 
 
 @pytest.mark.requirement("E14")
-async def test_a_cancelled_handler_that_hears_nothing_is_killed_after_its_grace(harness: Harness) -> None:
+async def test_a_cancelled_handler_that_never_checks_is_killed_after_its_grace_period(harness: Harness) -> None:
     await harness.run(a_task("pid"))
     (pid,) = harness.pool.idle_pids
     task = a_task("hang")
@@ -528,7 +532,7 @@ def told(harness: Harness, task: TaskMessage) -> Told:
 
 
 @pytest.mark.requirement("E23")
-async def test_of_much_progress_the_latest_is_told_some_times_a_second(harness: Harness) -> None:
+async def test_frequent_progress_is_reported_a_few_times_a_second_with_its_latest_value(harness: Harness) -> None:
     task = a_task("reports_much", timeout=20)
     context = told(harness, task)
     started = time.monotonic()
@@ -541,7 +545,7 @@ async def test_of_much_progress_the_latest_is_told_some_times_a_second(harness: 
 
 
 @pytest.mark.requirement("E23")
-async def test_progress_that_was_held_back_is_told_while_the_handler_goes_on(harness: Harness) -> None:
+async def test_delayed_progress_is_reported_while_the_handler_continues(harness: Harness) -> None:
     task = a_task("reports_twice_and_waits")
     context = told(harness, task)
     running = asyncio.create_task(harness.run(task, context))
@@ -553,7 +557,7 @@ async def test_progress_that_was_held_back_is_told_while_the_handler_goes_on(har
 
 
 @pytest.mark.requirement("H1")
-async def test_of_too_many_log_lines_the_last_are_told_and_how_many_are_missing(harness: Harness) -> None:
+async def test_of_too_many_log_lines_the_last_are_kept_and_the_dropped_ones_counted(harness: Harness) -> None:
     task = a_task("logs_much", timeout=20)
     context = told(harness, task)
     started = time.monotonic()
@@ -569,7 +573,7 @@ async def test_of_too_many_log_lines_the_last_are_told_and_how_many_are_missing(
 
 
 @pytest.mark.requirement("H1")
-async def test_a_line_that_cannot_be_written_is_logged_as_well_as_it_goes(harness: Harness) -> None:
+async def test_a_log_line_that_cannot_be_encoded_is_logged_as_far_as_possible(harness: Harness) -> None:
     task = a_task("logs_oddly")
     context = told(harness, task)
 
@@ -589,7 +593,7 @@ asyncio.run(Harness().run(a_task("daemonize", note={note!r})))
 
 
 @pytest.mark.requirement("H1")
-async def test_nothing_survives_a_killed_worker(tmp_path: Path) -> None:
+async def test_no_child_process_survives_a_killed_worker(tmp_path: Path) -> None:
     script = WORKER_THAT_HANGS.format(folder=str(Path(__file__).parent), note=str(tmp_path / "note"))
     worker = subprocess.Popen([sys.executable, "-c", script])
     pids = await note(tmp_path / "note")

@@ -28,7 +28,7 @@ from dagmaster.worker.outcome import MAX_TRACEBACK, blame_of, bounded, describe
         (ZeroDivisionError(), Blame.HANDLER),
     ],
 )
-def test_an_error_says_whose_move_it_is(error: Exception, blame: Blame) -> None:
+def test_an_error_has_its_blame(error: Exception, blame: Blame) -> None:
     assert blame_of(error) is blame
 
 
@@ -70,7 +70,7 @@ async def test_a_failed_report_names_blame_code_type_and_traceback(blame: str) -
         ("size_check", "data", "params.invalid"),
     ],
 )
-async def test_whatever_a_handler_does_is_an_answer(handler: str, blame: str, code: str) -> None:
+async def test_every_outcome_of_a_handler_is_a_report(handler: str, blame: str, code: str) -> None:
     report = await run_one(a_task(handler))
 
     assert report.error is not None
@@ -90,7 +90,7 @@ async def test_whatever_a_handler_does_is_an_answer(handler: str, blame: str, co
         (HandlerFailed(404), "404"),  # type: ignore[arg-type]
     ],
 )
-def test_an_error_is_told_in_words_whatever_it_is(error: BaseException, message: str) -> None:
+def test_every_error_has_a_message(error: BaseException, message: str) -> None:
     told = describe(error)
 
     assert (told["message"], told["blame"], told["type"]) == (message, "handler", type(error).__qualname__)

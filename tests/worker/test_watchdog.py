@@ -75,7 +75,7 @@ def reports_of(worker: subprocess.Popen[str], count: int) -> dict[str, tuple[str
 @pytest.mark.parametrize(
     "handler", ["block_loop", "spin", "block_in_subtask", "swallow_and_block", "backtrack", "wait_for_lock"]
 )
-def test_an_async_handler_that_blocks_the_loop_fails_and_the_others_go_on(handler: str) -> None:
+def test_an_async_handler_that_blocks_the_loop_fails_and_the_others_continue(handler: str) -> None:
     tasks = f'[a_task("{handler}", "culprit"), a_task("sleep", "other", seconds=1), a_task("pid", "plain")]'
     with a_worker(tasks, 0.8) as worker:
         reports = reports_of(worker, 3)
@@ -133,7 +133,7 @@ def test_what_keeps_the_interpreters_lock_is_interrupted_before_its_lease_lapses
 
 
 @pytest.mark.requirement("E10")
-def test_what_hears_no_signal_fails_and_the_others_are_given_back(tmp_path: Path) -> None:
+def test_a_handler_that_ignores_signals_fails_and_the_other_tasks_are_returned(tmp_path: Path) -> None:
     note = tmp_path / "note"
     tasks = (
         '[a_task("sleep", "light", seconds=60), '

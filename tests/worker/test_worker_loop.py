@@ -42,7 +42,7 @@ async def test_a_hint_that_comes_during_an_exchange_is_not_lost() -> None:
 
 
 @pytest.mark.requirement("E8")
-async def test_work_that_nobody_announced_is_found_by_polling() -> None:
+async def test_work_without_a_notification_is_claimed_by_polling() -> None:
     async with working() as bench:
         await until(lambda: len(bench.ledger.demands) == 1)
 
@@ -52,13 +52,13 @@ async def test_work_that_nobody_announced_is_found_by_polling() -> None:
 
 
 @pytest.mark.requirement("E8")
-async def test_the_owner_hears_of_results() -> None:
+async def test_the_owner_is_notified_of_results() -> None:
     async with working(a_task("echo")) as bench:
         assert await bench.owner.wait(5) == {"results"}
 
 
 @pytest.mark.requirement("E8")
-async def test_the_owner_hears_once_of_a_task_that_runs_for_a_while() -> None:
+async def test_the_owner_is_notified_once_of_a_long_running_task() -> None:
     async with working(a_task("sleep", seconds=1)) as bench:
         assert await bench.owner.wait(0.15) == frozenset()
         assert await bench.owner.wait(0.3) == {"results"}
@@ -103,7 +103,7 @@ async def test_a_kind_that_had_no_place_asks_when_it_has_one() -> None:
 
 
 @pytest.mark.requirement("Q1")
-async def test_a_report_waits_for_no_look_where_nothing_is_left() -> None:
+async def test_a_report_claims_no_tasks_where_none_are_left() -> None:
     async with working(worker_poll_interval=60) as bench:
         await until(lambda: bench.ledger.demands)
         bench.add(task := a_task("echo", "one"))
@@ -114,7 +114,7 @@ async def test_a_report_waits_for_no_look_where_nothing_is_left() -> None:
 
 
 @pytest.mark.requirement("Q1")
-async def test_a_report_asks_for_more_where_there_may_be_more() -> None:
+async def test_a_report_claims_tasks_where_there_may_be_more() -> None:
     tasks = [a_task("echo", f"n{i}") for i in range(6)]
     async with working(*tasks, worker_slots=2, worker_poll_interval=60) as bench:
         for task in tasks:
@@ -122,7 +122,7 @@ async def test_a_report_asks_for_more_where_there_may_be_more() -> None:
 
 
 @pytest.mark.requirement("Q1")
-async def test_full_slots_of_one_kind_are_no_reason_to_look_for_the_other() -> None:
+async def test_full_slots_of_one_kind_do_not_trigger_claims_for_the_other() -> None:
     tasks = [a_task("sleep", f"n{i}", seconds=0.3) for i in range(2)]
     async with working(*tasks, worker_slots=2, worker_poll_interval=60) as bench:
         await until(lambda: len(bench.worker.running) == 2)
@@ -135,7 +135,7 @@ async def test_full_slots_of_one_kind_are_no_reason_to_look_for_the_other() -> N
 
 
 @pytest.mark.requirement("E8")
-async def test_a_hint_that_rode_along_is_not_rung_again() -> None:
+async def test_a_notification_sent_with_the_commit_is_not_repeated() -> None:
     async with working() as bench:
         bench.ledger.tells = True
         bench.add(task := a_task("echo"))
@@ -146,7 +146,7 @@ async def test_a_hint_that_rode_along_is_not_rung_again() -> None:
 
 
 @pytest.mark.requirement("E11")
-async def test_a_task_with_which_workers_vanish_runs_alone() -> None:
+async def test_a_task_that_was_lost_with_its_workers_runs_alone() -> None:
     neighbour = a_task("sleep", "neighbour", seconds=0.3)
     first, second = (a_task("sleep", node, 3, losses=2, seconds=0.2) for node in ("first", "second"))
     async with working(first, second, neighbour) as bench:
@@ -167,7 +167,7 @@ async def test_a_task_with_which_workers_vanish_runs_alone() -> None:
 
 
 @pytest.mark.requirement("E11")
-async def test_a_suspect_that_cannot_be_alone_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_suspect_that_cannot_run_alone_is_returned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dagmaster.worker.loop.SUSPECT_SECONDS", 0.2)
     neighbour, suspect = a_task("sleep", "neighbour", seconds=60), a_task("echo", "suspect", 3, losses=2)
     async with working(neighbour, suspect) as bench:
@@ -245,14 +245,14 @@ async def test_progress_that_is_too_large_to_travel_with_the_leases_is_left_out(
 
 
 @pytest.mark.requirement("E23")
-async def test_progress_is_told_before_the_next_renewal_is_due() -> None:
+async def test_progress_is_reported_before_the_next_renewal_is_due() -> None:
     async with working(a_task("progresses"), lease_renew_sec=4.0) as bench:
         await until(lambda: any(row.progress for renewal in bench.ledger.renewals for row in renewal), 3)
 
 
 @pytest.mark.requirement("E14")
 @pytest.mark.parametrize("handler", ["sleep", "poll_flags", "progresses"])
-async def test_a_task_that_is_no_longer_ours_is_stopped_and_its_report_dropped(handler: str, tmp_path) -> None:
+async def test_a_task_that_was_lost_is_stopped_and_its_report_dropped(handler: str, tmp_path) -> None:
     async with working(task := a_task(handler, seconds=60, note=str(tmp_path / "note"))) as bench:
         await bench.is_running(task)
 
@@ -365,7 +365,7 @@ async def test_a_graceful_stop_lets_handlers_finish_and_returns_the_rest() -> No
 
 
 @pytest.mark.requirement("E22")
-async def test_a_worker_that_is_told_to_hurry_gives_everything_back_at_once() -> None:
+async def test_a_second_signal_makes_the_worker_return_all_tasks_at_once() -> None:
     deaf = [a_task("sleep_blocking", "plain", seconds=60), a_task("progresses", "async")]
     bench = Bench(deaf)
     running = asyncio.create_task(bench.worker.run())

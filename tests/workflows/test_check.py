@@ -62,7 +62,7 @@ def test_a_misspelt_name_does_not_make_other_nodes_look_wrong():
 
 
 @pytest.mark.requirement("W3")
-def test_thousands_of_mistakes_are_told_in_bounded_time():
+def test_thousands_of_mistakes_are_reported_in_bounded_time():
     names = ", ".join(f"x{n}" for n in range(15_000))
 
     problems = problems_in(f"  start: {{type: start, next: [{names}]}}\n" + END)

@@ -73,7 +73,7 @@ def test_every_value_and_key_has_its_line_and_column():
         ("a: " + "9" * 5000 + "\n", "too many digits", 1, 4),
     ],
 )  # fmt: skip
-def test_what_is_not_allowed_in_yaml_is_told_with_line_and_column(text, words, line, column):
+def test_forbidden_yaml_is_reported_with_line_and_column(text, words, line, column):
     problem = the_problem(problems_of(text), words)
 
     assert (problem.line, problem.column) == (line, column)
@@ -87,7 +87,7 @@ def test_what_is_not_allowed_in_yaml_is_told_with_line_and_column(text, words, l
         ("5", "a workflow is a mapping"), ("- a\n- b\n", "a workflow is a mapping"), ("text", "a workflow is a mapping"),
     ],
 )  # fmt: skip
-def test_a_file_that_is_no_mapping_is_told_so(text, words):
+def test_a_file_that_is_no_mapping_is_reported(text, words):
     the_problem(problems_of(text), words)
 
 
@@ -132,7 +132,7 @@ def test_deep_nesting_is_refused_while_parsing():
 
 
 @pytest.mark.requirement("W3")
-def test_several_mistakes_of_the_yaml_are_told_together():
+def test_several_mistakes_of_the_yaml_are_reported_together():
     problems = problems_of("a: &x 1\nb: !!int 2\na: 3\n")
 
     assert [problem.line for problem in problems][:3] == [1, 1, 1] or {p.line for p in problems} >= {1, 2, 3}

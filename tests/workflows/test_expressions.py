@@ -189,7 +189,7 @@ def test_a_key_with_an_underscore_is_reached_as_an_item():
 
 
 @pytest.mark.requirement("W5")
-def test_a_misspelt_filter_is_told_with_the_right_one():
+def test_a_misspelt_filter_is_reported_with_the_right_one():
     with pytest.raises(TemplateInvalid, match="there is no filter `lenght`; did you mean 'length'"):
         compile_value("{{ inputs.sizes | lenght }}")
 

@@ -97,7 +97,7 @@ def test_a_stored_definition_is_the_same_workflow_with_the_same_hash():
         ("5", "needs a `type`", "work"),
     ],
 )
-def test_a_wrong_shape_is_told_with_node_line_and_column(node, words, at):
+def test_a_wrong_shape_is_reported_with_node_line_and_column(node, words, at):
     line = f"  work: {node}"
     problems = problems_in(f"  start: {{type: start, next: work}}\n{line}\n  end: {{type: end}}\n")
 
@@ -108,7 +108,7 @@ def test_a_wrong_shape_is_told_with_node_line_and_column(node, words, at):
 
 
 @pytest.mark.requirement("W3")
-def test_a_bad_workflow_id_is_told_the_rule_that_holds():
+def test_a_bad_workflow_id_is_reported_with_the_rule():
     nodes = "nodes: {start: {type: start, next: end}, end: {type: end}}"
 
     with pytest.raises(InvalidWorkflow, match=r"letters, digits, _, \. or -"):
@@ -130,7 +130,7 @@ def test_a_bad_workflow_id_is_told_the_rule_that_holds():
         ("inputs: 5\n", "`inputs` must be"),
     ],
 )
-def test_a_wrong_head_is_told_with_its_line(head, words):
+def test_a_wrong_field_of_the_workflow_is_reported_with_its_line(head, words):
     problems = problems_in(SMALL, head=head)
 
     assert the_problem(problems, words).line == 2
@@ -146,7 +146,7 @@ def test_a_workflow_needs_an_id_and_nodes():
 
 
 @pytest.mark.requirement("W3")
-def test_every_mistake_is_told_at_once_in_order_with_line_column_and_node():
+def test_every_mistake_is_reported_at_once_in_order_with_line_column_and_node():
     text = """\
 workflow_id: test
 timeout: 5
@@ -186,7 +186,7 @@ nodes:
 
 
 @pytest.mark.requirement("W3")
-def test_a_refusal_reads_like_a_compilers():
+def test_a_refusal_is_formatted_like_a_compiler_error():
     with pytest.raises(InvalidWorkflow) as refusal:
         read(text_of(SMALL.replace("echo", "ecko")), "flows/x.yaml", handlers=HANDLERS, queues=QUEUES)
 
@@ -240,7 +240,7 @@ def test_of_two_files_with_one_id_the_second_is_refused_and_both_are_named(tmp_p
 
 
 @pytest.mark.requirement("W3")
-def test_a_file_or_folder_that_is_not_there_is_told(tmp_path):
+def test_a_missing_file_or_folder_is_reported(tmp_path):
     assert "cannot be read" in str(read_all([tmp_path / "absent.yaml"]).refused[0])
     with pytest.raises(InvalidRequest, match="there is no folder"):
         read_folder(tmp_path / "absent")
