@@ -18,7 +18,7 @@ import psycopg
 from dagmaster.database.ledger.postgres import PostgresLedger
 from dagmaster.database.maintenance.history import HistoryReport, verify
 from dagmaster.database.notify.notifier import JOBS
-from dagmaster.database.notify.postgres import PostgresBell
+from dagmaster.database.notify.postgres import PostgresNotifier
 from dagmaster.database.schema.deploy import deploy
 from dagmaster.jobs.model import Submission
 from dagmaster.operations.catalog import Catalog
@@ -69,7 +69,7 @@ class Platform:
 
     dsn: str
     ledger: PostgresLedger
-    bell: PostgresBell
+    notifier: PostgresNotifier
     connection: psycopg.AsyncConnection[Any]
     pids: dict[str, int]
     name: str = "dagmaster"
@@ -94,7 +94,7 @@ class Platform:
     async def submit(self, workflow_id: str, jobs: int = 1, **inputs: Any) -> list[UUID]:
         asked = [prepare(WORKFLOWS, Submission(workflow_id=workflow_id, input_params=inputs)) for _ in range(jobs)]
         ids = await self.ledger.create_jobs(asked)
-        self.bell.ring(JOBS)
+        self.notifier.notify(JOBS)
         return ids
 
     async def finished(self, ids: list[UUID]) -> None:
@@ -155,15 +155,15 @@ async def platform(
 ) -> AsyncIterator[Platform]:
     dsn = server.cluster.dsn_of(database)
     connection = await psycopg.AsyncConnection.connect(dsn, autocommit=True)
-    ledger, bell = PostgresLedger(dsn, "bench"), PostgresBell(dsn)
-    bell.start()
+    ledger, notifier = PostgresLedger(dsn, "bench"), PostgresNotifier(dsn)
+    notifier.start()
     try:
         with roles(dsn, orchestrators, workers, api=api) as pids:
-            made = Platform(dsn, ledger, bell, connection, pids, database=database)
+            made = Platform(dsn, ledger, notifier, connection, pids, database=database)
             await made.run("chain1")  # everybody is up
             yield made
     finally:
-        await bell.close()
+        await notifier.close()
         await ledger.close()
         await connection.close()
 

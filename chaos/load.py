@@ -21,7 +21,7 @@ from chaos import effects
 from chaos.effects import BULK_BYTES
 from dagmaster.database.ledger.postgres import PostgresLedger
 from dagmaster.database.notify.notifier import JOBS
-from dagmaster.database.notify.postgres import PostgresBell
+from dagmaster.database.notify.postgres import PostgresNotifier
 from dagmaster.errors import Conflict, Unavailable
 from dagmaster.jobs.model import Submission
 from dagmaster.operations import operate
@@ -278,11 +278,11 @@ class Load:
     def __post_init__(self) -> None:
         self.catalog = catalog()
         self._ledger = PostgresLedger(self.dsn, "chaos")
-        self._bell = PostgresBell(self.dsn)
+        self._notifier = PostgresNotifier(self.dsn)
         self._cancelling: set[asyncio.Task[None]] = set()
 
     async def stream(self) -> None:
-        self._bell.start()
+        self._notifier.start()
         raster_at = time.monotonic() + 5
         due = time.monotonic()
         try:
@@ -305,7 +305,7 @@ class Load:
         for task in self._cancelling:
             task.cancel()
         await asyncio.gather(*self._cancelling, return_exceptions=True)
-        await self._bell.close()
+        await self._notifier.close()
         await self._ledger.close()
 
     async def submit(self, wish: Wish) -> UUID:
@@ -323,7 +323,7 @@ class Load:
         effects.note(self.notes, key, answer.job_id, wish.kind, json.dumps(wish.result).replace(" ", ""))
         self.acknowledged[answer.job_id] = Acknowledged(wish, answer.job_id, key)
         self.counts[wish.kind] += 1
-        self._bell.ring(JOBS)
+        self._notifier.notify(JOBS)
         if wish.cancel_after is not None:
             cancelling = asyncio.create_task(self._cancel(answer.job_id, wish.cancel_after))
             self._cancelling.add(cancelling)
@@ -334,7 +334,7 @@ class Load:
         await asyncio.sleep(seconds)
         with suppress(Unavailable, Conflict):
             await operate.cancel(self._ledger, job_id)
-            self._bell.ring(JOBS)
+            self._notifier.notify(JOBS)
 
     def poison(self, name: str) -> Wish:
         return Wish(f"poison {name}", f"chaos_poison_{name}", {}, ("failed",))

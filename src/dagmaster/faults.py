@@ -12,7 +12,7 @@ TRANSACTIONS: Final = (
     "submit",
     "submit_once",
     "take_messages",
-    "revive",
+    "rerun",
     "report_payloads",
     "record_late",
     "store_payload",

@@ -63,12 +63,12 @@ async def test_what_arrives_at_an_instance_that_does_not_own_the_job_takes_effec
     took: dict[str, float] = {}
     ledger, worker_id = PostgresLedger(database, "test"), uuid4()
     async with fleet(database, tmp_path, **SLOW) as running:
-        full, here = await serve(running, orchestrator_max_jobs=1)
-        filler = UUID((await ok(here.post(f"{V1}/jobs", json={"workflow_id": "demo"}), 202))["job_id"])
+        full, services = await serve(running, orchestrator_max_jobs=1)
+        filler = UUID((await ok(services.post(f"{V1}/jobs", json={"workflow_id": "demo"}), 202))["job_id"])
         await running.until(lambda: running.owner_of(filler), 10, "the first job's owner")
         owner, there = await serve(running)
 
-        submitted = await ok(here.post(f"{V1}/jobs", json={"workflow_id": "hello_world"}), 202)
+        submitted = await ok(services.post(f"{V1}/jobs", json={"workflow_id": "hello_world"}), 202)
         job_id = UUID(submitted["job_id"])
 
         async def is_queued() -> list[Any]:
@@ -82,7 +82,7 @@ async def test_what_arrives_at_an_instance_that_does_not_own_the_job_takes_effec
             report = {
                 "task_id": claimed, "worker_id": str(worker_id), "status": "succeeded", "output": {"message": "hello"},
             }  # fmt: skip
-            receipt = await ok(here.post(f"{V1}/callbacks/task-result", json=report))
+            receipt = await ok(services.post(f"{V1}/callbacks/task-result", json=report))
 
             async def is_done(step: str = step) -> bool:
                 return (await running.nodes(job_id))[step]["status"] == "completed"
@@ -91,7 +91,7 @@ async def test_what_arrives_at_an_instance_that_does_not_own_the_job_takes_effec
             assert receipt == {"accepted": True}
         states = await running.wait(job_id)
 
-        await ok(here.put(f"{V1}/queues/dag-worker-tasks", json={"is_paused": True}))
+        await ok(services.put(f"{V1}/queues/dag-worker-tasks", json={"is_paused": True}))
         await running.start_one("worker")
         shown = await ok(there.get(f"{V1}/queues"))
         still_queued = [task["status"] for task in await running.tasks(filler)]
@@ -101,7 +101,7 @@ async def test_what_arrives_at_an_instance_that_does_not_own_the_job_takes_effec
             return any(task["worker_id"] for task in await running.tasks(filler))
 
         took["opening a queue"] = await seconds_until(running, is_claimed, "the worker to hear of it")
-        for client in (here, there):
+        for client in (services, there):
             await client.aclose()
     await ledger.close()
 

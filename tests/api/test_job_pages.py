@@ -71,15 +71,15 @@ def plan_of(dsn: str, **filters: Any) -> dict[str, Any]:
     return plan
 
 
-def parts_of(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def services_of(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield plan
     for part in plan.get("Plans", []):
-        yield from parts_of(part)
+        yield from services_of(part)
 
 
 def visited(plan: dict[str, Any]) -> int:
     """Rows that were looked at, taken or not."""
-    scans = [part for part in parts_of(plan) if "Scan" in part["Node Type"]]
+    scans = [part for part in services_of(plan) if "Scan" in part["Node Type"]]
     return sum(part["Actual Rows"] + part.get("Rows Removed by Filter", 0) for part in scans)
 
 
@@ -88,7 +88,7 @@ def visited(plan: dict[str, Any]) -> int:
 )
 def test_each_combination_of_filters_is_read_in_order_from_an_index(many_jobs, filters):
     """Also before anyone has counted the table, as after a busy night."""
-    kinds = [part["Node Type"] for part in parts_of(plan_of(many_jobs, **filters))]
+    kinds = [part["Node Type"] for part in services_of(plan_of(many_jobs, **filters))]
 
     assert kinds == ["Limit", "Index Scan"]
 
@@ -113,7 +113,7 @@ def test_later_pages_cost_no_more_than_the_first(counted_jobs, name):
 
     plan = plan_of(counted_jobs, after=after, **{name: VALUES[name][1]})
 
-    assert [part["Node Type"] for part in parts_of(plan)] == ["Limit", "Index Scan"]
+    assert [part["Node Type"] for part in services_of(plan)] == ["Limit", "Index Scan"]
     assert visited(plan) <= 2 * PAGE
 
 

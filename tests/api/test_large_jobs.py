@@ -106,7 +106,7 @@ async def test_no_part_of_a_large_job_reads_all_of_it(large_job, part, params):
 
 async def _rows_read(app: Any) -> int:
     """Rows of large tables that were fetched so far, as PostgreSQL counts them, told by the connection that read them."""
-    async with app.state.parts.reads._connected() as connection:
+    async with app.state.services.reads._connected() as connection:
         await connection.execute("SELECT pg_stat_force_next_flush()")
         row: Any = await (
             await connection.execute(

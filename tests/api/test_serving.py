@@ -25,8 +25,8 @@ from tests.engine.harness import until
 def test_only_loopback_is_listened_on_unless_configured():
     with pytest.raises(InvalidRequest) as refused:
         bind("0.0.0.0", 0)
-    with bind("0.0.0.0", 0, is_insecure=True) as anywhere, bind("localhost", 0) as here:
-        ports = [bound.getsockname()[1] for bound in (anywhere, here)]
+    with bind("0.0.0.0", 0, is_insecure=True) as anywhere, bind("localhost", 0) as services:
+        ports = [bound.getsockname()[1] for bound in (anywhere, services)]
 
     assert refused.value.code == "api.not-loopback"
     assert "API_INSECURE" in (refused.value.hint or "")

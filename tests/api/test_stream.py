@@ -113,7 +113,7 @@ async def test_a_stream_that_is_cut_repeatedly_misses_and_repeats_no_event(datab
                         got.append(event)
                         if len(got) == cut_after:
                             break
-            await until(lambda: asyncio.sleep(0, app.state.parts.follower.watchers == 0))
+            await until(lambda: asyncio.sleep(0, app.state.services.follower.watchers == 0))
 
         assert seen(got) == await written(running, job_id)
 
@@ -143,7 +143,7 @@ async def test_a_hundred_watchers_share_a_few_connections(database):
         assert all(seen(events) == expected for events in streams)
         assert seen(others) == await written(running, other_id)
         assert 1 <= connections <= 6 + 3
-        assert app.state.parts.follower.watchers == 0
+        assert app.state.services.follower.watchers == 0
 
 
 def _many() -> Any:
@@ -208,7 +208,7 @@ async def test_disconnected_watchers_hold_no_connection_and_are_sent_no_more_eve
             for read in (0, 100, 500, 5000, 50_000):
                 for _ in range(4):
                     await asyncio.to_thread(_leave_after, server.url, job_id, read)
-            await until(lambda: asyncio.sleep(0, app.state.parts.follower.watchers == 0))
+            await until(lambda: asyncio.sleep(0, app.state.services.follower.watchers == 0))
             async with AsyncClient(base_url=server.url) as client:
                 rest = await all_of(client, job_id)
 
@@ -219,8 +219,8 @@ async def test_disconnected_watchers_hold_no_connection_and_are_sent_no_more_eve
 
 def _leave_after(url: str, job_id: UUID, size: int) -> None:
     """Read a part of a stream, then break the connection without a word."""
-    parts = urlsplit(url)
-    with socket.create_connection((parts.hostname, parts.port), timeout=10) as connection:
+    services = urlsplit(url)
+    with socket.create_connection((services.hostname, services.port), timeout=10) as connection:
         connection.sendall(f"GET {V1}/jobs/{job_id}/events/stream HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         while size > 0:
             size -= len(connection.recv(min(size, 4096)))

@@ -223,7 +223,7 @@ def test_fingerprints_of_schemas_are_judged(deployed, expected):
 
 @pytest.mark.parametrize(("seconds", "expected"), [(0.002, OK), (0.9, WARNING), (None, PROBLEM)])
 def test_notifications_are_judged(seconds, expected):
-    assert levels(diagnosis.judge_bell(seconds)) == [expected]
+    assert levels(diagnosis.judge_notifications(seconds)) == [expected]
 
 
 @pytest.mark.parametrize(
@@ -498,10 +498,10 @@ def test_the_rights_that_it_names_are_the_ones_that_are_needed(dagmaster, free_p
 
 def test_a_notification_that_is_lost_on_the_way_is_noticed(cluster, database):
     """As a pooler loses it that gives each transaction another connection."""
-    assert server.bell_seconds(database) < 1
+    assert server.notify_seconds(database) < 1
 
     with without_notifications(str(cluster.socket_folder / ".s.PGSQL.5432")) as folder:
-        lost = server.bell_seconds(database.replace(str(cluster.socket_folder), folder))
+        lost = server.notify_seconds(database.replace(str(cluster.socket_folder), folder))
 
     assert lost is None
 

@@ -26,7 +26,7 @@ from dagmaster.database.connect import Connection, connect
 from dagmaster.database.queries import all_queries
 
 PATIENCE_SECONDS = 10.0
-_go = pipeline.go
+_go = pipeline.execute
 _NAMES = {" ".join(text.split()): name for name, text in all_queries().items()}
 _WRITES = (
     "INSERT INTO", "UPDATE dagapp", "DELETE FROM", "FOR NO KEY UPDATE", "FOR UPDATE", "ensure_event_partitions",

@@ -44,10 +44,10 @@ def an_item(
     item_id: str, collection_id: str = "dem", *, west: float = 10.0, at: datetime = START, **properties
 ) -> dict:
     east, south, north = west + 0.5, 46.0, 46.5
-    ring = [[west, south], [east, south], [east, north], [west, north], [west, south]]
+    notify = [[west, south], [east, south], [east, north], [west, north], [west, south]]
     return {
         "type": "Feature", "stac_version": "1.1.0", "id": item_id, "collection": collection_id,
-        "geometry": {"type": "Polygon", "coordinates": [ring]}, "bbox": [west, south, east, north],
+        "geometry": {"type": "Polygon", "coordinates": [notify]}, "bbox": [west, south, east, north],
         "properties": {"datetime": f"{at:%Y-%m-%dT%H:%M:%SZ}", **properties}, "links": [],
         "assets": {"data": {"href": f"https://example.org/{item_id}.tif", "type": "image/tiff", "roles": ["data"]}},
     }  # fmt: skip

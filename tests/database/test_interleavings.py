@@ -41,7 +41,7 @@ from dagmaster.handlers.registry import installed
 from dagmaster.jobs.model import DeadLetter, JobMessage, new_job_id
 from dagmaster.jobs.payload import reference_to
 from dagmaster.jobs.plan import Planner
-from dagmaster.jobs.rerun import Revival, resume, retry
+from dagmaster.jobs.rerun import Rerun, resume, retry
 from dagmaster.jobs.states import TaskStatus
 from dagmaster.jobs.view import JobView, is_failing, node_view
 from dagmaster.operations.operate import view_of
@@ -466,10 +466,10 @@ def _saving(node_id: str) -> Call:
     return lambda _, ledger: ledger.save_checkpoint(Running(OPEN, node_id, 1), "phase_1", {"done": 1})
 
 
-async def _reviving(ledger: PostgresLedger, choose: Callable[[JobView], Revival]) -> Any:
+async def _reviving(ledger: PostgresLedger, choose: Callable[[JobView], Rerun]) -> Any:
     """Of two, the second finds a job that has not ended; beside retention, none at all."""
     try:
-        return await ledger.revive(ENDED, lambda job: choose(view_of(job)), {"by": "ana"})
+        return await ledger.rerun(ENDED, lambda job: choose(view_of(job)), {"by": "ana"})
     except (Conflict, NotFound) as refused:
         return refused.code
 
@@ -534,12 +534,12 @@ TRANSACTIONS: tuple[Transaction, ...] = (
     Transaction("zombie", _as_zombie),
     Transaction("request_cancel", lambda _, ledger: ledger.request_cancel(OPEN, by="ana", reason=None)),
     Transaction("take_stops", lambda _, ledger: ledger.take_stops(WORKER)),
-    Transaction("revive", lambda _, ledger: _reviving(ledger, resume)),
-    Transaction("revive_afresh", lambda _, ledger: _reviving(ledger, lambda view: retry(view, node="only"))),
+    Transaction("rerun", lambda _, ledger: _reviving(ledger, resume)),
+    Transaction("rerun_from_scratch", lambda _, ledger: _reviving(ledger, lambda view: retry(view, node="only"))),
     Transaction("drop_letter", lambda _, ledger: ledger.drop_dead_letter(_id(10))),
     Transaction("release_unknown", lambda _, ledger: ledger.release_unknown(ONE, [OPEN])),
     Transaction("retire", lambda _, ledger: ledger.retire(ONE)),
-    Transaction("keep_house", lambda _, ledger: ledger.keep_house(), needs_room=True),
+    Transaction("maintain", lambda _, ledger: ledger.maintain(), needs_room=True),
     Transaction("exchange", _exchanging(WORKER, [(OPEN, "each__0"), (FAILED, "busy")], 2)),
     Transaction("exchange_late", _exchanging(SLOW, [(OPEN, "each__2")], 0)),
     Transaction("exchange_claim", _exchanging(OTHER, [], 10)),
@@ -621,21 +621,21 @@ DOUBLES = {
         "janitor",
     },
     "take_stops": {"take_stops", "exchange", "renew", "advance_fail_fast", "advance_overdue", "exchange_limited_too"},
-    "revive": {
-        "revive",
-        "revive_afresh",
+    "rerun": {
+        "rerun",
+        "rerun_from_scratch",
         "claim",
         "take_over",
         "retire",
         "create_once",
-        "keep_house",
+        "maintain",
         "prune",
         "forget_tables",
         "report_to_ended",
     },
-    "revive_afresh": {"revive", "revive_afresh", "prune"},
+    "rerun_from_scratch": {"rerun", "rerun_from_scratch", "prune"},
     "drop_letter": {"replay", "drop_letter", "forget"},
-    "report_to_ended": {"prune", "revive"},
+    "report_to_ended": {"prune", "rerun"},
     "janitor": {
         "janitor",
         "claim",
@@ -655,12 +655,12 @@ DOUBLES = {
         "forget_tables",
         "create",
         "create_once",
-        "revive",
-        "revive_afresh",
+        "rerun",
+        "rerun_from_scratch",
         "claim",
         "take_messages",
         "report_to_ended",
-        "keep_house",
+        "maintain",
     },
     "forget": {"forget", "drop_letter", "replay", "note_stuck", "janitor_tells"},
     "forget_tables": {
@@ -668,10 +668,10 @@ DOUBLES = {
         "forget_tables",
         "create",
         "create_once",
-        "revive",
+        "rerun",
         "take_messages",
         "advance_results",
-        "keep_house",
+        "maintain",
     },
     "store": {"store", "report_stored", "advance_with_payload"},
     "store_new": {"store_new"},
@@ -818,7 +818,7 @@ async def _check(stage: Stage, pair: str, run: Run) -> str:
 
 @pytest.fixture(autouse=True)
 def _by_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "go", go_by_steps)
+    monkeypatch.setattr(pipeline, "execute", go_by_steps)
 
 
 @pytest.fixture

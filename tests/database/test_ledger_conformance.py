@@ -44,7 +44,7 @@ from dagmaster.jobs.model import DeadLetter, JobMessage, TaskMessage, new_job_id
 from dagmaster.jobs.news import Due, Failed, Idle, Lost, Overran, Returned, Started, StopRequest, Succeeded, Withdrawn
 from dagmaster.jobs.payload import INLINE_BYTES, LOADABLE_BYTES, reference_to
 from dagmaster.jobs.plan import Planner, Route
-from dagmaster.jobs.rerun import Revival, resume, retry
+from dagmaster.jobs.rerun import Rerun, resume, retry
 from dagmaster.jobs.states import EventType, JobStatus, NodeStatus, Stop, TaskStatus
 from dagmaster.jobs.view import JobView, node_view
 from dagmaster.operations.operate import view_of
@@ -463,7 +463,7 @@ async def test_a_claim_whose_answer_was_lost_is_noticed_and_given_back(bench):
     owner = await an_owner(bench, 1)
     known, lost = sorted(await claim_all(bench, owner), key=lambda claim: claim.job_id)
 
-    owned_by_rows = (await bench.ledger.stirrings(owner, sweep=True)).owned
+    owned_by_rows = (await bench.ledger.pending_work(owner, sweep=True)).owned
     released = await bench.ledger.release_unknown(owner, [known.job_id])
     again = await bench.ledger.release_unknown(owner, [known.job_id])
 
@@ -619,7 +619,7 @@ async def test_a_result_is_handled_exactly_once(bench):
     (task,) = await take(bench)
     await bench.set_clock(5)
     exchange = await hand_in(bench, report_of(task, output={"x": 1}, metrics={"bytes": 3}))
-    stirring = await bench.ledger.stirrings(driver.owner_id, sweep=False)
+    stirring = await bench.ledger.pending_work(driver.owner_id, sweep=False)
 
     news = await driver.turn()
 
@@ -634,7 +634,7 @@ async def test_a_result_is_handled_exactly_once(bench):
     node = await only(bench, "dag_node_states", node_id="work")
     assert (node["status"], node["output"], node["attempt"]) == ("completed", {"x": 1}, 1)
     assert (node["started_at"], node["completed_at"]) == (START, START + timedelta(seconds=5))
-    assert (await bench.ledger.stirrings(driver.owner_id, sweep=False)).reported == ()
+    assert (await bench.ledger.pending_work(driver.owner_id, sweep=False)).reported == ()
     job = await only(bench, "dag_jobs")
     assert (job["status"], job["result_data"], job["owner_id"]) == ("completed", {"work": {"x": 1}}, None)
 
@@ -838,7 +838,7 @@ async def test_a_worker_takes_only_what_it_asked_for(bench):
 async def test_a_report_does_not_wait_for_a_speculative_claim(bench):
     await owned(bench, tiles(5))
     first, second, third = await take(bench, replace(SERVED, light=3))
-    hunch = replace(SERVED, is_hunch=True)
+    hunch = replace(SERVED, is_speculative=True)
 
     handed = await bench.ledger.exchange(WORKER, [report_of(first)], hunch, lease_seconds=LEASE)
     called_for = await bench.ledger.exchange(WORKER, [report_of(second)], replace(SERVED, light=1), lease_seconds=LEASE)
@@ -852,7 +852,7 @@ async def test_a_report_does_not_wait_for_a_speculative_claim(bench):
 async def test_a_speculative_claim_without_a_report_is_made(bench):
     await owned(bench, tiles(2))
 
-    assert len(await take(bench, replace(SERVED, is_hunch=True))) == 2
+    assert len(await take(bench, replace(SERVED, is_speculative=True))) == 2
 
 
 @pytest.mark.requirement("E19")
@@ -887,7 +887,7 @@ async def test_a_report_makes_room_in_a_limited_queue_and_takes_it(bench):
     (task,) = await take(bench)
 
     exchanged = await bench.ledger.exchange(
-        WORKER, [report_of(task)], replace(SERVED, is_hunch=True), lease_seconds=LEASE
+        WORKER, [report_of(task)], replace(SERVED, is_speculative=True), lease_seconds=LEASE
     )
 
     assert (len(exchanged.claimed), exchanged.accepted) == (1, 1)
@@ -980,10 +980,10 @@ async def test_a_lapsed_lease_loses_the_task_and_its_report_comes_too_late(bench
     driver = await owned(bench, a_job(1))
     (task,) = await take(bench)
     await bench.set_clock(59)
-    before = await bench.ledger.stirrings(driver.owner_id, sweep=True)
+    before = await bench.ledger.pending_work(driver.owner_id, sweep=True)
     await bench.set_clock(61)
     await bench.ledger.beat(OrchestratorInfo(driver.owner_id, "host", 1, "test"))
-    after = await bench.ledger.stirrings(driver.owner_id, sweep=True)
+    after = await bench.ledger.pending_work(driver.owner_id, sweep=True)
 
     (news,) = await driver.turn("overdue")
     late = await hand_in(bench, report_of(task, output="late"))
@@ -1036,7 +1036,7 @@ async def test_waiting_in_a_queue_is_limited_apart(bench):
     await bench.set_clock(29)
     early = await driver.turn("overdue")
     await bench.set_clock(31)
-    stirring = await bench.ledger.stirrings(driver.owner_id, sweep=True)
+    stirring = await bench.ledger.pending_work(driver.owner_id, sweep=True)
 
     (news,) = await driver.turn("overdue")
 
@@ -1057,10 +1057,10 @@ async def test_a_node_whose_wait_has_ended_is_reported_as_pending_work(bench):
     (task,) = await take(bench)
     await hand_in(bench, report_of(task, TaskStatus.FAILED, error={"message": "no", "blame": "handler"}))
     await driver.turn()
-    waiting = await bench.ledger.stirrings(driver.owner_id, sweep=True)
+    waiting = await bench.ledger.pending_work(driver.owner_id, sweep=True)
     early = await driver.turn("overdue")
     await bench.set_clock(5)
-    due = await bench.ledger.stirrings(driver.owner_id, sweep=True)
+    due = await bench.ledger.pending_work(driver.owner_id, sweep=True)
 
     (news,) = await driver.turn("overdue")
 
@@ -1076,11 +1076,11 @@ async def test_a_node_whose_wait_has_ended_is_reported_as_pending_work(bench):
 
 async def test_a_task_that_has_run_for_a_while_is_shown_as_running(bench):
     driver = await owned(bench, a_job(1))
-    queued = await bench.ledger.stirrings(driver.owner_id, sweep=True)
+    queued = await bench.ledger.pending_work(driver.owner_id, sweep=True)
     await take(bench)
-    fresh = await bench.ledger.stirrings(driver.owner_id, sweep=True, started_after_seconds=2)
+    fresh = await bench.ledger.pending_work(driver.owner_id, sweep=True, started_after_seconds=2)
     await bench.set_clock(3)
-    old = await bench.ledger.stirrings(driver.owner_id, sweep=True, started_after_seconds=2)
+    old = await bench.ledger.pending_work(driver.owner_id, sweep=True, started_after_seconds=2)
 
     (news,) = await driver.turn("started")
     again = await driver.turn("started")
@@ -1144,20 +1144,20 @@ async def test_a_request_to_cancel_reaches_the_owner_until_it_has_begun(bench):
 
     first = await bench.ledger.request_cancel(job_id, by="ana", reason="wrong file")
     second = await bench.ledger.request_cancel(job_id, by="ben", reason=None)
-    stirrings = await bench.ledger.stirrings(driver.owner_id, sweep=False)
+    pending_work = await bench.ledger.pending_work(driver.owner_id, sweep=False)
     held: list[Held] = []
     look = Look(reported_only=True)
     await bench.ledger.advance(driver.owner_id, [driver.claim], look, lambda given: held.append(given) or [])
 
     assert (first, second) == ((JobStatus.RUNNING, True), (JobStatus.RUNNING, False))
-    assert stirrings.reported == (job_id,)
+    assert pending_work.reported == (job_id,)
     assert held[0].stops == {job_id: StopRequest(Stop.CANCELLED, "ana", "wrong file")}
 
     await driver.turn()
     await driver.turn("withdraw")
     job = await only(bench, "dag_jobs")
     assert (job["status"], job["stopping"]) == ("cancelled", "cancelled")
-    assert (await bench.ledger.stirrings(driver.owner_id, sweep=False)).reported == ()
+    assert (await bench.ledger.pending_work(driver.owner_id, sweep=False)).reported == ()
     assert await bench.ledger.request_cancel(job_id, by=None, reason=None) == (JobStatus.CANCELLED, False)
     with pytest.raises(NotFound):
         await bench.ledger.request_cancel(uuid4(), by=None, reason=None)
@@ -1166,9 +1166,9 @@ async def test_a_request_to_cancel_reaches_the_owner_until_it_has_begun(bench):
 @pytest.mark.requirement("E13")
 async def test_a_job_past_its_deadline_is_pending_work_and_reported_as_overdue(bench):
     driver = await owned(bench, a_job(1, a_workflow(ONE, head="timeout_seconds: 50\n")))
-    before = await bench.ledger.stirrings(driver.owner_id, sweep=True)
+    before = await bench.ledger.pending_work(driver.owner_id, sweep=True)
     await bench.set_clock(51)
-    after = await bench.ledger.stirrings(driver.owner_id, sweep=True)
+    after = await bench.ledger.pending_work(driver.owner_id, sweep=True)
 
     await driver.turn()
     await driver.turn("withdraw")
@@ -1196,7 +1196,7 @@ async def failed_tiles(bench: Bench, count: int, failing: int) -> Driver:
     return driver
 
 
-def everything_fallen(job: LoadedJob) -> Revival:
+def everything_fallen(job: LoadedJob) -> Rerun:
     return resume(view_of(job))
 
 
@@ -1206,9 +1206,9 @@ async def test_a_job_that_has_ended_resumes_with_what_is_missing(bench):
     job_id = driver.claim.job_id
     assert (await only(bench, "dag_jobs"))["status"] == "failed"
 
-    revival, count = await bench.ledger.revive(job_id, everything_fallen, {"by": "ana"})
+    rerun, count = await bench.ledger.rerun(job_id, everything_fallen, {"by": "ana"})
 
-    assert (revival.children, count) == ({"tiles": 2}, 1)
+    assert (rerun.children, count) == ({"tiles": 2}, 1)
     job = await only(bench, "dag_jobs")
     assert (job["status"], job["owner_id"], job["error_message"], job["completed_at"]) == ("running", None, None, None)
     states = {row["node_id"]: row for row in await bench.rows("dag_node_states")}
@@ -1250,7 +1250,7 @@ async def test_a_fan_out_that_runs_again_reuses_its_old_children_in_their_order(
     job_id = driver.claim.job_id
     assert (await only(bench, "dag_jobs"))["status"] == "completed"
 
-    await bench.ledger.revive(job_id, lambda job: retry(view_of(job), node="tiles"), {})
+    await bench.ledger.rerun(job_id, lambda job: retry(view_of(job), node="tiles"), {})
 
     states = {row["node_id"]: row for row in await bench.rows("dag_node_states")}
     tile = states["tiles"]
@@ -1288,7 +1288,7 @@ async def test_one_child_and_what_follows_run_again(bench):
     await driver.turn()
     await driver.turn()
 
-    await bench.ledger.revive(driver.claim.job_id, lambda job: retry(view_of(job), node="tiles__1"), {})
+    await bench.ledger.rerun(driver.claim.job_id, lambda job: retry(view_of(job), node="tiles__1"), {})
 
     states = {row["node_id"]: row for row in await bench.rows("dag_node_states")}
     tile = states["tiles"]
@@ -1303,9 +1303,9 @@ async def test_what_may_not_be_resumed_is_left_as_it_is(bench):
     before = await everything(bench)
 
     with pytest.raises(Conflict):
-        await bench.ledger.revive(driver.claim.job_id, everything_fallen, {})
+        await bench.ledger.rerun(driver.claim.job_id, everything_fallen, {})
     with pytest.raises(NotFound):
-        await bench.ledger.revive(uuid4(), everything_fallen, {})
+        await bench.ledger.rerun(uuid4(), everything_fallen, {})
 
     assert await everything(bench) == before
 
@@ -1789,7 +1789,7 @@ async def test_a_resume_keeps_checkpoints_and_a_retry_forgets_those_of_what_it_r
         view = view_of(job)
         return retry(view, node=task.node_id) if is_retry else resume(view)
 
-    await bench.ledger.revive(task.job_id, choose, {})
+    await bench.ledger.rerun(task.job_id, choose, {})
 
     kept = await bench.ledger.load_checkpoints(task.job_id, task.node_id)
     assert [c.name for c in kept] == ([] if is_retry else ["done"])

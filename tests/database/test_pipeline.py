@@ -8,7 +8,7 @@ import pytest
 
 from dagmaster.database import pipeline, queries
 from dagmaster.database.connect import BY_KEY, connect
-from dagmaster.database.notify.postgres import PostgresBell
+from dagmaster.database.notify.postgres import PostgresNotifier
 from dagmaster.database.pipeline import BEGIN, BREAK, COMMIT, Call
 
 pytestmark = pytest.mark.requirement("E9")
@@ -40,7 +40,7 @@ async def test_values_arrive_as_they_were(connection):
     key = uuid4()
     values = {"text": "ä'\"\\ {,} \n%s", "number": -7, "share": 0.1, "flag": True, "key": key, "none": None}
 
-    answers = await pipeline.go(connection, [Call("echo", values)])
+    answers = await pipeline.execute(connection, [Call("echo", values)])
 
     assert answers == {"echo": [("ä'\"\\ {,} \n%s", -7, 0.1, True, key, None)]}
 
@@ -50,7 +50,7 @@ async def test_lists_arrive_as_they_were(connection, texts):
     keys = [UUID(int=n) for n in range(len(texts))]
     values = {"texts": texts, "numbers": list(range(len(texts))), "keys": keys}
 
-    ((answer,),) = (await pipeline.go(connection, [Call("echo_lists", values)])).values()
+    ((answer,),) = (await pipeline.execute(connection, [Call("echo_lists", values)])).values()
 
     assert answer == (texts, list(range(len(texts))), keys)
 
@@ -64,13 +64,13 @@ async def test_a_plan_made_for_an_empty_table_goes_when_much_more_was_sent(datab
         await connection.execute(f"SET {name} = {value}")
     await connection.execute("INSERT INTO visits VALUES (1)")
     await connection.execute("ANALYZE visits")
-    await pipeline.go(connection, [Call("touch", {"numbers": [1]})])
+    await pipeline.execute(connection, [Call("touch", {"numbers": [1]})])
     before = await plan()
     await connection.execute("INSERT INTO visits SELECT generate_series(2, 5000)")
 
-    await pipeline.go(connection, [Call("touch", {"numbers": [1]})])
+    await pipeline.execute(connection, [Call("touch", {"numbers": [1]})])
     kept = await plan()
-    await pipeline.go(connection, [BEGIN, Call("touch", {"numbers": list(range(1, 5000))}), COMMIT])
+    await pipeline.execute(connection, [BEGIN, Call("touch", {"numbers": list(range(1, 5000))}), COMMIT])
     after = await plan()
 
     assert "Index Cond" not in before  # reads all of the table for each number
@@ -79,7 +79,7 @@ async def test_a_plan_made_for_an_empty_table_goes_when_much_more_was_sent(datab
 
 
 async def test_a_value_may_be_used_twice(connection):
-    assert (await pipeline.go(connection, [Call("twice", {"text": "ab"})]))["twice"] == [("abab",)]
+    assert (await pipeline.execute(connection, [Call("twice", {"text": "ab"})]))["twice"] == [("abab",)]
 
 
 @pytest.mark.parametrize("value", ["half\0whole", ["half\0whole"]])
@@ -87,12 +87,12 @@ async def test_a_text_that_the_server_would_cut_is_refused(connection, value):
     name, values = ("twice", {"text": value}) if isinstance(value, str) else ("echo_lists", {"texts": value})
 
     with pytest.raises(psycopg.DataError, match="NUL"):
-        await pipeline.go(connection, [Call(name, {"numbers": [], "keys": []} | values)])
+        await pipeline.execute(connection, [Call(name, {"numbers": [], "keys": []} | values)])
 
 
 async def test_what_is_of_no_known_type_is_refused(connection):
     with pytest.raises(TypeError, match="of type dict can't travel"):
-        await pipeline.go(connection, [Call("twice", {"text": {}})])
+        await pipeline.execute(connection, [Call("twice", {"text": {}})])
 
 
 async def test_a_transaction_in_two_round_trips_is_one_transaction(connection, database):
@@ -103,10 +103,10 @@ async def test_a_transaction_in_two_round_trips_is_one_transaction(connection, d
             await other.rollback()
             return rows
 
-        await pipeline.go(connection, [BEGIN, Call("put", {"number": 1})])
+        await pipeline.execute(connection, [BEGIN, Call("put", {"number": 1})])
         assert await seen() == []
 
-        answers = await pipeline.go(connection, [Call("visits"), COMMIT])
+        answers = await pipeline.execute(connection, [Call("visits"), COMMIT])
 
         assert answers == {"visits": [(1,)]}
         assert await seen() == [(1,)]
@@ -116,7 +116,7 @@ async def test_an_error_rolls_back_its_unit_and_keeps_its_type(connection, datab
     steps = [BEGIN, Call("put", {"number": 1}), Call("divide", {"number": 0}), COMMIT]
 
     with pytest.raises(psycopg.errors.DivisionByZero):
-        await pipeline.go(connection, steps)
+        await pipeline.execute(connection, steps)
 
     async with await psycopg.AsyncConnection.connect(database) as other:
         assert await (await other.execute("SELECT number FROM visits")).fetchall() == []
@@ -124,7 +124,7 @@ async def test_an_error_rolls_back_its_unit_and_keeps_its_type(connection, datab
 
 async def test_what_was_committed_before_a_break_stays(connection, database):
     with pytest.raises(psycopg.errors.DivisionByZero):
-        await pipeline.go(connection, [Call("put", {"number": 1}), BREAK, Call("divide", {"number": 0})])
+        await pipeline.execute(connection, [Call("put", {"number": 1}), BREAK, Call("divide", {"number": 0})])
 
     async with await psycopg.AsyncConnection.connect(database) as other:
         assert await (await other.execute("SELECT number FROM visits")).fetchall() == [(1,)]
@@ -135,7 +135,7 @@ async def test_large_values_both_ways_do_not_get_in_each_others_way(connection):
     steps = [Call("sizes", {"text": "y" * megabytes, "count": megabytes}), Call("twice", {"text": "z" * megabytes})]
 
     async with asyncio.timeout(60):
-        answers = await pipeline.go(connection, steps)
+        answers = await pipeline.execute(connection, steps)
 
     ((length, text),) = answers["sizes"]
     assert (length, len(text), len(answers["twice"][0][0])) == (megabytes, megabytes, 2 * megabytes)
@@ -145,7 +145,7 @@ async def test_a_cancelled_round_trip_ends_on_the_server_too(connection, databas
     pid = connection.info.backend_pid
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.2):
-            await pipeline.go(connection, [Call("sleep")])
+            await pipeline.execute(connection, [Call("sleep")])
     await connection.close()
 
     async with await psycopg.AsyncConnection.connect(database, autocommit=True) as other:
@@ -160,7 +160,7 @@ async def test_a_cancelled_round_trip_ends_on_the_server_too(connection, databas
 
 async def test_a_lost_connection_is_an_operational_error(connection, database):
     async with await psycopg.AsyncConnection.connect(database, autocommit=True) as other:
-        running = asyncio.create_task(pipeline.go(connection, [Call("sleep")]))
+        running = asyncio.create_task(pipeline.execute(connection, [Call("sleep")]))
         await asyncio.sleep(0.1)
         await other.execute("SELECT pg_terminate_backend(%s)", [connection.info.backend_pid])
 
@@ -170,15 +170,15 @@ async def test_a_lost_connection_is_an_operational_error(connection, database):
 
 async def test_a_notification_sent_with_a_commit_arrives_after_it(connection, database):
     """Whoever hears it looks at once, and must see what it is about."""
-    bell = PostgresBell(database, ["results"])
-    bell.start()
+    notifier = PostgresNotifier(database, ["results"])
+    notifier.start()
     async with await psycopg.AsyncConnection.connect(database, autocommit=True) as other:
-        await bell.wait(5)  # it listens
+        await notifier.wait(5)  # it listens
         for number in range(50):
             tell = Call("tell", {"channels": ["dagmaster_results"]})
-            running = asyncio.create_task(pipeline.go(connection, [Call("put", {"number": number}), BREAK, tell]))
-            assert await bell.wait(5) == {"results"}
+            running = asyncio.create_task(pipeline.execute(connection, [Call("put", {"number": number}), BREAK, tell]))
+            assert await notifier.wait(5) == {"results"}
             row = await (await other.execute("SELECT count(*) FROM visits")).fetchone()
             assert row == (number + 1,)
             await running
-    await bell.close()
+    await notifier.close()

@@ -48,22 +48,22 @@ def test_a_stale_page_is_noticed_and_renewed(name, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("cycle", "moves", "revivals"),
+    ("cycle", "moves", "reruns"),
     [
-        (JOB, states.JOB_MOVES, states.JOB_REVIVALS),
-        (NODE, states.NODE_MOVES, states.NODE_REVIVALS),
+        (JOB, states.JOB_MOVES, states.JOB_RERUNS),
+        (NODE, states.NODE_MOVES, states.NODE_RERUNS),
         (TASK, states.TASK_MOVES, {}),
     ],
     ids=lambda value: value.name if isinstance(value, LifeCycle) else "",
 )
-def test_a_diagram_has_exactly_the_moves_of_its_table(cycle, moves, revivals):
+def test_a_diagram_has_exactly_the_moves_of_its_table(cycle, moves, reruns):
     arrows = {
         tuple(line.split(" : ")[0].strip().split(" --> ")) for line in mermaid(cycle).splitlines() if "-->" in line
     }
 
     drawn = {arrow for arrow in arrows if "[*]" not in arrow}
 
-    pairs = {(str(state), str(target)) for table in (moves, revivals) for state in table for target in table[state]}
+    pairs = {(str(state), str(target)) for table in (moves, reruns) for state in table for target in table[state]}
     assert drawn == pairs
     assert {target for source, target in arrows if source == "[*]"} == set(cycle.initial)
     assert {source for source, target in arrows if target == "[*]"} == set(cycle.terminal)

@@ -20,7 +20,7 @@ from dagmaster.database.connect import pool
 from dagmaster.database.ledger.postgres import PostgresLedger
 from dagmaster.database.maintenance.history import verify
 from dagmaster.database.notify.notifier import JOBS, RESULTS
-from dagmaster.database.notify.postgres import PostgresBell
+from dagmaster.database.notify.postgres import PostgresNotifier
 from dagmaster.errors import HandlerFailed
 from dagmaster.handlers.registry import Registration, Registry, installed
 from dagmaster.jobs.model import Submission
@@ -96,16 +96,16 @@ class Engine:
         settings: Settings | None = None,
         handlers: Iterable[Registration] = (),
         *,
-        has_bells: bool = True,
+        has_notifiers: bool = True,
     ) -> None:
         """Without bells nobody hears anything: what happens is found by polling."""
         self.dsn = dsn
-        self.has_bells = has_bells
+        self.has_notifiers = has_notifiers
         self.settings = settings or fast_settings()
         self.registry = Registry([*installed().values(), *TEST_HANDLERS, *handlers])
         self.catalog: Catalog = load_catalog(self.settings, self.registry, self.settings.known_queues)
         self.ledger = PostgresLedger(dsn, "test")
-        self.bell = PostgresBell(dsn)
+        self.notifier = PostgresNotifier(dsn)
         self.orchestrators: list[Orchestrator] = []
         self.workers: list[Worker] = []
         self._running: list[asyncio.Task[Any]] = []
@@ -115,9 +115,9 @@ class Engine:
     # Starting
 
     async def start_orchestrator(self) -> Orchestrator:
-        bell = PostgresBell(self.dsn, [JOBS, RESULTS])
-        if self.has_bells:
-            bell.start()
+        notifier = PostgresNotifier(self.dsn, [JOBS, RESULTS])
+        if self.has_notifiers:
+            notifier.start()
         ledger, beats = PostgresLedger(self.dsn, "orchestrator"), PostgresLedger(self.dsn, "beat")
         router = RegistryRouter(self.registry, self.settings.known_queues, self.settings.default_queue)
         planner = Planner(
@@ -127,9 +127,9 @@ class Engine:
             max_fan_out=self.settings.max_fan_out,
             max_params_bytes=self.settings.max_params_bytes,
         )
-        transport = PostgresTransport(bell, [])
-        orchestrator = Orchestrator(self.settings, ledger, beats, bell, transport, planner, self.catalog)
-        self._closing += [bell, ledger, beats]
+        transport = PostgresTransport(notifier, [])
+        orchestrator = Orchestrator(self.settings, ledger, beats, notifier, transport, planner, self.catalog)
+        self._closing += [notifier, ledger, beats]
         self.orchestrators.append(orchestrator)
         self._running.append(asyncio.create_task(orchestrator.run()))
         return orchestrator
@@ -139,17 +139,17 @@ class Engine:
         served = tuple(queues or settings.worker_queue)
         settings = settings.model_copy(update={"worker_queue": served})
         worker_id = uuid4()
-        bell = PostgresBell(self.dsn, topics_of(served, str(worker_id)))
-        if self.has_bells:
-            bell.start()
+        notifier = PostgresNotifier(self.dsn, topics_of(served, str(worker_id)))
+        if self.has_notifiers:
+            notifier.start()
         ledgers = [PostgresLedger(self.dsn, role) for role in ("worker", "lease", "handler")]
         database = pool(self.dsn, "handlers", 0, 4)
         await database.open()
         worker = Worker(
-            settings, ledgers[0], PostgresTransport(bell, served, str(worker_id)), bell, self.registry,
+            settings, ledgers[0], PostgresTransport(notifier, served, str(worker_id)), notifier, self.registry,
             lease_ledger=ledgers[1], handler_ledger=ledgers[2], worker_id=worker_id, database=database,
         )  # fmt: skip
-        self._closing += [bell, *ledgers, database]
+        self._closing += [notifier, *ledgers, database]
         self.workers.append(worker)
         self._running.append(asyncio.create_task(worker.run()))
         return worker
@@ -158,7 +158,7 @@ class Engine:
         for actor in (*self.workers, *self.orchestrators):
             actor.stop()
         results = await asyncio.wait_for(asyncio.gather(*self._running, return_exceptions=True), 20)
-        for part in (*self._closing, self.bell, self.ledger, *([self._reader] if self._reader else [])):
+        for part in (*self._closing, self.notifier, self.ledger, *([self._reader] if self._reader else [])):
             await part.close()
         for result in results:
             if isinstance(result, BaseException) and not isinstance(result, asyncio.CancelledError):
@@ -181,7 +181,7 @@ class Engine:
 
     async def submit_all(self, submissions: Sequence[Submission]) -> list[UUID]:
         job_ids = await submit(self.ledger, self.catalog, submissions)
-        self.bell.ring(JOBS)
+        self.notifier.notify(JOBS)
         return job_ids
 
     async def rows(self, sql: str, *values: Any) -> list[dict[str, Any]]:
@@ -243,15 +243,15 @@ async def engine(
     orchestrators: int = 1,
     workers: int = 1,
     handlers: Iterable[Registration] = (),
-    has_bells: bool = True,
+    has_notifiers: bool = True,
     verify_history: bool = True,
     **overrides: Any,
 ) -> AsyncIterator[Engine]:
     """A running engine. It ends with the history checker, unless the test has broken something on purpose."""
     log.configure("warning")
-    running = Engine(dsn, fast_settings(**overrides), handlers, has_bells=has_bells)
-    if has_bells:
-        running.bell.start()
+    running = Engine(dsn, fast_settings(**overrides), handlers, has_notifiers=has_notifiers)
+    if has_notifiers:
+        running.notifier.start()
     try:
         for _ in range(orchestrators):
             await running.start_orchestrator()

@@ -108,7 +108,7 @@ KEEPING = {
     "worker": _around("beat_worker", "renew_leases", "take_stops"),
 }  # fmt: skip
 ENDING = {"orchestrator": _around("retire_orchestrator"), "worker": _around("retire_worker")}
-ASKING = _around("submit", "submit_once", "request_cancel", "revive")
+ASKING = _around("submit", "submit_once", "request_cancel", "rerun")
 # An instance comes there only after an answer was lost or a lease; a person, by one statement that is all or nothing.
 CALLED = _around(
     "release_unknown_jobs", "record_late", "enqueue_message", "replay_dead_letter", "drop_dead_letter", "set_queue"
@@ -366,10 +366,10 @@ async def test_a_client_dies_during_a_cancel_or_resume_and_the_request_is_record
         assert (await running.job(job_id))["status"] == "running"
         await _run(running, "request_cancel.after-commit", "cancel", str(job_id))
         assert await running.wait(job_id) == ["cancelled"]
-        await _run(running, "revive.before-commit", "resume", str(job_id))
+        await _run(running, "rerun.before-commit", "resume", str(job_id))
         assert (await running.job(job_id))["status"] == "cancelled"
         assert await requests("job_resumed") == 0
-        await _run(running, "revive.after-commit", "resume", str(job_id))
+        await _run(running, "rerun.after-commit", "resume", str(job_id))
         assert await running.wait(job_id) == ["completed"]
         assert await requests("job_resumed") == 1
 

@@ -32,7 +32,7 @@ async def test_a_task_that_kills_its_process_again_and_again_is_kept_among_the_d
 async def test_a_refused_submission_is_replayed_once_its_workflow_exists(database):
     async with engine(database) as running:
         await running.ledger.enqueue_message("m1", "dag-jobs", {"workflow_id": "later"})
-        running.bell.ring(JOBS)
+        running.notifier.notify(JOBS)
         while not (letters := await running.rows("SELECT * FROM dagapp.dag_dead_letters")):
             pass
         running.add(
@@ -41,7 +41,7 @@ async def test_a_refused_submission_is_replayed_once_its_workflow_exists(databas
 
         replayed = await running.ledger.replay_dead_letter(letters[0]["dead_letter_id"], "dag-jobs")
         again = await running.ledger.replay_dead_letter(letters[0]["dead_letter_id"], "dag-jobs")
-        running.bell.ring(JOBS)
+        running.notifier.notify(JOBS)
         while not (jobs := await running.rows("SELECT * FROM dagapp.dag_jobs WHERE message_id = 'm1'")):
             pass
         job = await running.wait(jobs[0]["job_id"])

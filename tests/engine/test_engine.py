@@ -466,7 +466,7 @@ async def test_a_job_is_woken_through_every_step_without_polling(database, workf
 
 @pytest.mark.requirement("E8")
 async def test_without_notifications_polling_completes_the_job(database):
-    async with engine(database, has_bells=False) as running:
+    async with engine(database, has_notifiers=False) as running:
         job = await running.run("hello_world")
 
     assert job["status"] == "completed"

@@ -5,7 +5,7 @@ from functools import wraps
 
 import pytest
 
-from dagmaster.database.notify.postgres import PostgresBell
+from dagmaster.database.notify.postgres import PostgresNotifier
 from dagmaster.errors import Unavailable
 from tests.engine.harness import engine, open_gate, workflow
 
@@ -37,7 +37,7 @@ async def test_an_orchestrator_without_jobs_seldom_counts_its_rows(database, mon
     async with engine(database, orchestrator_poll_interval=0.02) as running:
         (orchestrator,) = running.orchestrators
         await asyncio.sleep(0.2)
-        sweeps = counted(monkeypatch, orchestrator.ledger, "stirrings")
+        sweeps = counted(monkeypatch, orchestrator.ledger, "pending_work")
         cycles = orchestrator.counters.cycles
 
         await asyncio.sleep(0.5)
@@ -75,9 +75,9 @@ async def test_sweeps_that_take_long_are_made_less_often(database, monkeypatch):
         job_id = await running.submit(workflow(HOLD))
         while not orchestrator._owned:
             await asyncio.sleep(0.02)
-        sweeps = counted(monkeypatch, orchestrator.ledger, "stirrings", delay_seconds=0.05)
+        sweeps = counted(monkeypatch, orchestrator.ledger, "pending_work", delay_seconds=0.05)
         for _ in range(40):
-            running.bell.ring("jobs")
+            running.notifier.notify("jobs")
             await asyncio.sleep(0.05)
 
         open_gate(job_id)
@@ -88,10 +88,10 @@ async def test_sweeps_that_take_long_are_made_less_often(database, monkeypatch):
 
 @pytest.mark.requirement("E8")
 async def test_a_listener_without_notifications_sleeps(database, monkeypatch):
-    bell = PostgresBell(database, ["jobs"])
-    bell.start()
+    notifier = PostgresNotifier(database, ["jobs"])
+    notifier.start()
     try:
-        assert await bell.wait(5) == {"jobs"}  # it listens
+        assert await notifier.wait(5) == {"jobs"}  # it listens
         loop, timers = asyncio.get_running_loop(), []
         original = loop.call_at
         monkeypatch.setattr(
@@ -100,9 +100,9 @@ async def test_a_listener_without_notifications_sleeps(database, monkeypatch):
         await asyncio.sleep(0.5)
         naps = len(timers)
 
-        bell.ring("jobs")
+        notifier.notify("jobs")
 
-        assert await bell.wait(5) == {"jobs"}
+        assert await notifier.wait(5) == {"jobs"}
         assert naps <= 2, "one of them is this test's own"
     finally:
-        await bell.close()
+        await notifier.close()

@@ -207,7 +207,7 @@ async def waiting_for_its_retry(running: Engine, job_id: UUID) -> None:
     worker = uuid4()
     await take(running, worker)
     await report(running, worker, job_id, fails=True)
-    running.bell.ring("results")
+    running.notifier.notify("results")
     await until(lambda: _waits(running, job_id))
     await steal(running, job_id)
 
@@ -413,8 +413,8 @@ async def test_a_session_idle_in_a_transaction_is_reported_and_ended_if_it_belon
 
 
 def janitor_of(dsn: str, **settings: Any) -> Janitor:
-    bell = MemoryExchange().bell()
-    return Janitor(fast_settings(**settings), PostgresJanitor(dsn), PostgresRetention(dsn), bell)
+    notifier = MemoryExchange().notifier()
+    return Janitor(fast_settings(**settings), PostgresJanitor(dsn), PostgresRetention(dsn), notifier)
 
 
 async def test_a_job_that_cannot_be_advanced_is_reported_once(database):

@@ -580,7 +580,7 @@ async def test_a_retry_replaces_damaged_payloads(database):
         await running.rows("DELETE FROM dagapp.dag_payload_parts WHERE part = 2")
         assert not (await verify(database, reads_payloads=True)).is_clean
         await retry(running.ledger, job["job_id"], Part(node="big"))
-        running.bell.ring(JOBS)
+        running.notifier.notify(JOBS)
         await running.wait(job["job_id"], until=("completed",))
 
         assert (await verify(database, reads_payloads=True)).is_clean

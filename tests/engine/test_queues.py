@@ -37,7 +37,7 @@ async def _letters(running):
 async def test_a_message_becomes_a_job_with_everything_it_says(database):
     async with engine(database) as running:
         assert await running.ledger.enqueue_message("m-1", QUEUE, MESSAGE)
-        running.bell.ring(JOBS)
+        running.notifier.notify(JOBS)
         await _queue_is_empty(running)
         (row,) = await running.rows("SELECT * FROM dagapp.dag_jobs")
         job = await running.wait(row["job_id"])
@@ -101,7 +101,7 @@ async def test_a_message_that_cannot_become_a_job_is_kept_with_the_reason(databa
 async def test_competing_orchestrators_take_each_message_once(database):
     async with engine(database, orchestrators=3, workers=2) as running:
         await asyncio.gather(*(running.ledger.enqueue_message(f"m-{n}", QUEUE, MESSAGE) for n in range(60)))
-        running.bell.ring(JOBS)
+        running.notifier.notify(JOBS)
         await _queue_is_empty(running)
         jobs = await running.rows("SELECT * FROM dagapp.dag_jobs")
         ended = [await running.wait(job["job_id"]) for job in jobs]

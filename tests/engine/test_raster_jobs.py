@@ -140,7 +140,7 @@ async def test_a_resumed_job_makes_only_the_tiles_that_are_missing(hub: Hub) -> 
     bad = [node_id for node_id, node in before.items() if node["status"] == "failed"]
     other.unlink()
     await resume(hub.running.ledger, failed["job_id"])
-    hub.running.bell.ring(JOBS)
+    hub.running.notifier.notify(JOBS)
     job = await hub.running.wait(failed["job_id"], 60, until=("completed",))
     after = await hub.outputs(job, "tiles")
 

@@ -70,7 +70,7 @@ def whole():
 
 async def resumed(running: Engine, job_id: UUID, **facts: Any):
     answer = await resume(running.ledger, job_id, **facts)
-    running.bell.ring(JOBS)
+    running.notifier.notify(JOBS)
     return answer
 
 
@@ -194,7 +194,7 @@ async def test_two_resumes_at_once_make_one(database):
         answers = await asyncio.gather(
             resume(running.ledger, failed["job_id"]), resume(other.ledger, failed["job_id"]), return_exceptions=True
         )
-        running.bell.ring(JOBS)
+        running.notifier.notify(JOBS)
         job = await running.wait(failed["job_id"])
         await other.ledger.close()
 
@@ -282,7 +282,7 @@ async def test_a_failure_further_up_runs_again_where_its_readers_do(database):
 
 async def retried(running: Engine, job_id: UUID, **part: str):
     answer = await retry(running.ledger, job_id, Part(**part), by="ana")
-    running.bell.ring(JOBS)
+    running.notifier.notify(JOBS)
     return answer
 
 

@@ -78,7 +78,7 @@ async def test_a_job_goes_with_everything_that_is_its_own(database, later):
         running.add(GIVING)
         one = Submission(workflow_id="giving", submitted_by="hub", idempotency_key="k")
         gone = (await submit_once(running.ledger, running.catalog, one)).job_id
-        running.bell.ring("jobs")
+        running.notifier.notify("jobs")
         await running.wait(gone)
         kept = await running.submit(WAITING)
         # Until its node shows that it runs, its last event for now is still to come.
@@ -120,7 +120,7 @@ async def test_a_submission_whose_old_job_goes_meanwhile_makes_a_new_one(databas
         running.add(GIVING)
         again = Submission(workflow_id="giving", idempotency_key="k")
         old = (await submit_once(running.ledger, running.catalog, again)).job_id
-        running.bell.ring("jobs")
+        running.notifier.notify("jobs")
         await running.wait(old)
 
         answer = await submit_once(ledger, running.catalog, again)
@@ -187,7 +187,7 @@ async def test_a_definition_stays_for_a_submission_under_way(database, later):
 
             assert await _create(connection, [job]) == [job.job_id]
         assert (await later.prune_rest(DAY, 10)).definitions == 0
-        running.bell.ring("jobs")
+        running.notifier.notify("jobs")
         await running.wait(job.job_id)
         assert await later.prune_jobs(DAY, 10) == 1
         assert (await later.prune_rest(DAY, 10)).definitions == 1
@@ -235,7 +235,7 @@ async def test_a_month_of_events_goes_when_it_has_no_job(database):
         assert name == f"dag_job_events_{datetime.now(UTC):%Y_%m}"
         assert await running.value(partitions) == before - 1
         assert (await running.run(GIVING))["status"] == "completed"
-        await running.ledger.keep_house()
+        await running.ledger.maintain()
         assert await running.value(partitions) == before
     await retention.close()
 
@@ -286,9 +286,9 @@ async def test_the_janitor_prunes_only_where_it_is_asked_to(database):
     async with engine(database) as running:
         await running.run(GIVING)
         for days, left in ((0, 1), (3, 1), (1, 0)):
-            bell = MemoryExchange().bell()
+            notifier = MemoryExchange().notifier()
             janitor = Janitor(
-                fast_settings(retention_days=days), PostgresJanitor(dsn), PostgresRetention(dsn), bell, uuid4()
+                fast_settings(retention_days=days), PostgresJanitor(dsn), PostgresRetention(dsn), notifier, uuid4()
             )
 
             assert await janitor._turn_safely()

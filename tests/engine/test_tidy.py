@@ -388,7 +388,7 @@ async def test_the_janitor_runs_it_and_does_not_wait_for_a_disk_that_hangs(place
     slow = Slow(place.storage)
     tidy = place.tidy(slow, janitor_interval_sec=0.01)
     janitor = Janitor(
-        tidy.settings, PostgresJanitor(place.dsn), PostgresRetention(place.dsn), MemoryExchange().bell(), tidy=tidy
+        tidy.settings, PostgresJanitor(place.dsn), PostgresRetention(place.dsn), MemoryExchange().notifier(), tidy=tidy
     )
     running = asyncio.create_task(janitor.run())
     await until(lambda: asyncio.sleep(0, slow.is_at_it.is_set()))

@@ -25,7 +25,7 @@ from dagmaster.database.ledger.protocol import (
 from dagmaster.jobs.changes import Changes
 from dagmaster.jobs.model import TaskMessage, new_job_id
 from dagmaster.jobs.plan import Plan, Planner, Route
-from dagmaster.jobs.rerun import Revival
+from dagmaster.jobs.rerun import Rerun
 from dagmaster.jobs.states import JOB_TERMINAL, NODE_TERMINAL, TaskStatus
 from dagmaster.jobs.view import JobView, is_failing, node_view, wakeable
 from dagmaster.operations.operate import view_of
@@ -179,7 +179,7 @@ class Simulation:
     def turn(self) -> None:
         owner = self.owner
         self._stay_alive()
-        stirring = at_once(self.ledger.stirrings(owner.owner_id, sweep=True, started_after_seconds=0.5))
+        stirring = at_once(self.ledger.pending_work(owner.owner_id, sweep=True, started_after_seconds=0.5))
         if owner.is_dirty or self.job_id in (*stirring.reported, *stirring.overdue, *stirring.started):
             self._advance(owner, frozenset(stirring.overdue), frozenset(stirring.started))
 
@@ -271,13 +271,13 @@ class Simulation:
     def cancel(self) -> None:
         at_once(self.ledger.request_cancel(self.job_id, by="ana", reason=None))
 
-    def revive(self, choose: Callable[[JobView], Revival]) -> Revival:
+    def rerun(self, choose: Callable[[JobView], Rerun]) -> Rerun:
         """Run a job that has ended again; someone claims it."""
-        revival, _ = at_once(self.ledger.revive(self.job_id, lambda job: choose(view_of(job)), {}))
+        rerun, _ = at_once(self.ledger.rerun(self.job_id, lambda job: choose(view_of(job)), {}))
         self._forget_the_deadline()
         self.held = []
         self.owner = self._claim()
-        return revival
+        return rerun
 
     def stop_what_is_asked(self) -> None:
         """A worker that is asked to stop gives its tasks back, or finishes before it hears."""

@@ -124,7 +124,7 @@ def test_a_rerun_node_begins_a_new_run():
     rebuilt = replay([*told(*SOUND), *again])
 
     assert rebuilt.findings == []
-    assert (rebuilt.status, rebuilt.revivals) == ("running", 1)
+    assert (rebuilt.status, rebuilt.reruns) == ("running", 1)
     assert (rebuilt.nodes["gather"].status, rebuilt.nodes["gather"].run) == ("pending", 2)
 
 

@@ -39,10 +39,10 @@ def run_cancel_and_resume(case: Case) -> None:
             break
         done = attempts_of(run)
         try:
-            revival = run.revive(resume)
+            rerun = run.rerun(resume)
         except Conflict:  # all nodes completed: it is the job's outputs that can't be made
             break
-        assert not set(revival.nodes) & set(done)
+        assert not set(rerun.nodes) & set(done)
         run.run(disorder=30)
         check(run)
         now = {name: node.attempt for name, node in run.database.nodes[run.job_id].items()}
@@ -62,17 +62,17 @@ def run_and_retry(case: Case) -> None:
         named = run.database.nodes[run.job_id].get(part.get("node", ""))
         is_done = named is not None and named.status is NodeStatus.COMPLETED
         try:
-            revival = run.revive(lambda view: retry(view, **part, has_completed=is_done))  # noqa: B023 - called at once
+            rerun = run.rerun(lambda view: retry(view, **part, has_completed=is_done))  # noqa: B023 - called at once
         except (Conflict, NotFound):
             continue
         run.run(disorder=30)
         check(run)
-        touched = {*revival.nodes, *revival.children}
+        touched = {*rerun.nodes, *rerun.children}
         nodes = run.database.nodes[run.job_id]
         untouched = {
             name
             for name in before
-            if name not in touched and nodes[name].parent_node_id not in touched and name not in revival.single
+            if name not in touched and nodes[name].parent_node_id not in touched and name not in rerun.single
         }
         assert {name: nodes[name].attempt for name in untouched} == {name: before[name] for name in untouched}
 

@@ -13,13 +13,13 @@ pytestmark = pytest.mark.requirement("E1")
 JOB = """
 pending → running | completed | failed | cancelled; running → completed | partial_success | failed | cancelled
 """
-JOB_REVIVED = "failed, partial_success, cancelled → running; completed → running"
+JOB_RERUN = "failed, partial_success, cancelled → running; completed → running"
 NODE = """
 pending → ready | skipped | cancelled; ready → dispatched | completed | failed | skipped | cancelled;
 dispatched → running | completed | failed | ready | cancelled; running → completed | failed | ready | cancelled;
 failed → ready
 """
-NODE_REVIVED = "failed, skipped, cancelled, completed → pending"
+NODE_RERUN = "failed, skipped, cancelled, completed → pending"
 # A queued task that is taken back, or waits too long, never runs.
 TASK = "queued → running | cancelled; running → succeeded | failed | lost | returned | cancelled"
 
@@ -37,9 +37,9 @@ def moves_of(text):
     ("text", "table"),
     [
         (JOB, states.JOB_MOVES),
-        (JOB_REVIVED, states.JOB_REVIVALS),
+        (JOB_RERUN, states.JOB_RERUNS),
         (NODE, states.NODE_MOVES),
-        (NODE_REVIVED, states.NODE_REVIVALS),
+        (NODE_RERUN, states.NODE_RERUNS),
         (TASK, states.TASK_MOVES),
     ],
     ids=["job", "job revived", "node", "node revived", "task"],
@@ -63,8 +63,8 @@ def test_every_state_is_in_the_table_and_can_be_reached(kind, table):
 
 
 def test_only_an_ended_state_can_be_rerun():
-    assert set(states.JOB_REVIVALS) == states.JOB_TERMINAL
-    assert set(states.NODE_REVIVALS) == states.NODE_TERMINAL
+    assert set(states.JOB_RERUNS) == states.JOB_TERMINAL
+    assert set(states.NODE_RERUNS) == states.NODE_TERMINAL
 
 
 def test_states_are_lower_case_words():

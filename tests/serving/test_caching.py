@@ -93,14 +93,14 @@ def test_a_new_revision_is_seen_at_once_and_the_old_ones_tiles_are_refused(clien
         for n in (1, 2)
     ]
     load_again(served, item(edition, paths[0], BOX))
-    client.app.state.parts.sources.forget()
+    client.app.state.services.sources.forget()
     try:
         before = client.get("/tiles/plain/preview.png")
         old = pinned(client, "plain")
         assert client.get(old).status_code == 200
 
         load_again(served, item(replace(edition, revision=2), paths[1], BOX))
-        client.app.state.parts.sources.forget()
+        client.app.state.services.sources.forget()
         after = client.get("/tiles/plain/preview.png", headers={"If-None-Match": before.headers["etag"]})
 
         assert after.status_code == 200

@@ -120,7 +120,7 @@ def test_one_that_could_not_be_read_is_not_used_again(path):
 
 
 def test_a_reader_gives_its_dataset_back(client):
-    handles = client.app.state.parts.handles
+    handles = client.app.state.services.handles
     handles.close_unused(0)
 
     for _ in range(3):

@@ -129,9 +129,9 @@ def test_pages_load_nothing_from_elsewhere(client, path):
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
     assert "default-src 'none'" in answer.headers["content-security-policy"]
     assert "//" not in answer.text.replace("http://localhost", "")
-    parts = [part.split('"')[0] for part in answer.text.split('src="')[1:]]
-    parts += [part.split('"')[0] for part in answer.text.split('rel="stylesheet" href="')[1:]]
-    for part in parts:
+    services = [part.split('"')[0] for part in answer.text.split('src="')[1:]]
+    services += [part.split('"')[0] for part in answer.text.split('rel="stylesheet" href="')[1:]]
+    for part in services:
         assert client.get(str(answer.url.join(part))).status_code == 200, part
 
 

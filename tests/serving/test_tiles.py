@@ -129,8 +129,8 @@ def test_a_mosaic_remembers_where_its_cogs_are(client, app):
     for _ in range(2):
         decoded(client.get(f"/tiles/tiled/{tile_at(10.2, 50.8, 10)}.png").content)
 
-    source = client.portal.call(app.state.parts.sources.resolve, "tiled", "latest")
-    mosaic = app.state.parts.mosaics.load(source.location, source.tag)
+    source = client.portal.call(app.state.services.sources.resolve, "tiled", "latest")
+    mosaic = app.state.services.mosaics.load(source.location, source.tag)
     assert all(10 <= box[0] < box[2] <= 11 for box in mosaic.extents.values())
     assert len(mosaic.all()) == 4
 

@@ -14,7 +14,7 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from dagmaster.database.notify.notifier import MemoryBell, MemoryExchange
+from dagmaster.database.notify.notifier import MemoryExchange, MemoryNotifier
 from dagmaster.errors import DagmasterError, Unavailable
 from dagmaster.orchestrator.loop import StaleViewError
 from dagmaster.testing.memory_ledger import MemoryDatabase, MemoryLedger
@@ -22,10 +22,12 @@ from dagmaster.testing.memory_transport import Broker, MemoryTransport
 from dagmaster.transports.transport import Ticket
 from tests.simulation.clockwork import Lane
 
-READS = frozenset({"load_jobs", "load_outputs", "stirrings", "load_checkpoints", "read_results", "load_payload", "now"})
+READS = frozenset(
+    {"load_jobs", "load_outputs", "pending_work", "load_checkpoints", "read_results", "load_payload", "now"}
+)
 # They write what no rule is about: whether someone lives, what is not referred to yet.
-_ASIDE = frozenset({"beat_worker", "retire_worker", "keep_house", "store_payload", "set_queue"})
-_SHOWS_LIFE = frozenset({"beat", "beat_worker", "keep_house", "take_messages"})
+_ASIDE = frozenset({"beat_worker", "retire_worker", "maintain", "store_payload", "set_queue"})
+_SHOWS_LIFE = frozenset({"beat", "beat_worker", "maintain", "take_messages"})
 _SHORT_PAUSE, _LONG_PAUSE = (0.05, 3.0), (8.0, 20.0)  # the long ones outlast every lease
 
 
@@ -42,9 +44,7 @@ class Fate(StrEnum):
     CALLER_PAUSES_AFTER = "takes effect, and the caller stands still"
 
 
-_HEAVY = frozenset(
-    {"advance", "exchange", "renew", "claim_jobs", "create_once", "revive"}
-)  # more often than the others
+_HEAVY = frozenset({"advance", "exchange", "renew", "claim_jobs", "create_once", "rerun"})  # more often than the others
 _OF_CALLERS = (
     Fate.CALLER_DIES_BEFORE, Fate.CALLER_DIES_AFTER, Fate.CALLER_PAUSES_BEFORE, Fate.CALLER_PAUSES_AFTER,
 )  # fmt: skip
@@ -292,15 +292,15 @@ class Post:
         self._world.loop.call_later(seconds, call, *arguments, context=self._nobody)
 
 
-class FaultyBell(MemoryBell):
+class FaultyNotifier(MemoryNotifier):
     def __init__(self, post: Post, exchange: MemoryExchange, *topics: str) -> None:
         super().__init__(exchange, frozenset(topics))
         self._post = post
-        exchange.bells.append(self)
+        exchange.notifiers.append(self)
 
-    def ring(self, *topics: str) -> None:
-        for bell in self._exchange.bells:
-            self._post.deliver(bell.hear, topics)
+    def notify(self, *topics: str) -> None:
+        for notifier in self._exchange.notifiers:
+            self._post.deliver(notifier.hear, topics)
 
 
 class FaultyTransport(MemoryTransport):

@@ -151,7 +151,7 @@ class Judge:
             return
         self._demand(job.epoch >= old.epoch, f"the epoch of {job.job_id} went back")
         self._demand(job.epoch == old.epoch or self.name == "claim_jobs", f"{self.name} raised an epoch")
-        is_over = old.status in JOB_TERMINAL and self.name != "revive"
+        is_over = old.status in JOB_TERMINAL and self.name != "rerun"
         self._demand(not is_over, f"{self.name} changed a job that was {old.status}")
         match self.name:
             case "claim_jobs":

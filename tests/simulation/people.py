@@ -16,7 +16,7 @@ from dagmaster.operations import operate
 from dagmaster.workflows.model import EndNode, FanOutNode, StartNode
 from tests.simulation.clockwork import Lane
 from tests.simulation.effects import QUEUE
-from tests.simulation.faults import FaultyBell, Wire
+from tests.simulation.faults import FaultyNotifier, Wire
 
 _LOOK_SECONDS = 1.5
 
@@ -27,7 +27,7 @@ class Person:
         self._random = world.random
         self._workflow = world.cases[workflow_id].workflow
         self._wire: Any = Wire(world, lane, is_user=True)
-        self._bell = FaultyBell(world.post, world.exchange)
+        self._notifier = FaultyNotifier(world.post, world.exchange)
         self._name = f"from-{lane.name}"
 
     async def live(self) -> None:
@@ -56,7 +56,7 @@ class Person:
 
         job_id: UUID = await self._until_answered(ask)
         self._world.acknowledged[self._name] = job_id
-        self._bell.ring(JOBS)
+        self._notifier.notify(JOBS)
         return job_id
 
     async def _send(self) -> UUID:
@@ -107,7 +107,7 @@ class Person:
             await ask()
         except (Conflict, NotFound, Unavailable):
             return
-        self._bell.ring(JOBS)
+        self._notifier.notify(JOBS)
 
     async def _until_answered(self, ask: Callable[[], Awaitable[Any]]) -> Any:
         while True:

@@ -44,7 +44,7 @@ from dagmaster.workflows.model import Workflow
 from tests.jobs.random_workflows import Case, SeededDice, make_case
 from tests.simulation.clockwork import LANE, Clockwork, Lane, Standstill
 from tests.simulation.effects import QUEUE, Stage
-from tests.simulation.faults import FaultyBell, FaultyTransport, Post, Profile, Sweep, Wire, pause_seconds
+from tests.simulation.faults import FaultyNotifier, FaultyTransport, Post, Profile, Sweep, Wire, pause_seconds
 from tests.simulation.invariants import Judge, Tally
 from tests.simulation.people import Person
 
@@ -72,7 +72,7 @@ class Broken(AssertionError):
 class Actor:
     lane: Lane
     process: Orchestrator | Worker
-    bell: FaultyBell
+    notifier: FaultyNotifier
     is_stopping: bool = False
 
 
@@ -256,22 +256,22 @@ class World:
         router = RegistryRouter(self.registry, self.settings.known_queues, self.settings.default_queue)
         chunk = self.random.randint(1, 5)
         planner = Planner(router, self.random, max_losses=self.settings.max_losses, chunk=chunk)
-        bell = FaultyBell(self.post, self.exchange, JOBS, RESULTS)
+        notifier = FaultyNotifier(self.post, self.exchange, JOBS, RESULTS)
         transport = FaultyTransport(self, self.broker)
         process = Orchestrator(
-            self.settings, Wire(self, lane), Wire(self, lane), bell, transport, planner, self.catalog, owner_id=self.uuid()  # type: ignore[arg-type]
+            self.settings, Wire(self, lane), Wire(self, lane), notifier, transport, planner, self.catalog, owner_id=self.uuid()  # type: ignore[arg-type]
         )  # fmt: skip
-        self._start(Actor(lane, process, bell), process.owner_id)
+        self._start(Actor(lane, process, notifier), process.owner_id)
 
     def _start_worker(self) -> None:
         lane = self._lane("worker")
-        bell = FaultyBell(self.post, self.exchange)
+        notifier = FaultyNotifier(self.post, self.exchange)
         process = Worker(
-            self.settings, Wire(self, lane), FaultyTransport(self, self.broker, (QUEUE,)), bell, self.registry,  # type: ignore[arg-type]
+            self.settings, Wire(self, lane), FaultyTransport(self, self.broker, (QUEUE,)), notifier, self.registry,  # type: ignore[arg-type]
             lease_ledger=Wire(self, lane), handler_ledger=Wire(self, lane), name=lane.name, worker_id=self.uuid(),  # type: ignore[arg-type]
             pool=plain.pool(isolate=False), progress_seconds=self.settings.lease_renew_sec, rng=self.random,
         )  # fmt: skip
-        self._start(Actor(lane, process, bell), process.worker_id)
+        self._start(Actor(lane, process, notifier), process.worker_id)
 
     def _lane(self, kind: str) -> Lane:
         self._started += 1
@@ -294,7 +294,7 @@ class World:
 
     def _forget(self, actor: Actor) -> None:
         self.actors.remove(actor)
-        self.exchange.bells.remove(actor.bell)
+        self.exchange.notifiers.remove(actor.notifier)
         self.later(self.random.choice((0.1, 1.0, 6.0)), self._replace, actor)
 
     def _replace(self, actor: Actor) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dagmaster.database.notify.notifier import MemoryExchange, tasks_topic
-from dagmaster.database.notify.postgres import PostgresBell
+from dagmaster.database.notify.postgres import PostgresNotifier
 from dagmaster.testing.memory_transport import Broker, MemoryTransport
 from dagmaster.transports import postgres
 from dagmaster.transports.postgres import PostgresTransport, topics_of
@@ -43,16 +43,16 @@ def _makers(request: pytest.FixtureRequest) -> dict[str, Callable[..., Transport
     broker, exchange = Broker(), MemoryExchange()
 
     def postgres(*queues: str) -> Transport:
-        bell = PostgresBell(request.getfixturevalue("database"), [tasks_topic(queue) for queue in queues])
-        bell.start()
-        return PostgresTransport(bell, queues)
+        notifier = PostgresNotifier(request.getfixturevalue("database"), [tasks_topic(queue) for queue in queues])
+        notifier.start()
+        return PostgresTransport(notifier, queues)
 
     if request.param == "postgres":
         request.getfixturevalue("database")  # before the loop runs
     return {
         "memory": lambda *queues: MemoryTransport(broker, queues),
         "postgres over a memory bell": lambda *queues: PostgresTransport(
-            exchange.bell(*map(tasks_topic, queues)), queues
+            exchange.notifier(*map(tasks_topic, queues)), queues
         ),
         "postgres": postgres,
     }
@@ -181,7 +181,7 @@ async def test_a_single_task_is_announced_to_the_nearest_worker_first() -> None:
     exchange = MemoryExchange()
 
     def an_end(worker_id: str | None, *queues: str) -> PostgresTransport:
-        return PostgresTransport(exchange.bell(*topics_of(queues, worker_id)), queues, worker_id)
+        return PostgresTransport(exchange.notifier(*topics_of(queues, worker_id)), queues, worker_id)
 
     near, far, orchestrator = an_end("near", "light"), an_end("far", "light"), an_end(None)
     receiving = asyncio.create_task(far.receive(SOON))
@@ -196,9 +196,9 @@ async def test_a_single_task_is_announced_to_the_nearest_worker_first() -> None:
 
 async def test_a_task_near_a_dead_worker_reaches_the_others() -> None:
     exchange = MemoryExchange()
-    far = PostgresTransport(exchange.bell(*topics_of(["light"], "far")), ["light"], "far")
+    far = PostgresTransport(exchange.notifier(*topics_of(["light"], "far")), ["light"], "far")
 
-    await PostgresTransport(exchange.bell()).publish([Ticket("light", near="gone")])
+    await PostgresTransport(exchange.notifier()).publish([Ticket("light", near="gone")])
 
     assert [delivery.queue for delivery in await far.receive(SOON)] == ["light"]
 
@@ -207,8 +207,8 @@ async def test_a_worker_that_keeps_up_wakes_no_others(monkeypatch) -> None:
     """But only as far as its own tasks go: what is near one that is silent reaches the others all the same."""
     monkeypatch.setattr(postgres, "STAND_BY_SECONDS", 0.2)
     exchange = MemoryExchange()
-    heard = exchange.bell("tasks:light")
-    orchestrator = PostgresTransport(exchange.bell())
+    heard = exchange.notifier("tasks:light")
+    orchestrator = PostgresTransport(exchange.notifier())
 
     for _ in range(4):
         await orchestrator.publish([Ticket("light", near="busy")])
@@ -222,7 +222,7 @@ async def test_a_worker_that_keeps_up_wakes_no_others(monkeypatch) -> None:
 
 
 def test_notifications_sent_by_the_ledger_equal_those_of_the_transport() -> None:
-    transport = PostgresTransport(MemoryExchange().bell())
+    transport = PostgresTransport(MemoryExchange().notifier())
 
     assert transport.topics([Ticket("light"), Ticket("heavy"), Ticket("light")]) == ["tasks:heavy", "tasks:light"]
     assert MemoryTransport(Broker()).topics([Ticket("light")]) == ()

@@ -9,11 +9,11 @@ from fastapi import FastAPI, Request
 from starlette.testclient import TestClient
 
 from dagmaster.api import problems as api_problems
-from dagmaster.api.middleware import ApiDoor
+from dagmaster.api.middleware import ApiMiddleware
 from dagmaster.errors import Conflict, InvalidWorkflow, Problem, Unavailable
 from dagmaster.observe import log
 from dagmaster.serving import problems as map_problems
-from dagmaster.serving.middleware import MapDoor
+from dagmaster.serving.middleware import MapMiddleware
 
 HOST = "maps.internal"
 LIMIT = 1_048_576
@@ -30,13 +30,13 @@ class House:
 
 def api(*, is_open_to_all: bool) -> House:
     app = _app(api_problems.register)
-    app.add_middleware(ApiDoor, max_body_bytes=LIMIT, own_hosts=[HOST], is_open_to_all=is_open_to_all)
+    app.add_middleware(ApiMiddleware, max_body_bytes=LIMIT, own_hosts=[HOST], is_open_to_all=is_open_to_all)
     return House(app, is_discreet=False)
 
 
 def maps(*, is_open_to_all: bool) -> House:
     app = _app(map_problems.register)
-    app.add_middleware(MapDoor, own_host=HOST, public_url=None, is_open_to_all=is_open_to_all)
+    app.add_middleware(MapMiddleware, own_host=HOST, public_url=None, is_open_to_all=is_open_to_all)
     return House(app, is_discreet=True)
 
 

@@ -110,7 +110,7 @@ async def test_a_report_claims_no_tasks_where_none_are_left() -> None:
         await bench.report_of(task)
         await until(lambda: not bench.worker.running)
 
-        assert [demand.is_hunch for demand in bench.ledger.demands] == [False, False, True]
+        assert [demand.is_speculative for demand in bench.ledger.demands] == [False, False, True]
 
 
 @pytest.mark.requirement("Q1")

@@ -89,7 +89,7 @@ class FakeLedger:
             if any(map(self.refuses, reports)):
                 raise ValueError("invalid input syntax for type json")
             self.demands.append(demand)
-            claimed = () if reports and demand.is_hunch else tuple(self._claim(demand))
+            claimed = () if reports and demand.is_speculative else tuple(self._claim(demand))
             answer = Exchange(claimed, 0, tuple(self._accept(reports)), is_told=self.tells)
             if self.tells:
                 self.told += tell
@@ -214,10 +214,10 @@ class Bench:
         self.ledger = FakeLedger(tasks)
         self.broker = Broker()
         self.rings = MemoryExchange()
-        self.owner = self.rings.bell("results")
+        self.owner = self.rings.notifier("results")
         self.settings = some_settings(**settings)
         self.worker = Worker(
-            self.settings, self.ledger, MemoryTransport(self.broker, self.settings.worker_queue), self.rings.bell(),  # type: ignore[arg-type]
+            self.settings, self.ledger, MemoryTransport(self.broker, self.settings.worker_queue), self.rings.notifier(),  # type: ignore[arg-type]
             registry or a_registry(), name="bench", worker_id=uuid4(),
         )  # fmt: skip
 

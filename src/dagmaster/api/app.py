@@ -33,8 +33,8 @@ from dagmaster.api import (
     workflows,
 )
 from dagmaster.api.limits import MAX_BODY_BYTES, PREFIX
-from dagmaster.api.middleware import ApiDoor
-from dagmaster.api.services import Parts
+from dagmaster.api.middleware import ApiMiddleware
+from dagmaster.api.services import ApiServices
 from dagmaster.operations.catalog import Catalog
 from dagmaster.orchestrator.loop import Orchestrator
 from dagmaster.settings import Settings
@@ -66,24 +66,27 @@ def create_app(
     heartbeat_seconds: float = 15.0,
 ) -> FastAPI:
     """The API on a database. `orchestrator` is the one in the same process, on whose loop health depends."""
-    parts = Parts(settings, dsn, catalog, handlers, orchestrator, heartbeat_seconds)
+    services = ApiServices(settings, dsn, catalog, handlers, orchestrator, heartbeat_seconds)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        async with parts.running():
+        async with services.running():
             yield
 
     app = _App(
         title="dagmaster", version=__version__, description=_DESCRIPTION, openapi_tags=_TAGS, lifespan=lifespan,
         docs_url=None, redoc_url=None,
     )  # fmt: skip
-    app.state.parts = parts
+    app.state.services = services
     problems.register(app)
     app.include_router(_versioned())
     app.include_router(health.probes)
     app.include_router(index.router)
     app.add_middleware(
-        ApiDoor, max_body_bytes=MAX_BODY_BYTES, own_hosts=[settings.api_host], is_open_to_all=settings.api_insecure
+        ApiMiddleware,
+        max_body_bytes=MAX_BODY_BYTES,
+        own_hosts=[settings.api_host],
+        is_open_to_all=settings.api_insecure,
     )
     return app
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import PlainTextResponse
 
 from dagmaster.api.problems import responses
-from dagmaster.api.services import Here
+from dagmaster.api.services import Services
 from dagmaster.errors import InvalidRequest
 from dagmaster.observe import log
 
@@ -68,8 +68,8 @@ class Rebuild(BaseModel):
 @router.get(
     "/status", operation_id="get_schema_status", summary="What is deployed and what is missing", responses=responses()
 )
-async def get_status(here: Here) -> SchemaStatus:
-    return await _status(here.dsn)
+async def get_status(services: Services) -> SchemaStatus:
+    return await _status(services.dsn)
 
 
 async def _status(dsn: str) -> SchemaStatus:
@@ -83,8 +83,8 @@ async def _status(dsn: str) -> SchemaStatus:
 
 
 @router.get("/tables", operation_id="get_tables", summary="How many rows each table has", responses=responses())
-async def get_tables(here: Here) -> Tables:
-    return Tables(tables=(await asyncio.to_thread(_deploy().status, here.dsn)).tables)
+async def get_tables(services: Services) -> Tables:
+    return Tables(tables=(await asyncio.to_thread(_deploy().status, services.dsn)).tables)
 
 
 @router.get(
@@ -107,10 +107,10 @@ async def get_ddl() -> PlainTextResponse:
     summary="Create what is missing; what exists is left as it is",
     responses=responses(409),
 )
-async def deploy_schema(here: Here) -> SchemaStatus:
-    await asyncio.to_thread(_deploy().deploy, here.dsn)
-    await asyncio.to_thread(_catalog().ensure_catalog, here.dsn, is_enabled=here.settings.catalog_enabled)
-    return await _status(here.dsn)
+async def deploy_schema(services: Services) -> SchemaStatus:
+    await asyncio.to_thread(_deploy().deploy, services.dsn)
+    await asyncio.to_thread(_catalog().ensure_catalog, services.dsn, is_enabled=services.settings.catalog_enabled)
+    return await _status(services.dsn)
 
 
 @router.post(
@@ -119,9 +119,9 @@ async def deploy_schema(here: Here) -> SchemaStatus:
     summary="Add what the software has and the database lacks, beside a running platform",
     responses=responses(409),
 )
-async def migrate_schema(here: Here) -> Migrated:
-    changes = await asyncio.to_thread(_deploy().migrate, here.dsn)
-    status = await _status(here.dsn)
+async def migrate_schema(services: Services) -> Migrated:
+    changes = await asyncio.to_thread(_deploy().migrate, services.dsn)
+    status = await _status(services.dsn)
     return Migrated(changes=changes, pending=status.pending, is_current=status.is_current)
 
 
@@ -131,18 +131,18 @@ async def migrate_schema(here: Here) -> Migrated:
     summary="Drop everything and deploy anew: development only",
     responses=responses(409),
 )
-async def rebuild_schema(here: Here, rebuild: Rebuild) -> SchemaStatus:
+async def rebuild_schema(services: Services, rebuild: Rebuild) -> SchemaStatus:
     """Off unless ALLOW_REBUILD is set. Every job, event and result is gone afterwards."""
-    if not here.settings.allow_rebuild:
+    if not services.settings.allow_rebuild:
         raise InvalidRequest(
             "rebuilding is off", code="bootstrap.rebuild-off", hint="set ALLOW_REBUILD=true on a development machine"
         )
-    name = await here.reads.database_name()
+    name = await services.reads.database_name()
     if rebuild.confirm != name:
         raise InvalidRequest(
             "`confirm` is not the name of this database", code="bootstrap.not-confirmed",
             hint="its name is in the connection's address",
         )  # fmt: skip
     _log.warning("everything is dropped and deployed anew", database=name)
-    await asyncio.to_thread(_deploy().rebuild, here.dsn)
-    return await _status(here.dsn)
+    await asyncio.to_thread(_deploy().rebuild, services.dsn)
+    return await _status(services.dsn)

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from dagmaster.api import examples
 from dagmaster.api.problems import responses
-from dagmaster.api.services import Here
+from dagmaster.api.services import Services
 from dagmaster.database.ledger.protocol import Demand, Ledger, Report
 from dagmaster.database.notify.notifier import RESULTS
 from dagmaster.errors import InvalidRequest
@@ -57,18 +57,18 @@ class Receipt(BaseModel):
 @router.post(
     "/task-result", operation_id="report_task_result", summary="Report the result of a task", responses=responses()
 )
-async def report_task_result(here: Here, report: TaskReport) -> Receipt:
+async def report_task_result(services: Services, report: TaskReport) -> Receipt:
     """Handled exactly once: reported again, it is answered as before."""
     told = _as_told(report)
     # A stranger's report is not even kept: it would stand in the way of the one that the holder is going to make.
-    if not await here.reads.may_report(report.worker_id, told.job_id, told.node_id, told.attempt):
+    if not await services.reads.may_report(report.worker_id, told.job_id, told.node_id, told.attempt):
         return Receipt(accepted=False)
-    async with here.ledgers.one() as ledger:
+    async with services.ledgers.one() as ledger:
         told = await _with_payload(ledger, told)
         answer = await ledger.exchange(
-            report.worker_id, [told], _NOTHING_MORE, lease_seconds=here.settings.task_lease_sec
+            report.worker_id, [told], _NOTHING_MORE, lease_seconds=services.settings.task_lease_sec
         )
-    here.bell.ring(RESULTS)
+    services.notifier.notify(RESULTS)
     return Receipt(accepted=not answer.late)
 
 
@@ -81,11 +81,11 @@ async def _with_payload(ledger: Ledger, report: Report) -> Report:
 
 
 def _as_told(report: TaskReport) -> Report:
-    parts = _TASK_ID.fullmatch(report.task_id)
+    services = _TASK_ID.fullmatch(report.task_id)
     try:
-        if parts is None:
+        if services is None:
             raise ValueError
-        job_id = UUID(parts[1])
+        job_id = UUID(services[1])
     except ValueError:
         raise InvalidRequest("this is not the id of a task", code="task.bad-id", task_id=report.task_id) from None
     if report.status == "failed" and report.error is None:
@@ -96,4 +96,4 @@ def _as_told(report: TaskReport) -> Report:
     status = TaskStatus(report.status)
     # `log` has the lines that our workers kept; what others call so has another form.
     metrics = {name: value for name, value in (report.metrics or {}).items() if name != "log"} or None
-    return Report(job_id, parts[2], int(parts[3]), status, report.output, error, metrics)
+    return Report(job_id, services[2], int(services[3]), status, report.output, error, metrics)

@@ -22,7 +22,7 @@ from itertools import islice
 from typing import Any, TypeVar
 from uuid import UUID
 
-from dagmaster.database.notify.notifier import Bell
+from dagmaster.database.notify.notifier import Notifier
 from dagmaster.database.reads.jobs import EventLine
 from dagmaster.database.reads.pages import ApiReads, Head, JobBrief, NodeProgress
 from dagmaster.errors import Unavailable
@@ -98,9 +98,9 @@ class Channel:
 class Follower:
     """`start` it inside a running loop. Without watchers it asks nothing."""
 
-    def __init__(self, reads: ApiReads, bell: Bell) -> None:
+    def __init__(self, reads: ApiReads, notifier: Notifier) -> None:
         self._reads = reads
-        self._bell = bell
+        self._notifier = notifier
         self._channels: dict[UUID, Channel] = {}
         self._wanted = asyncio.Event()
         self._is_closing = False
@@ -193,7 +193,7 @@ class Follower:
                 self._wanted.clear()
                 await self._wanted.wait()
             await self._look_safely()
-            if await self._bell.wait(soon.popleft() if soon else POLL_SECONDS):
+            if await self._notifier.wait(soon.popleft() if soon else POLL_SECONDS):
                 soon = deque(_AFTER_A_RING)
                 await asyncio.sleep(_BREATH_SECONDS)
 

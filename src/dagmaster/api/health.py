@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse
 
 from dagmaster import __version__
 from dagmaster.api.problems import responses
-from dagmaster.api.services import Here, Parts
+from dagmaster.api.services import ApiServices, Services
 from dagmaster.database.reads.pages import Liveness
 from dagmaster.errors import DagmasterError
 from dagmaster.orchestrator.loop import Orchestrator
@@ -61,9 +61,9 @@ class Health(Readiness):
     response_model=Alive,
     responses={**responses(), 503: {"model": Alive, "description": "The orchestrator's loop is stuck: restart it"}},
 )
-async def get_livez(here: Here) -> JSONResponse:
+async def get_livez(services: Services) -> JSONResponse:
     """Does not ask the database: no restart would bring that back. A process that hangs as a whole gives no answer."""
-    loop = here.orchestrator
+    loop = services.orchestrator
     silent = loop.silent_seconds if loop else 0.0
     is_stuck = loop is not None and silent > loop.hopeless_seconds
     body = Alive(status="stuck" if is_stuck else "alive", silent_seconds=round(silent, 3))
@@ -77,24 +77,24 @@ async def get_livez(here: Here) -> JSONResponse:
     response_model=Readiness,
     responses={**responses(), 503: {"model": Readiness, "description": "Not ready: see the checks"}},
 )
-async def get_readyz(here: Here) -> JSONResponse:
-    health = await _health(here)
+async def get_readyz(services: Services) -> JSONResponse:
+    health = await _health(services)
     body = Readiness(is_ready=health.is_ready, checks=health.checks)
     return JSONResponse(body.model_dump(mode="json"), status_code=200 if health.is_ready else 503)
 
 
 @router.get("/health", operation_id="get_health", summary="What is well and what is not", responses=responses())
-async def get_health(here: Here) -> Health:
+async def get_health(services: Services) -> Health:
     """Always answered: also when nothing is well."""
-    return await _health(here)
+    return await _health(services)
 
 
-async def _health(here: Parts) -> Health:
+async def _health(services: ApiServices) -> Health:
     begun = time.monotonic()
     try:
         async with asyncio.timeout(PATIENCE_SECONDS):
-            owner_id = here.orchestrator.owner_id if here.orchestrator else None
-            found = await here.reads.liveness(owner_id, here.alive_within)
+            owner_id = services.orchestrator.owner_id if services.orchestrator else None
+            found = await services.reads.liveness(owner_id, services.alive_within)
     except TimeoutError:
         return _unwell(Check("database", False, f"no answer within {PATIENCE_SECONDS:g} s"))
     except DagmasterError as error:
@@ -106,7 +106,7 @@ async def _health(here: Parts) -> Health:
     checks = [
         Check("database", True, f"answers in {seconds * 1000:.0f} ms"),
         _schema(found, expected),
-        *([_loop(found, here.orchestrator, here.alive_within)] if here.orchestrator else []),
+        *([_loop(found, services.orchestrator, services.alive_within)] if services.orchestrator else []),
     ]
     return Health(
         is_ready=all(check.is_ok for check in checks), checks=checks, version=__version__, database_seconds=seconds,

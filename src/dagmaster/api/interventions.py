@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from dagmaster.api.jobs import JobId
 from dagmaster.api.problems import responses
-from dagmaster.api.services import Here
+from dagmaster.api.services import Services
 from dagmaster.database.notify.notifier import JOBS, RESULTS
 from dagmaster.database.reads.pages import StoppingTask
 from dagmaster.jobs.model import ShortId
@@ -51,7 +51,7 @@ class Cancelled(BaseModel):
     responses=responses(404, 409),
 )
 async def cancel_job(
-    here: Here,
+    services: Services,
     job_id: JobId,
     wish: Wish | None = None,
     wait: Annotated[float, Query(ge=0, le=60, description="Seconds to wait for the job's end before the answer")] = 2,
@@ -60,19 +60,19 @@ async def cancel_job(
     again changes nothing and shows how far it has come, also once the job is cancelled. A job that has ended otherwise is a
     conflict."""
     wish = wish or Wish()
-    async with here.ledgers.one() as ledger:
+    async with services.ledgers.one() as ledger:
         await operate.cancel(ledger, job_id, by=wish.by, reason=wish.reason)
-    here.bell.ring(RESULTS)
+    services.notifier.notify(RESULTS)
     for _ in range(int(wait / _LOOK_SECONDS)):
-        answer = await _cancelled(here, job_id)
+        answer = await _cancelled(services, job_id)
         if answer.is_over:
             return answer
         await asyncio.sleep(_LOOK_SECONDS)
-    return await _cancelled(here, job_id)
+    return await _cancelled(services, job_id)
 
 
-async def _cancelled(here: Here, job_id: UUID) -> Cancelled:
-    job = await here.reads.job(job_id)
+async def _cancelled(services: Services, job_id: UUID) -> Cancelled:
+    job = await services.reads.job(job_id)
     return Cancelled(
         job_id=job_id,
         status=job.status,
@@ -80,7 +80,7 @@ async def _cancelled(here: Here, job_id: UUID) -> Cancelled:
         requested_by=job.cancel_requested_by,
         reason=job.cancel_reason,
         is_over=job.status in JOB_TERMINAL,
-        tasks=await here.reads.stopping_tasks(job_id),
+        tasks=await services.reads.stopping_tasks(job_id),
     )
 
 
@@ -92,7 +92,7 @@ async def _cancelled(here: Here, job_id: UUID) -> Cancelled:
     responses=responses(404, 409),
 )
 async def resume_job(
-    here: Here,
+    services: Services,
     job_id: JobId,
     wish: Wish | None = None,
     dry_run: Annotated[bool, Query(description="Only say what would run again")] = False,
@@ -100,10 +100,10 @@ async def resume_job(
     """Only what failed, was cancelled or was skipped because of that runs again, children included, with the inputs and the
     definition that the job began with."""
     wish = wish or Wish()
-    async with here.ledgers.one() as ledger:
+    async with services.ledgers.one() as ledger:
         answer = await operate.resume(ledger, job_id, by=wish.by, reason=wish.reason, is_dry_run=dry_run)
     if not dry_run:
-        here.bell.ring(JOBS)
+        services.notifier.notify(JOBS)
     return answer
 
 
@@ -122,7 +122,7 @@ class RetryWish(operate.Part):
     responses=responses(404, 409),
 )
 async def retry_job(
-    here: Here,
+    services: Services,
     job_id: JobId,
     wish: RetryWish,
     dry_run: Annotated[bool, Query(description="Only say what would run again")] = False,
@@ -130,8 +130,8 @@ async def retry_job(
     """A node (or one child), a stage, or the children of a fan_out that failed, with everything downstream of it and nothing
     else. A fan_out that runs again reads its source again."""
     part = operate.Part(node=wish.node, stage=wish.stage, failed_children=wish.failed_children)
-    async with here.ledgers.one() as ledger:
+    async with services.ledgers.one() as ledger:
         answer = await operate.retry(ledger, job_id, part, by=wish.by, reason=wish.reason, is_dry_run=dry_run)
     if not dry_run:
-        here.bell.ring(JOBS)
+        services.notifier.notify(JOBS)
     return answer

@@ -8,7 +8,7 @@ from pydantic import AwareDatetime, BaseModel, Field
 
 from dagmaster.api.pages import Cursor, Limit, Page, joined, moment_and_id, page_of
 from dagmaster.api.problems import responses
-from dagmaster.api.services import Here
+from dagmaster.api.services import Services
 from dagmaster.database.maintenance.janitor import PostgresJanitor, Swept
 from dagmaster.database.maintenance.retention import PostgresRetention
 from dagmaster.jobs.model import JanitorAction
@@ -35,7 +35,7 @@ class JanitorRun(BaseModel):
     responses=responses(),
 )
 async def list_janitor_actions(
-    here: Here,
+    services: Services,
     *,
     action_type: Annotated[
         str | None, Query(max_length=64, description="Only of this kind", examples=["job_stuck"])
@@ -48,7 +48,7 @@ async def list_janitor_actions(
     after: Cursor = None,
     limit: Limit = 50,
 ) -> Page[JanitorAction]:
-    found = await here.reads.janitor_actions(
+    found = await services.reads.janitor_actions(
         limit=limit + 1, after=moment_and_id(after), action_type=action_type, target_id=target_id, run_id=run_id,
         since=since,
     )  # fmt: skip
@@ -57,13 +57,13 @@ async def list_janitor_actions(
 
 @router.post("/run", operation_id="run_janitor", summary="Look around now, and act or only tell", responses=responses())
 async def run_janitor(
-    here: Here, dry_run: Annotated[bool, Query(description="Change nothing, tell what would be done")] = False
+    services: Services, dry_run: Annotated[bool, Query(description="Change nothing, tell what would be done")] = False
 ) -> JanitorRun:
     """As the janitors of orchestrators do it by themselves every `JANITOR_INTERVAL_SEC`. Deleting old jobs is left to them."""
-    store, retention = PostgresJanitor(here.dsn, "api-janitor"), PostgresRetention(here.dsn, "api-retention")
-    tidy = tidy_of(here.settings, here.dsn, "api-tidy")
-    janitor = Janitor(here.settings, store, retention, here.bell, tidy=tidy)
-    age = here.settings.retention_days * DAY_SECONDS
+    store, retention = PostgresJanitor(services.dsn, "api-janitor"), PostgresRetention(services.dsn, "api-retention")
+    tidy = tidy_of(services.settings, services.dsn, "api-tidy")
+    janitor = Janitor(services.settings, store, retention, services.notifier, tidy=tidy)
+    age = services.settings.retention_days * DAY_SECONDS
     try:
         run_id, swept = await janitor.sweep(is_dry=dry_run)
         tidied = await tidy.turn(run_id, is_dry=dry_run) if tidy else Swept((), ())

@@ -13,7 +13,7 @@ from pydantic import AwareDatetime, BaseModel, Field, field_serializer
 from dagmaster.api import examples
 from dagmaster.api.pages import LONGEST_NAME, Cursor, Limit, Page, joined, name_and_number, page_of
 from dagmaster.api.problems import responses
-from dagmaster.api.services import Here, Parts
+from dagmaster.api.services import ApiServices, Services
 from dagmaster.api.workflows import read_definition
 from dagmaster.database.notify.notifier import JOBS
 from dagmaster.database.reads.jobs import EventLine, NodeLine, Snapshot
@@ -139,7 +139,7 @@ class NodeDetail(BaseModel):
     },
 )
 async def submit_job(
-    here: Here,
+    services: Services,
     response: Response,
     submission: JobRequest,
     resume: Annotated[bool, Query(description="Go on with the job that the same submission made before")] = False,
@@ -151,33 +151,33 @@ async def submit_job(
         raise InvalidRequest(
             "`resume` goes on with the old job, `force` starts a new one", code="request.contradiction"
         )
-    catalog = await _catalog_for(here, submission)
-    async with here.ledgers.one() as ledger:
+    catalog = await _catalog_for(services, submission)
+    async with services.ledgers.one() as ledger:
         answer = await submit_once(ledger, catalog, submission, force=force, resume=resume)
     response.headers["Location"] = f"/api/v1/jobs/{answer.job_id}"
     if answer.status in ("accepted", "resumed"):
-        here.bell.ring(JOBS)
+        services.notifier.notify(JOBS)
     else:
         response.status_code = 200
     return answer
 
 
-async def _catalog_for(here: Parts, submission: JobRequest) -> Catalog:
+async def _catalog_for(services: ApiServices, submission: JobRequest) -> Catalog:
     if submission.definition is None:
-        return here.catalog
-    workflow = await read_definition(here, submission.definition)
+        return services.catalog
+    workflow = await read_definition(services, submission.definition)
     if workflow.workflow_id != submission.workflow_id:
         raise InvalidRequest(
             f"`workflow_id` is {submission.workflow_id}, and that of the definition is {workflow.workflow_id}",
             code="workflow.other-id",
         )
-    return Catalog({workflow.workflow_id: workflow}, max_inputs_bytes=here.catalog.max_inputs_bytes)
+    return Catalog({workflow.workflow_id: workflow}, max_inputs_bytes=services.catalog.max_inputs_bytes)
 
 
 @router.get("", operation_id="list_jobs", summary="List jobs, newest first", responses=responses())
 async def list_jobs(
     *,
-    here: Here,
+    services: Services,
     status: Annotated[JobStatus | None, Query(description="Only jobs in this state")] = None,
     workflow_id: Annotated[str | None, Query(max_length=64)] = None,
     submitted_by: Annotated[str | None, Query(max_length=64)] = None,
@@ -187,7 +187,7 @@ async def list_jobs(
     after: Annotated[UUID | None, Query(description="`next` of the page before")] = None,
     limit: Limit = 50,
 ) -> Page[JobSummary]:
-    found = await here.reads.jobs(
+    found = await services.reads.jobs(
         limit=limit + 1, after=after, status=status, workflow_id=workflow_id, submitted_by=submitted_by,
         correlation_id=correlation_id, created_after=created_after, created_before=created_before,
     )  # fmt: skip
@@ -195,12 +195,12 @@ async def list_jobs(
 
 
 @router.get("/{job_id}", operation_id="get_job", summary="Look at a job", responses=responses(404))
-async def get_job(here: Here, job_id: JobId) -> JobDetail:
+async def get_job(services: Services, job_id: JobId) -> JobDetail:
     """The job, the nodes of its definition with the counts of their children, and a summary of each stage. It costs the
     same for ten children as for a hundred thousand."""
-    job = await here.reads.job(job_id)
-    graph = await here.reads.graph(job.definition_hash)
-    snapshot = await here.reads.watch_job(job_id, graph.order)
+    job = await services.reads.job(job_id)
+    graph = await services.reads.graph(job.definition_hash)
+    snapshot = await services.reads.watch_job(job_id, graph.order)
     nodes = [shown(graph, node, snapshot.now) for node in snapshot.nodes]
     failed = [node for node in nodes if node.status is NodeStatus.FAILED or node.failed_count]
     return JobDetail(
@@ -212,13 +212,13 @@ async def get_job(here: Here, job_id: JobId) -> JobDetail:
         nodes=nodes,
         outcomes=_outcomes(job, graph, snapshot) if snapshot.is_over else None,
         deliverables=deliverables(job_id, job.result_data) if snapshot.is_over else {},
-        trouble=None if snapshot.is_over else await _trouble(here, job),
+        trouble=None if snapshot.is_over else await _trouble(services, job),
     )
 
 
-async def _trouble(here: Parts, job: Job) -> str | None:
+async def _trouble(services: ApiServices, job: Job) -> str | None:
     """What the janitor was told of, as long as the job has not moved since."""
-    found = await here.reads.janitor_actions(limit=1, target_id=str(job.job_id), action_type="job_stuck")
+    found = await services.reads.janitor_actions(limit=1, target_id=str(job.job_id), action_type="job_stuck")
     is_current = found and found[0].detail and found[0].detail["last_sequence"] == job.last_sequence
     return found[0].reason if is_current else None
 
@@ -244,7 +244,7 @@ def _view_of(node: NodeLine) -> NodeView:
 @router.get("/{job_id}/nodes", operation_id="list_nodes", summary="List a job's nodes", responses=responses(404))
 async def list_nodes(
     *,
-    here: Here,
+    services: Services,
     job_id: JobId,
     parent: Annotated[str | None, Query(max_length=LONGEST_NAME, description="The children of this fan_out")] = None,
     status: Annotated[NodeStatus | None, Query(description="Only nodes in this state")] = None,
@@ -252,14 +252,14 @@ async def list_nodes(
     limit: Limit = 50,
 ) -> Page[ShownNode]:
     """The nodes of the definition in the order of its graph, or with `parent` a fan_out's children by their index."""
-    graph, now = await graph_of(here, job_id)
+    graph, now = await graph_of(services, job_id)
     if parent is None:
-        snapshot = await here.reads.watch_job(job_id, graph.order)
+        snapshot = await services.reads.watch_job(job_id, graph.order)
         placed = [(place, node) for place, node in enumerate(snapshot.nodes) if place > after]
         lines = [(place, node) for place, node in placed if status in (None, node.status)][: limit + 1]
     else:
         require_fan_out(graph, parent)
-        children = await here.reads.page_children(job_id, parent, limit=limit + 1, after=after, status=status)
+        children = await services.reads.page_children(job_id, parent, limit=limit + 1, after=after, status=status)
         lines = [(child.fan_out_index or 0, child) for child in children]
     following = str(lines[limit - 1][0]) if len(lines) > limit else None
     return Page(items=[shown(graph, node, now) for _, node in lines[:limit]], next=following)
@@ -271,12 +271,12 @@ async def list_nodes(
     summary="Look at a node and its attempts",
     responses=responses(404),
 )
-async def get_node(here: Here, job_id: JobId, node_id: NodeName) -> NodeDetail:
-    node = await here.reads.node(job_id, node_id)
-    graph, _ = await graph_of(here, job_id)
+async def get_node(services: Services, job_id: JobId, node_id: NodeName) -> NodeDetail:
+    node = await services.reads.node(job_id, node_id)
+    graph, _ = await graph_of(services, job_id)
     of = node.parent_node_id or node_id
-    attempts = await here.reads.attempts(job_id, node_id)
-    checkpoints = await here.reads.checkpoints(job_id, node_id)
+    attempts = await services.reads.attempts(job_id, node_id)
+    checkpoints = await services.reads.checkpoints(job_id, node_id)
     return NodeDetail(
         node=node,
         type=_type_of(graph, node),
@@ -293,15 +293,15 @@ def _type_of(graph: Graph, node: NodeState) -> str:
 
 @router.get("/{job_id}/events", operation_id="list_events", summary="List a job's events", responses=responses(404))
 async def list_events(
-    here: Here,
+    services: Services,
     job_id: JobId,
     after: Sequence_ = 0,
     node_id: Annotated[str | None, Query(max_length=LONGEST_NAME, description="Only events of this node")] = None,
     limit: Limit = 100,
 ) -> Page[EventLine]:
     """Everything that ever happened to a job, in order. Numbers have no gaps."""
-    await here.reads.brief(job_id)
-    found = await here.reads.page_events(job_id, limit=limit + 1, after=after, node_id=node_id)
+    await services.reads.brief(job_id)
+    found = await services.reads.page_events(job_id, limit=limit + 1, after=after, node_id=node_id)
     return page_of(found, limit, lambda event: event.sequence)
 
 
@@ -309,21 +309,21 @@ async def list_events(
     "/{job_id}/timeline", operation_id="get_timeline", summary="A job's attempts as bars", responses=responses(404)
 )
 async def get_timeline(
-    here: Here,
+    services: Services,
     job_id: JobId,
     status: Annotated[TaskStatus | None, Query(description="Only attempts in this state")] = None,
     after: Cursor = None,
     limit: Limit = 100,
 ) -> Page[Bar]:
     """One bar per attempt, by node and number: from `queued_at` to `started_at` it waits, then it runs."""
-    await here.reads.brief(job_id)
-    found = await here.reads.timeline(job_id, limit=limit + 1, after=name_and_number(after), status=status)
+    await services.reads.brief(job_id)
+    found = await services.reads.timeline(job_id, limit=limit + 1, after=name_and_number(after), status=status)
     return page_of(found, limit, lambda bar: joined(bar.node_id, bar.attempt))
 
 
-async def graph_of(here: Parts, job_id: UUID) -> tuple[Graph, datetime]:
-    brief = await here.reads.brief(job_id)
-    return await here.reads.graph(brief.definition_hash), brief.now
+async def graph_of(services: ApiServices, job_id: UUID) -> tuple[Graph, datetime]:
+    brief = await services.reads.brief(job_id)
+    return await services.reads.graph(brief.definition_hash), brief.now
 
 
 def require_fan_out(graph: Graph, name: str) -> None:

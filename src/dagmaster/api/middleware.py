@@ -8,10 +8,10 @@ from starlette.types import Scope
 from dagmaster import listen
 from dagmaster.api.problems import PROBLEMS
 from dagmaster.errors import InvalidRequest
-from dagmaster.web.middleware import Door
+from dagmaster.web.middleware import RequestMiddleware
 
 
-class ApiDoor(Door):
+class ApiMiddleware(RequestMiddleware):
     entrance = listen.API
     problems = PROBLEMS
     hint_when_too_large = "large data goes to storage, by reference"

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from dagmaster.api.pages import Limit, Page, page_of
 from dagmaster.api.problems import responses
-from dagmaster.api.services import Here, Parts
+from dagmaster.api.services import ApiServices, Services
 from dagmaster.database.ledger.protocol import QueueChange
 from dagmaster.database.notify.notifier import tasks_topic
 from dagmaster.database.reads.pages import OrchestratorLine, QueueLine, TaskCount, WorkerLine, WorkflowRecord
@@ -52,8 +52,8 @@ class Stats(BaseModel):
     tags=["operations"],
     responses=responses(),
 )
-async def list_orchestrators(here: Here, after: After = None, limit: Limit = 50) -> Page[OrchestratorLine]:
-    found = await here.reads.orchestrators(limit=limit + 1, within_seconds=here.alive_within, after=after)
+async def list_orchestrators(services: Services, after: After = None, limit: Limit = 50) -> Page[OrchestratorLine]:
+    found = await services.reads.orchestrators(limit=limit + 1, within_seconds=services.alive_within, after=after)
     return page_of(found, limit, lambda orchestrator: orchestrator.owner_id)
 
 
@@ -64,8 +64,8 @@ async def list_orchestrators(here: Here, after: After = None, limit: Limit = 50)
     tags=["operations"],
     responses=responses(),
 )
-async def list_workers(here: Here, after: After = None, limit: Limit = 50) -> Page[WorkerLine]:
-    found = await here.reads.workers(limit=limit + 1, within_seconds=here.alive_within, after=after)
+async def list_workers(services: Services, after: After = None, limit: Limit = 50) -> Page[WorkerLine]:
+    found = await services.reads.workers(limit=limit + 1, within_seconds=services.alive_within, after=after)
     return page_of(found, limit, lambda worker: worker.worker_id)
 
 
@@ -76,15 +76,15 @@ async def list_workers(here: Here, after: After = None, limit: Limit = 50) -> Pa
     tags=["queues"],
     responses=responses(),
 )
-async def list_queues(here: Here) -> Page[QueueLine]:
+async def list_queues(services: Services) -> Page[QueueLine]:
     """All of them: there are few."""
-    return Page(items=await _queues(here), next=None)
+    return Page(items=await _queues(services), next=None)
 
 
-async def _queues(here: Parts, only: str | None = None) -> list[QueueLine]:
-    settings = here.settings
-    return await here.reads.queues(
-        settings.known_queues, settings.job_queue_name, within_seconds=here.alive_within, only=only
+async def _queues(services: ApiServices, only: str | None = None) -> list[QueueLine]:
+    settings = services.settings
+    return await services.reads.queues(
+        settings.known_queues, settings.job_queue_name, within_seconds=services.alive_within, only=only
     )
 
 
@@ -95,9 +95,9 @@ async def _queues(here: Parts, only: str | None = None) -> list[QueueLine]:
     tags=["queues"],
     responses=responses(404, 409),
 )
-async def set_queue(here: Here, queue: QueueName, limits: QueueLimits) -> QueueLine:
+async def set_queue(services: Services, queue: QueueName, limits: QueueLimits) -> QueueLine:
     """It holds for all workers, from the next task on. What is left out is as without limits."""
-    return await _set_queue(here, queue, QueueChange(max_running=limits.max_running, is_paused=limits.is_paused))
+    return await _set_queue(services, queue, QueueChange(max_running=limits.max_running, is_paused=limits.is_paused))
 
 
 @router.patch(
@@ -107,49 +107,49 @@ async def set_queue(here: Here, queue: QueueName, limits: QueueLimits) -> QueueL
     tags=["queues"],
     responses=responses(404, 409),
 )
-async def change_queue(here: Here, queue: QueueName, limits: QueueLimits) -> QueueLine:
+async def change_queue(services: Services, queue: QueueName, limits: QueueLimits) -> QueueLine:
     """The same, and what is left out stays: nobody undoes what another one did meanwhile."""
     changes = QueueChange()
     if "max_running" in limits.model_fields_set:
         changes["max_running"] = limits.max_running
     if "is_paused" in limits.model_fields_set:
         changes["is_paused"] = limits.is_paused
-    return await _set_queue(here, queue, changes)
+    return await _set_queue(services, queue, changes)
 
 
-async def _set_queue(here: Parts, queue: str, changes: QueueChange) -> QueueLine:
-    if queue == here.settings.job_queue_name:
+async def _set_queue(services: ApiServices, queue: str, changes: QueueChange) -> QueueLine:
+    if queue == services.settings.job_queue_name:
         raise Conflict(
             f"'{queue}' holds submissions, which orchestrators take at once: it can't be paused or limited",
             code="queue.of-submissions",
-            hint=f"queues of tasks can be: {', '.join(here.settings.known_queues)}",
+            hint=f"queues of tasks can be: {', '.join(services.settings.known_queues)}",
             queue=queue,
         )
-    if not await _queues(here, only=queue):
-        known = ", ".join(here.settings.known_queues)
+    if not await _queues(services, only=queue):
+        known = ", ".join(services.settings.known_queues)
         raise NotFound(f"no queue is named '{queue}'", code="queue.not-found", hint=f"known: {known}", queue=queue)
-    async with here.ledgers.one() as ledger:
+    async with services.ledgers.one() as ledger:
         await ledger.set_queue(queue, **changes)
-    here.bell.ring(tasks_topic(queue))
-    (line,) = await _queues(here, only=queue)
+    services.notifier.notify(tasks_topic(queue))
+    (line,) = await _queues(services, only=queue)
     return line
 
 
 @router.get(
     "/stats", operation_id="get_stats", summary="The platform in numbers", tags=["operations"], responses=responses()
 )
-async def get_stats(here: Here) -> Stats:
-    sizes = await here.reads.sizes()
-    jobs = await here.reads.jobs_by_status()
-    tasks, is_all = await here.reads.task_counts(sizes)
+async def get_stats(services: Services) -> Stats:
+    sizes = await services.reads.sizes()
+    jobs = await services.reads.jobs_by_status()
+    tasks, is_all = await services.reads.task_counts(sizes)
     return Stats(
         jobs={status: jobs.get(status, 0) for status in JobStatus},
         tasks=tasks,
         are_tasks_complete=is_all,
         events=sizes.events_estimate,
         dead_letters=sizes.dead_letters,
-        watchers=here.follower.watchers,
+        watchers=services.follower.watchers,
         database_bytes=sizes.database_bytes,
         recent_hours=RECENT_HOURS,
-        recent=await here.reads.recent_workflows(RECENT_HOURS),
+        recent=await services.reads.recent_workflows(RECENT_HOURS),
     )

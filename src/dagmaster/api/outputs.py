@@ -8,7 +8,7 @@ from starlette.responses import Response, StreamingResponse
 
 from dagmaster.api.jobs import JobId, NodeName
 from dagmaster.api.problems import responses
-from dagmaster.api.services import Here
+from dagmaster.api.services import Services
 from dagmaster.database.reads import outputs
 from dagmaster.database.reads.outputs import Download
 from dagmaster.errors import DagmasterError
@@ -35,11 +35,13 @@ _ANSWERS: dict[int | str, dict[str, Any]] = {
     response_class=StreamingResponse,
     responses=_ANSWERS,
 )
-async def get_output(here: Here, job_id: JobId, node_id: NodeName, if_none_match: IfNoneMatch = None) -> Response:
+async def get_output(
+    services: Services, job_id: JobId, node_id: NodeName, if_none_match: IfNoneMatch = None
+) -> Response:
     """All of it, also what is kept by reference. What is made of the results of a fan_out's children has a weak ETag and no
     length. Should the content turn out to be damaged on the way, the answer breaks off before its end."""
-    node = await here.reads.node(job_id, node_id)
-    return await _answer(outputs.output_of(here.reads, node), if_none_match)
+    node = await services.reads.node(job_id, node_id)
+    return await _answer(outputs.output_of(services.reads, node), if_none_match)
 
 
 @router.get(
@@ -49,11 +51,11 @@ async def get_output(here: Here, job_id: JobId, node_id: NodeName, if_none_match
     response_class=StreamingResponse,
     responses=_ANSWERS,
 )
-async def get_payload(here: Here, job_id: JobId, sha256: Hash, if_none_match: IfNoneMatch = None) -> Response:
+async def get_payload(services: Services, job_id: JobId, sha256: Hash, if_none_match: IfNoneMatch = None) -> Response:
     """What an `output_ref` or `params_ref` with this hash refers to: the params of a task, an output, or one of a job's results."""
-    await here.reads.brief(job_id)
-    reference = await here.reads.payload_reference(job_id, sha256)
-    return await _answer(outputs.stored(here.reads, job_id, reference), if_none_match)
+    await services.reads.brief(job_id)
+    reference = await services.reads.payload_reference(job_id, sha256)
+    return await _answer(outputs.stored(services.reads, job_id, reference), if_none_match)
 
 
 async def _answer(download: Download, if_none_match: str | None) -> Response:

@@ -1,6 +1,6 @@
 """The app on a port, as a task beside the orchestrator's loop: started and stopped with it."""
 
-from dagmaster.api.services import Parts
+from dagmaster.api.services import ApiServices
 from dagmaster.observe import log
 from dagmaster.web.server import WebServer
 
@@ -17,7 +17,7 @@ class ApiServer(WebServer):
     async def stop(self) -> None:
         """Told while it starts, it stops once it has started: what it opened by then is closed in order."""
         await self.until_started()
-        parts: Parts = self._app.state.parts
+        services: ApiServices = self._app.state.services
         if self.is_started:
-            await parts.follower.close()
+            await services.follower.close()
         self.finish()

@@ -11,7 +11,7 @@ from fastapi import Depends, Request
 from dagmaster.api.follower import Follower
 from dagmaster.database.ledger.postgres import PostgresLedger
 from dagmaster.database.notify.notifier import JOBS, RESULTS
-from dagmaster.database.notify.postgres import PostgresBell
+from dagmaster.database.notify.postgres import PostgresNotifier
 from dagmaster.database.reads.pages import ApiReads
 from dagmaster.operations.catalog import Catalog
 from dagmaster.orchestrator.loop import Orchestrator
@@ -43,7 +43,7 @@ class Ledgers:
 
 
 @dataclass
-class Parts:
+class ApiServices:
     """`orchestrator` is the one of this process, if there is any: health depends on it."""
 
     settings: Settings
@@ -54,23 +54,23 @@ class Parts:
     heartbeat_seconds: float = 15.0
     reads: ApiReads = field(init=False)
     ledgers: Ledgers = field(init=False)
-    bell: PostgresBell = field(init=False)
+    notifier: PostgresNotifier = field(init=False)
     follower: Follower = field(init=False)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Open inside the block. A database that is away does not matter: each request says so by itself."""
         self.reads, self.ledgers = ApiReads(self.dsn), Ledgers(self.dsn)
-        self.bell = PostgresBell(self.dsn, [JOBS, RESULTS])
-        self.follower = Follower(self.reads, self.bell)
+        self.notifier = PostgresNotifier(self.dsn, [JOBS, RESULTS])
+        self.follower = Follower(self.reads, self.notifier)
         await self.reads.open()
-        self.bell.start()
+        self.notifier.start()
         self.follower.start()
         try:
             yield
         finally:
             await self.follower.close()
-            await self.bell.close()
+            await self.notifier.close()
             await self.ledgers.close()
             await self.reads.close()
 
@@ -80,9 +80,9 @@ class Parts:
         return self.settings.orphan_threshold_sec
 
 
-def parts_of(request: Request) -> Parts:
-    parts: Parts = request.app.state.parts
-    return parts
+def services_of(request: Request) -> ApiServices:
+    services: ApiServices = request.app.state.services
+    return services
 
 
-Here = Annotated[Parts, Depends(parts_of)]
+Services = Annotated[ApiServices, Depends(services_of)]

@@ -20,7 +20,7 @@ from dagmaster.api import examples
 from dagmaster.api.follower import News, Progress
 from dagmaster.api.jobs import JobId
 from dagmaster.api.problems import responses
-from dagmaster.api.services import Here
+from dagmaster.api.services import Services
 from dagmaster.database.reads.jobs import EventLine
 from dagmaster.jobs.states import JOB_TERMINAL
 
@@ -59,17 +59,17 @@ _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     },
 )
 async def stream_events(
-    here: Here,
+    services: Services,
     job_id: JobId,
     last_event_id: Annotated[int | None, Header(ge=0, le=2**53, description="The last event that was seen")] = None,
     after: Annotated[int, Query(ge=0, le=2**53, description="The same, for whoever can't set headers")] = 0,
 ) -> Response:
     cursor = after if last_event_id is None else last_event_id
-    brief = await here.reads.brief(job_id)
+    brief = await services.reads.brief(job_id)
     if brief.status in JOB_TERMINAL and cursor >= brief.last_sequence:
         return Response(status_code=204)
-    here.follower.admit()
-    events = here.follower.watch(job_id, brief, cursor, here.heartbeat_seconds)
+    services.follower.admit()
+    events = services.follower.watch(job_id, brief, cursor, services.heartbeat_seconds)
     return StreamingResponse(_frames(events), media_type=MEDIA_TYPE, headers=_HEADERS)
 
 

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from dagmaster.api.jobs import JobId, require_fan_out
 from dagmaster.api.pages import LONGEST_NAME, Cursor, Limit
 from dagmaster.api.problems import responses
-from dagmaster.api.services import Here, Parts
+from dagmaster.api.services import ApiServices, Services
 from dagmaster.database.reads.jobs import NodeLine
 from dagmaster.database.reads.pages import MOST_IN_FRONT, JobBrief, LiveTask
 from dagmaster.jobs.model import QueueSettings
@@ -81,7 +81,7 @@ class Known:
 
 @router.get("/{job_id}/waiting", operation_id="get_waiting", summary="Why is it waiting?", responses=responses(404))
 async def get_waiting(
-    here: Here,
+    services: Services,
     job_id: JobId,
     parent: Annotated[
         str | None, Query(max_length=LONGEST_NAME, description="The children of this fan_out, one by one")
@@ -91,24 +91,24 @@ async def get_waiting(
 ) -> Waiting:
     """Waiting for which nodes, retried in how long, no live worker for it, how many are before it in the queue, paused or
     limited: for every node that has not ended. A fan_out is told as a whole; with `parent` its children, in pages."""
-    brief = await here.reads.brief(job_id)
-    graph = await here.reads.graph(brief.definition_hash)
+    brief = await services.reads.brief(job_id)
+    graph = await services.reads.graph(brief.definition_hash)
     if parent is not None:
         require_fan_out(graph, parent)
-        return await _children(here, job_id, brief, parent, after=after or "", limit=limit)
+        return await _children(services, job_id, brief, parent, after=after or "", limit=limit)
     if brief.status in JOB_TERMINAL:
         return Waiting(status=brief.status, nodes=[])
-    return await _nodes(here, job_id, brief, graph)
+    return await _nodes(services, job_id, brief, graph)
 
 
-async def _nodes(here: Parts, job_id: UUID, brief: JobBrief, graph: Graph) -> Waiting:
-    snapshot = await here.reads.watch_job(job_id, graph.order)
+async def _nodes(services: ApiServices, job_id: UUID, brief: JobBrief, graph: Graph) -> Waiting:
+    snapshot = await services.reads.watch_job(job_id, graph.order)
     nodes = {node.node_id: node for node in snapshot.nodes}
     open_fan_outs = [node.node_id for node in snapshot.nodes if node.remaining]
-    queued = await here.reads.queued_children(job_id, open_fan_outs) if open_fan_outs else {}
-    retries = await here.reads.next_retries(job_id) if open_fan_outs else {}
+    queued = await services.reads.queued_children(job_id, open_fan_outs) if open_fan_outs else {}
+    retries = await services.reads.next_retries(job_id) if open_fan_outs else {}
     asked = [node.node_id for node in snapshot.nodes if node.status in NODE_LIVE]
-    known = await _known(here, job_id, brief, [*asked, *queued.values()], queued=queued, retries=retries)
+    known = await _known(services, job_id, brief, [*asked, *queued.values()], queued=queued, retries=retries)
     found = [
         WaitingNode(node.node_id, node.status, node.label, reasons(graph, node, nodes, known))
         for node in snapshot.nodes
@@ -117,16 +117,18 @@ async def _nodes(here: Parts, job_id: UUID, brief: JobBrief, graph: Graph) -> Wa
     return Waiting(status=snapshot.status, nodes=found)
 
 
-async def _children(here: Parts, job_id: UUID, brief: JobBrief, parent: str, *, after: str, limit: int) -> Waiting:
-    lines = await here.reads.unfinished_children(job_id, parent, limit=limit + 1, after=after)
+async def _children(
+    services: ApiServices, job_id: UUID, brief: JobBrief, parent: str, *, after: str, limit: int
+) -> Waiting:
+    lines = await services.reads.unfinished_children(job_id, parent, limit=limit + 1, after=after)
     page = lines[:limit]
-    known = await _known(here, job_id, brief, [line.node_id for line in page])
+    known = await _known(services, job_id, brief, [line.node_id for line in page])
     found = [WaitingNode(line.node_id, line.status, line.label, own_reasons(line, known)) for line in page]
     return Waiting(status=brief.status, nodes=found, next=page[-1].node_id if len(lines) > limit else None)
 
 
 async def _known(
-    here: Parts,
+    services: ApiServices,
     job_id: UUID,
     brief: JobBrief,
     node_ids: list[str],
@@ -134,16 +136,16 @@ async def _known(
     queued: Mapping[str, str] | None = None,
     retries: Mapping[str, datetime] | None = None,
 ) -> Known:
-    tasks = await here.reads.live_tasks(job_id, node_ids, here.alive_within)
-    queues = await here.reads.queue_settings()
+    tasks = await services.reads.live_tasks(job_id, node_ids, services.alive_within)
+    queues = await services.reads.queue_settings()
     limited = [name for name, found in queues.items() if found.max_running is not None]
-    running = await here.reads.running_in(limited) if limited else {}
-    liveness = await here.reads.liveness(brief.owner_id, here.alive_within)
+    running = await services.reads.running_in(limited) if limited else {}
+    liveness = await services.reads.liveness(brief.owner_id, services.alive_within)
     age = liveness.beat_age_seconds if liveness else None
     return Known(
         brief.now, tasks, queues, running,
         live_orchestrators=liveness.live_orchestrators if liveness else 0,
-        is_orphaned=brief.owner_id is not None and (age is None or age > here.alive_within),
+        is_orphaned=brief.owner_id is not None and (age is None or age > services.alive_within),
         queued_children=queued or {}, next_retries=retries or {},
     )  # fmt: skip
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 from dagmaster.api import examples
 from dagmaster.api.pages import Cursor, Limit, Page, page_of
 from dagmaster.api.problems import responses
-from dagmaster.api.services import Here, Parts
+from dagmaster.api.services import ApiServices, Services
 from dagmaster.errors import InvalidWorkflow
 from dagmaster.operations.catalog import limits_of, without_folders
 from dagmaster.web.problems import Mistake
@@ -102,12 +102,14 @@ class WorkflowGraph(BaseModel):
 
 
 @router.get("", operation_id="list_workflows", summary="List workflows", responses=responses())
-async def list_workflows(here: Here, after: Cursor = None, limit: Limit = 50) -> WorkflowPage:
+async def list_workflows(services: Services, after: Cursor = None, limit: Limit = 50) -> WorkflowPage:
     """Those that ship and those in the configured folders, by id."""
-    ids = sorted(name for name in here.catalog.workflows if name > (after or ""))
-    found = [WorkflowSummary(**_summary(here.catalog.workflows[name])) for name in ids[: limit + 1]]
+    ids = sorted(name for name in services.catalog.workflows if name > (after or ""))
+    found = [WorkflowSummary(**_summary(services.catalog.workflows[name])) for name in ids[: limit + 1]]
     page = page_of(found, limit, lambda workflow: workflow.workflow_id)
-    return WorkflowPage(items=page.items, next=page.next, refused=[_refused(error) for error in here.catalog.refused])
+    return WorkflowPage(
+        items=page.items, next=page.next, refused=[_refused(error) for error in services.catalog.refused]
+    )
 
 
 def _refused(error: InvalidWorkflow) -> RefusedFile:
@@ -130,10 +132,10 @@ def _mistakes(error: InvalidWorkflow) -> list[Mistake]:
         "requestBody": {"required": True, "content": {"application/yaml": _YAML, "text/plain": _YAML}},
     },
 )
-async def validate_workflow(here: Here, request: Request) -> Validation:
+async def validate_workflow(services: Services, request: Request) -> Validation:
     """Every mistake at once. The body is the YAML text."""
     try:
-        workflow = await read_definition(here, await request.body())
+        workflow = await read_definition(services, await request.body())
     except InvalidWorkflow as error:
         return Validation(is_valid=False, problems=_mistakes(error))
     return Validation(
@@ -142,18 +144,18 @@ async def validate_workflow(here: Here, request: Request) -> Validation:
     )  # fmt: skip
 
 
-async def read_definition(here: Parts, text: str | bytes) -> Workflow:
+async def read_definition(services: ApiServices, text: str | bytes) -> Workflow:
     """The workflow in a text that was sent, or every mistake in it."""
     # In a thread: a large file takes a while, and the orchestrator shares this loop.
     return await asyncio.to_thread(
-        read, text, "workflow.yaml", limits=limits_of(here.settings), handlers=here.handlers,
-        queues=here.settings.known_queues,
+        read, text, "workflow.yaml", limits=limits_of(services.settings), handlers=services.handlers,
+        queues=services.settings.known_queues,
     )  # fmt: skip
 
 
 @router.get("/{workflow_id}", operation_id="get_workflow", summary="Look at a workflow", responses=responses(404))
-async def get_workflow(here: Here, workflow_id: WorkflowId) -> WorkflowDetail:
-    workflow = here.catalog.get(workflow_id)
+async def get_workflow(services: Services, workflow_id: WorkflowId) -> WorkflowDetail:
+    workflow = services.catalog.get(workflow_id)
     return WorkflowDetail(
         **_summary(workflow),
         timeout_seconds=workflow.timeout_seconds,
@@ -165,8 +167,8 @@ async def get_workflow(here: Here, workflow_id: WorkflowId) -> WorkflowDetail:
 @router.get(
     "/{workflow_id}/graph", operation_id="get_workflow_graph", summary="A workflow to draw", responses=responses(404)
 )
-async def get_workflow_graph(here: Here, workflow_id: WorkflowId) -> WorkflowGraph:
-    graph = build(here.catalog.get(workflow_id))
+async def get_workflow_graph(services: Services, workflow_id: WorkflowId) -> WorkflowGraph:
+    graph = build(services.catalog.get(workflow_id))
     return WorkflowGraph(
         workflow_id=workflow_id, nodes=list(_nodes(graph)), edges=list(_edges(graph)), mermaid=mermaid(graph)
     )

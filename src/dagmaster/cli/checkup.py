@@ -416,7 +416,7 @@ def _looks_at_the_server(dsn: str, settings: "Settings") -> dict[str, Look]:
             look.settings(dsn), look.used_connections(dsn), settings.worker_processes
         ),
         "postgis": lambda: diagnosis.judge_extension(look.extension(dsn, "postgis")),
-        "listen": lambda: diagnosis.judge_bell(look.bell_seconds(dsn)),
+        "listen": lambda: diagnosis.judge_notifications(look.notify_seconds(dsn)),
         "clock": lambda: diagnosis.judge_clock(look.clock(dsn)),
         "transactions": lambda: diagnosis.judge_transaction(look.oldest_transaction(dsn)),
         "rights": lambda: diagnosis.judge_rights(look.role(dsn), look.lacking_rights(dsn), SCHEMA),

@@ -316,7 +316,7 @@ def judge_fingerprint(deployed: str | None, ours: str) -> list[Finding]:
     return [ok("schema", f"{deployed}, as this software has it; this role may not look closer")]
 
 
-def judge_bell(seconds: float | None) -> list[Finding]:
+def judge_notifications(seconds: float | None) -> list[Finding]:
     if seconds is None:
         fix = "name the server itself in DATABASE_URL, or let the pooler keep sessions (pool_mode=session)"
         told = "a NOTIFY did not arrive: a pooler in transaction mode? Work goes on by polling, a second or two later"

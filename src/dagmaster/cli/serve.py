@@ -158,7 +158,7 @@ async def _orchestrator(settings: "Settings", dsn: str, held: Held, fd: int | No
     from dagmaster.database.maintenance.janitor import PostgresJanitor
     from dagmaster.database.maintenance.retention import PostgresRetention
     from dagmaster.database.notify.notifier import JOBS, RESULTS
-    from dagmaster.database.notify.postgres import PostgresBell
+    from dagmaster.database.notify.postgres import PostgresNotifier
     from dagmaster.handlers.registry import installed
     from dagmaster.jobs.plan import Planner
     from dagmaster.orchestrator.health import OrchestratorHealth
@@ -181,13 +181,13 @@ async def _orchestrator(settings: "Settings", dsn: str, held: Held, fd: int | No
         max_params_bytes=settings.max_params_bytes,
         clock=time.monotonic,
     )
-    bell = PostgresBell(dsn, [JOBS, RESULTS])
+    notifier = PostgresNotifier(dsn, [JOBS, RESULTS])
     ledger, beats = PostgresLedger(dsn, "orchestrator"), PostgresLedger(dsn, "beat")
     tidy = tidy_of(settings, dsn)
-    janitor = Janitor(settings, PostgresJanitor(dsn), PostgresRetention(dsn), bell, tidy=tidy)
-    async with _closing(ledger.close, beats.close, janitor.close, bell.close):
+    janitor = Janitor(settings, PostgresJanitor(dsn), PostgresRetention(dsn), notifier, tidy=tidy)
+    async with _closing(ledger.close, beats.close, janitor.close, notifier.close):
         role = Orchestrator(
-            settings, ledger, beats, bell, PostgresTransport(bell), planner, catalog,
+            settings, ledger, beats, notifier, PostgresTransport(notifier), planner, catalog,
             host=socket.gethostname(), pid=os.getpid(), software_version=__version__, janitor=janitor,
         )  # fmt: skip
         make_server: Callable[[], ApiServer] | None
@@ -197,7 +197,7 @@ async def _orchestrator(settings: "Settings", dsn: str, held: Held, fd: int | No
                 server = make_server()
                 make_server = lambda: server  # noqa: E731
             await held()
-        bell.start()
+        notifier.start()
         if make_server:
             yield _WithApi(role, make_server)
             return
@@ -294,7 +294,7 @@ async def _worker(settings: "Settings", dsn: str, held: Held) -> AsyncIterator[_
 
     from dagmaster.database.connect import pool
     from dagmaster.database.ledger.postgres import PostgresLedger
-    from dagmaster.database.notify.postgres import PostgresBell
+    from dagmaster.database.notify.postgres import PostgresNotifier
     from dagmaster.handlers.registry import installed
     from dagmaster.transports.postgres import PostgresTransport, topics_of
     from dagmaster.worker.health import WorkerHealth
@@ -304,14 +304,14 @@ async def _worker(settings: "Settings", dsn: str, held: Held) -> AsyncIterator[_
     if held:
         await held()
     queues, worker_id = settings.worker_queue, uuid4()
-    bell = PostgresBell(dsn, topics_of(queues, str(worker_id)))
+    notifier = PostgresNotifier(dsn, topics_of(queues, str(worker_id)))
     ledger, leases, handlers = (PostgresLedger(dsn, role) for role in ("worker", "lease", "handler"))
     database = pool(dsn, "handlers", 0, max(4, settings.worker_processes))
-    async with _closing(ledger.close, leases.close, handlers.close, bell.close, database.close):
-        bell.start()
+    async with _closing(ledger.close, leases.close, handlers.close, notifier.close, database.close):
+        notifier.start()
         await database.open()
         worker = Worker(
-            settings, ledger, PostgresTransport(bell, queues, str(worker_id)), bell, installed(),
+            settings, ledger, PostgresTransport(notifier, queues, str(worker_id)), notifier, installed(),
             lease_ledger=leases, handler_ledger=handlers, database=database, worker_id=worker_id,
         )  # fmt: skip
         # A loop that stands still for longer than this misses renewals.

@@ -82,7 +82,7 @@ class _Session:
 _sessions: WeakKeyDictionary[Connection, _Session] = WeakKeyDictionary()
 
 
-async def go(connection: Connection, steps: Sequence[Step]) -> dict[str, Rows]:
+async def execute(connection: Connection, steps: Sequence[Step]) -> dict[str, Rows]:
     """Take the steps; answers the rows of each call, by its name. After an error the connection is of no use any more: close it."""
     session = _sessions.setdefault(connection, _Session())
     await _prepare(connection, session.names, steps)

@@ -17,7 +17,7 @@ class LifeCycle:
     initial: Collection[StrEnum]
     moves: Moves
     terminal: Collection[StrEnum]
-    revivals: Moves
+    reruns: Moves
     counter: str = ""
 
     @property
@@ -29,11 +29,11 @@ class LifeCycle:
         return [target for target in self.states if target in self.moves[state]]
 
     def revived(self, state: StrEnum) -> list[StrEnum]:
-        return [target for target in self.states if target in self.revivals.get(state, ())]
+        return [target for target in self.states if target in self.reruns.get(state, ())]
 
 
-JOB = LifeCycle("job", states.JOB_INITIAL, states.JOB_MOVES, states.JOB_TERMINAL, states.JOB_REVIVALS, "resume_count")  # type: ignore[arg-type]
-NODE = LifeCycle("node", states.NODE_INITIAL, states.NODE_MOVES, states.NODE_TERMINAL, states.NODE_REVIVALS, "run")  # type: ignore[arg-type]
+JOB = LifeCycle("job", states.JOB_INITIAL, states.JOB_MOVES, states.JOB_TERMINAL, states.JOB_RERUNS, "resume_count")  # type: ignore[arg-type]
+NODE = LifeCycle("node", states.NODE_INITIAL, states.NODE_MOVES, states.NODE_TERMINAL, states.NODE_RERUNS, "run")  # type: ignore[arg-type]
 TASK = LifeCycle("task", states.TASK_INITIAL, states.TASK_MOVES, states.TASK_TERMINAL, {})  # type: ignore[arg-type]
 
 

@@ -224,7 +224,7 @@ class Rebuilt:
     families: dict[str, Family] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     events: int = 0
-    revivals: int = 0
+    reruns: int = 0
 
 
 def replay(events: Iterable[Event], job_id: UUID | None = None, graph: Graph | None = None) -> Rebuilt:
@@ -239,8 +239,8 @@ def _plain(moves: Mapping[Any, Iterable[Any]]) -> dict[str, frozenset[str]]:
     return {str(state): frozenset(map(str, targets)) for state, targets in moves.items()}
 
 
-_JOB_MOVES, _JOB_REVIVALS = _plain(states.JOB_MOVES), _plain(states.JOB_REVIVALS)
-_NODE_MOVES, _NODE_REVIVALS = _plain(states.NODE_MOVES), _plain(states.NODE_REVIVALS)
+_JOB_MOVES, _JOB_RERUNS = _plain(states.JOB_MOVES), _plain(states.JOB_RERUNS)
+_NODE_MOVES, _NODE_RERUNS = _plain(states.NODE_MOVES), _plain(states.NODE_RERUNS)
 _JOB_TERMINAL = frozenset(map(str, states.JOB_TERMINAL))
 _NODE_TERMINAL = frozenset(map(str, states.NODE_TERMINAL))
 _STATUS_OF: dict[str, str] = {
@@ -347,8 +347,8 @@ class Audit:
 
     def _move_job(self, event: Event, to: str) -> None:
         was = self.rebuilt.status or "nothing"
-        if to in _JOB_REVIVALS.get(was, ()):
-            self.rebuilt.revivals += 1
+        if to in _JOB_RERUNS.get(was, ()):
+            self.rebuilt.reruns += 1
             self._end = None
             self._is_stopping = False
         elif to not in _JOB_MOVES.get(was, ()):
@@ -362,7 +362,7 @@ class Audit:
         to = event.status
         if node is None or to is None:
             return
-        if self._end is not None and to not in _NODE_REVIVALS.get(node.status, ()):
+        if self._end is not None and to not in _NODE_RERUNS.get(node.status, ()):
             ended = f"the job had ended with event {self._end.sequence}"
             self._find(Code.AFTER_END, f"event {event.sequence} ({event.type}), though {ended}", node_id)
         was, node.status = node.status, to
@@ -411,7 +411,7 @@ class Audit:
 
     def _check_move(self, event: Event, node_id: str, node: RebuiltNode, was: str) -> None:
         to = node.status
-        if to in _NODE_REVIVALS.get(was, ()):
+        if to in _NODE_RERUNS.get(was, ()):
             node.run += 1
             node.retries = node.losses = 0
             node.reason = node.blame = node.chosen = None
@@ -831,7 +831,7 @@ class Audit:
         told: dict[str, tuple[Any, Any]] = {
             "status": (job.status, self.rebuilt.status),
             "last_sequence": (job.last_sequence, self._sequence),
-            "resume_count": (job.resume_count, self.rebuilt.revivals),
+            "resume_count": (job.resume_count, self.rebuilt.reruns),
         }
         for name, (is_now, should_be) in told.items():
             if is_now != should_be:

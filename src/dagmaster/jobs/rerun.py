@@ -22,7 +22,7 @@ RESUMABLE = frozenset({JobStatus.FAILED, JobStatus.PARTIAL_SUCCESS, JobStatus.CA
 
 
 @dataclass(frozen=True, slots=True)
-class Revival:
+class Rerun:
     nodes: tuple[str, ...]  # of the definition, in its order
     children: dict[str, int] = field(default_factory=dict)  # how many that failed or were cancelled, of each fan_out
     anew: tuple[str, ...] = ()  # fan_outs among the nodes whose source is read again
@@ -31,7 +31,7 @@ class Revival:
     is_afresh: bool = False  # checkpoints are forgotten: what they kept is done again
 
 
-def resume(view: JobView) -> Revival:
+def resume(view: JobView) -> Rerun:
     """What a resume runs again, or why there can be none."""
     if view.status not in RESUMABLE:
         what = "has completed" if view.status is JobStatus.COMPLETED else "has not ended"
@@ -50,7 +50,7 @@ def resume(view: JobView) -> Revival:
             hint="submit it anew with a corrected workflow",
         )
     order = tuple(node_id for node_id in view.graph.order if node_id in again)
-    return Revival(order, children, timeout_seconds=view.graph.workflow.timeout_seconds)
+    return Rerun(order, children, timeout_seconds=view.graph.workflow.timeout_seconds)
 
 
 def retry(
@@ -60,7 +60,7 @@ def retry(
     stage: str | None = None,
     failed_children: str | None = None,
     has_completed: bool = False,
-) -> Revival:
+) -> Rerun:
     """What a retry of one node (or child), of a stage, or of the children of a fan_out that failed runs again.
 
     A view has no children: whether the one that is named `has_completed` is for the caller to know.
@@ -81,7 +81,7 @@ def retry(
     _refuse_hopeless(view, again, {*children, *({fan_out_of(view, name) for name in single})})
     order = tuple(node_id for node_id in view.graph.order if node_id in again)
     anew = tuple(node_id for node_id in order if isinstance(view.graph.workflow.nodes[node_id], FanOutNode))
-    return Revival(order, children, anew, single, view.graph.workflow.timeout_seconds, is_afresh=True)
+    return Rerun(order, children, anew, single, view.graph.workflow.timeout_seconds, is_afresh=True)
 
 
 def _refuse_lonely(view: JobView, fan_out: str, child: str, *, has_completed: bool) -> None:

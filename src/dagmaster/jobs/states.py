@@ -51,7 +51,7 @@ JOB_MOVES: Mapping[JobStatus, frozenset[JobStatus]] = {
     _J.CANCELLED: frozenset(),
 }
 # Only together with a raised resume_count: by resume or retry.
-JOB_REVIVALS: Mapping[JobStatus, frozenset[JobStatus]] = {
+JOB_RERUNS: Mapping[JobStatus, frozenset[JobStatus]] = {
     state: frozenset({_J.RUNNING}) for state in (_J.FAILED, _J.PARTIAL_SUCCESS, _J.CANCELLED, _J.COMPLETED)
 }
 
@@ -66,7 +66,7 @@ NODE_MOVES: Mapping[NodeStatus, frozenset[NodeStatus]] = {
     _N.CANCELLED: frozenset(),
 }
 # Only together with a raised `run` number: by resume or retry.
-NODE_REVIVALS: Mapping[NodeStatus, frozenset[NodeStatus]] = {
+NODE_RERUNS: Mapping[NodeStatus, frozenset[NodeStatus]] = {
     state: frozenset({_N.PENDING}) for state in (_N.FAILED, _N.SKIPPED, _N.CANCELLED, _N.COMPLETED)
 }
 

@@ -81,7 +81,7 @@ async def retry(
     seen = await _find(ledger, job_id)
     has_completed = await _has_completed(ledger, seen, part.node)
 
-    def choose(view: JobView) -> rerun.Revival:
+    def choose(view: JobView) -> rerun.Rerun:
         return rerun.retry(view, **named, has_completed=has_completed)
 
     facts = {"by": by, "why": reason, "retry": named}
@@ -105,7 +105,7 @@ async def _has_completed(ledger: Ledger, job: LoadedJob, child: str | None) -> b
 async def _run_again(
     ledger: Ledger,
     job_id: UUID,
-    choose: Callable[[JobView], rerun.Revival],
+    choose: Callable[[JobView], rerun.Rerun],
     facts: dict[str, Any],
     is_dry_run: bool,
     *,
@@ -115,7 +115,7 @@ async def _run_again(
     status: Literal["resumed", "dry_run"] = "dry_run" if is_dry_run else "resumed"
     children: dict[str, int] = {}
 
-    def choose_from(job: LoadedJob) -> rerun.Revival:
+    def choose_from(job: LoadedJob) -> rerun.Rerun:
         if resume_count not in (None, job.resume_count):
             raise Conflict(
                 f"job {job_id} has run again meanwhile",
@@ -132,11 +132,11 @@ async def _run_again(
         chosen, count = choose_from(job), job.resume_count
     else:
         known = {name: value for name, value in facts.items() if value is not None}
-        chosen, count = await ledger.revive(job_id, choose_from, known)
+        chosen, count = await ledger.rerun(job_id, choose_from, known)
     return Resumed(job_id=job_id, status=status, nodes=chosen.nodes, children=children, resume_count=count)
 
 
-def _children(view: JobView, chosen: rerun.Revival) -> dict[str, int]:
+def _children(view: JobView, chosen: rerun.Rerun) -> dict[str, int]:
     """How many children run, by fan_out: those that exist, and those that one which goes on has still to make."""
     found = Counter(chosen.children)
     found.update(child.rpartition("__")[0] for child in chosen.single)

@@ -20,7 +20,7 @@ from uuid import UUID, uuid4
 from dagmaster.database.ledger.protocol import Claim
 from dagmaster.database.maintenance.janitor import Patience, PostgresJanitor, Swept
 from dagmaster.database.maintenance.retention import PostgresRetention
-from dagmaster.database.notify.notifier import JOBS, Bell
+from dagmaster.database.notify.notifier import JOBS, Notifier
 from dagmaster.jobs.model import JanitorAction
 from dagmaster.observe import log
 from dagmaster.orchestrator import webhook
@@ -47,7 +47,7 @@ class Janitor:
     settings: Settings
     store: PostgresJanitor
     retention: PostgresRetention
-    bell: Bell
+    notifier: Notifier
     owner_id: UUID = field(default_factory=uuid4)  # the orchestrator's, which sets it
     post: Post = webhook.post
     random: Random = field(default_factory=Random)
@@ -139,7 +139,7 @@ class Janitor:
                 action.reason, action=action.action_type, target=action.target_type, target_id=action.target_id,
                 run_id=str(run_id),
             )  # fmt: skip
-        self.bell.ring(JOBS)
+        self.notifier.notify(JOBS)
         if self.settings.janitor_webhook_url:
             await self._call_webhook(run_id, actions)
 

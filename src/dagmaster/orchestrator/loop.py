@@ -19,7 +19,7 @@ from uuid import UUID, uuid4
 
 from dagmaster import faults
 from dagmaster.database.ledger.protocol import LOOK_LIMIT, Claim, Held, Ledger, LoadedJob, Look, OrchestratorInfo
-from dagmaster.database.notify.notifier import JOBS, RESULTS, Bell
+from dagmaster.database.notify.notifier import JOBS, RESULTS, Notifier
 from dagmaster.errors import DagmasterError, Unavailable
 from dagmaster.jobs.changes import Changes
 from dagmaster.jobs.plan import Plan, Planner, Room
@@ -78,7 +78,7 @@ class Orchestrator:
     settings: Settings
     ledger: Ledger
     beat_ledger: Ledger  # a connection of its own, so that a busy loop still shows that it lives
-    bell: Bell
+    notifier: Notifier
     transport: Transport
     planner: Planner
     catalog: Catalog
@@ -199,7 +199,7 @@ class Orchestrator:
             _log.warning("could not give the jobs back; they will be reclaimed", error=str(error))
             return
         if released:
-            self.bell.ring(JOBS)
+            self.notifier.notify(JOBS)
         _log.info("stopped", released=released)
 
     def _now(self) -> float:
@@ -213,7 +213,7 @@ class Orchestrator:
         if self._dirty:  # those that were set aside may wait
             until = min(until, *(self._owned[job_id].resting_until for job_id in self._dirty))
         timeout = max(0.0, until - self._now())
-        waiting = asyncio.ensure_future(self.bell.wait(timeout))
+        waiting = asyncio.ensure_future(self.notifier.wait(timeout))
         self._waiting = waiting
         try:
             return await waiting
@@ -258,12 +258,12 @@ class Orchestrator:
         else:
             await self._look(sweep=sweep)
             await self._advance_all()
-        await self._keep_house()
+        await self._maintain()
         self._overdue = self._started = frozenset()
 
-    async def _keep_house(self) -> None:
+    async def _maintain(self) -> None:
         if self._now() >= self._next_chores:
-            await self.ledger.keep_house()
+            await self.ledger.maintain()
             self._next_chores = self._now() + CHORES_SECONDS
 
     def _is_sweep_due(self) -> bool:
@@ -309,18 +309,18 @@ class Orchestrator:
             self._next_due = None
             return
         begun = self._now()
-        stirrings = await self.ledger.stirrings(self.owner_id, sweep=sweep)
-        self._dirty.update(job_id for job_id in stirrings.reported if job_id in self._owned)
+        pending_work = await self.ledger.pending_work(self.owner_id, sweep=sweep)
+        self._dirty.update(job_id for job_id in pending_work.reported if job_id in self._owned)
         if not sweep:
             return
         rest = min((self._now() - begun) / SWEEP_SHARE, 0.9 * self.settings.orchestrator_poll_interval)
         self._next_sweep = max(self._next_sweep, begun + rest)
-        self._overdue = frozenset(stirrings.overdue)
-        self._started = frozenset(stirrings.started)
+        self._overdue = frozenset(pending_work.overdue)
+        self._started = frozenset(pending_work.started)
         self._dirty.update(job_id for job_id in self._overdue | self._started if job_id in self._owned)
-        wait = stirrings.next_due_seconds
+        wait = pending_work.next_due_seconds
         self._next_due = None if wait is None else self._now() + wait
-        if stirrings.owned != len(self._owned):
+        if pending_work.owned != len(self._owned):
             await self._compare_ownership()
 
     async def _compare_ownership(self) -> None:
@@ -333,7 +333,7 @@ class Orchestrator:
         released = await self.ledger.release_unknown(self.owner_id, list(self._owned))
         if released:
             _log.warning("gave back jobs whose claim was never answered", released=released)
-            self.bell.ring(JOBS)
+            self.notifier.notify(JOBS)
 
     async def _advance_all(self) -> None:
         now = self._now()

@@ -24,9 +24,9 @@ from dagmaster import __version__
 from dagmaster.database.catalog.datasets import Served
 from dagmaster.serving import caching, files, health, legends, pages, problems, stac, tiles
 from dagmaster.serving.handles import Handles
-from dagmaster.serving.middleware import MapDoor
+from dagmaster.serving.middleware import MapMiddleware
 from dagmaster.serving.mosaics import Mosaics
-from dagmaster.serving.services import Parts
+from dagmaster.serving.services import MapServices
 from dagmaster.serving.sources import PgstacSources, Remembered
 from dagmaster.settings import Settings
 from dagmaster.storage.zones import Storage, open_storage
@@ -44,19 +44,19 @@ def create_app(settings: Settings, dsn: str, *, storage: Storage | None = None) 
     where = storage or open_storage(settings)
     catalogue = stac.create_stac()
     served = Served(dsn)
-    parts = Parts(served, Remembered(PgstacSources(served)), where, Mosaics(where.get), Handles())
+    services = MapServices(served, Remembered(PgstacSources(served)), where, Mosaics(where.get), Handles())
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         current_default_thread_limiter().total_tokens = _MOST_AT_ONCE
-        async with served, stac.connected(catalogue, dsn), _tidied(parts.handles):
+        async with served, stac.connected(catalogue, dsn), _tidied(services.handles):
             yield
 
     app = FastAPI(
         title="dagmaster maps", version=__version__, description=_DESCRIPTION, lifespan=lifespan, docs_url=None,
         redoc_url=None,
     )  # fmt: skip
-    app.state.parts = parts
+    app.state.services = services
     problems.register(app)
     app.add_exception_handler(caching.Unchanged, _on_unchanged)
     app.include_router(tiles.router(), prefix=tiles.PREFIX)
@@ -73,7 +73,7 @@ def create_app(settings: Settings, dsn: str, *, storage: Storage | None = None) 
             expose_headers=["Accept-Ranges", "Content-Length", "Content-Range", "ETag", "X-Request-ID"],
         )  # fmt: skip
     app.add_middleware(
-        MapDoor,
+        MapMiddleware,
         own_host=settings.serving_host,
         public_url=settings.public_url,
         is_open_to_all=settings.serving_insecure,

@@ -18,7 +18,7 @@ from starlette.responses import Response, StreamingResponse
 
 from dagmaster.errors import InvalidRequest, NotFound
 from dagmaster.serving.caching import is_held
-from dagmaster.serving.services import Here
+from dagmaster.serving.services import Services
 from dagmaster.serving.sources import SERVED_ZONES
 from dagmaster.storage.location import Location, Zone
 from dagmaster.storage.store import CHUNK_BYTES, Found
@@ -44,10 +44,10 @@ router = APIRouter(tags=["files"])
 
 @router.head(PATH, include_in_schema=False)
 @router.get(PATH, operation_id="files.getFile")
-async def get_file(request: Request, here: Here, zone: str, container: str, blob: str) -> Response:
+async def get_file(request: Request, services: Services, zone: str, container: str, blob: str) -> Response:
     """A file, or a part of it."""
     location = _served(zone, container, blob)
-    found = await asyncio.to_thread(here.storage.head, location)
+    found = await asyncio.to_thread(services.storage.head, location)
     etag = f'"{found.etag}"'
     headers = {
         "Accept-Ranges": "bytes", "ETag": etag, "Cache-Control": _KEPT,
@@ -61,7 +61,7 @@ async def get_file(request: Request, here: Here, zone: str, container: str, blob
             status_code=HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE,
             headers={**headers, "Content-Range": f"bytes */{found.size_bytes}"},
         )
-    return _answer(request, here.storage, found, part, headers)
+    return _answer(request, services.storage, found, part, headers)
 
 
 def _served(zone: str, container: str, blob: str) -> Location:

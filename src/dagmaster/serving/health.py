@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from starlette.responses import JSONResponse
 
 from dagmaster.errors import DagmasterError
-from dagmaster.serving.services import Here, Parts
+from dagmaster.serving.services import MapServices, Services
 
 PATIENCE_SECONDS = 3.0
 router = APIRouter(tags=["health"])
@@ -19,17 +19,17 @@ async def get_livez() -> dict[str, str]:
 
 
 @router.get("/readyz", operation_id="health.getReadyz")
-async def get_readyz(here: Here) -> JSONResponse:
+async def get_readyz(services: Services) -> JSONResponse:
     """Whether the catalogue answers."""
-    is_ok, detail, hint = await _catalogue(here)
+    is_ok, detail, hint = await _catalogue(services)
     checks = [{"name": "catalogue", "is_ok": is_ok, "detail": detail, "hint": hint}]
     return JSONResponse({"is_ready": is_ok, "checks": checks}, status_code=200 if is_ok else 503)
 
 
-async def _catalogue(here: Parts) -> tuple[bool, str, str | None]:
+async def _catalogue(services: MapServices) -> tuple[bool, str, str | None]:
     try:
         async with asyncio.timeout(PATIENCE_SECONDS):
-            version = await here.served.catalogue_version()
+            version = await services.served.catalogue_version()
     except TimeoutError:
         return False, f"no answer within {PATIENCE_SECONDS:g} s", None
     except DagmasterError as error:

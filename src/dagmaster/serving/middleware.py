@@ -12,14 +12,14 @@ from starlette.types import ASGIApp, Scope
 from dagmaster import listen
 from dagmaster.serving.caching import headers_of
 from dagmaster.serving.problems import PROBLEMS
-from dagmaster.web.middleware import Door
+from dagmaster.web.middleware import RequestMiddleware
 
 # A search may carry a polygon of many corners.
 MAX_BODY_BYTES = 1_048_576
 _FORWARDED = (b"forwarded", b"x-forwarded-host", b"x-forwarded-proto", b"x-forwarded-port", b"x-forwarded-prefix")
 
 
-class MapDoor(Door):
+class MapMiddleware(RequestMiddleware):
     entrance = listen.SERVING
     problems = PROBLEMS
     hint_when_foreign = "ask for localhost, or set PUBLIC_URL"

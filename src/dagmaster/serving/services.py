@@ -13,7 +13,7 @@ from dagmaster.storage.zones import Storage
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class MapServices:
     served: Served
     sources: Remembered
     storage: Storage
@@ -21,9 +21,9 @@ class Parts:
     handles: Handles
 
 
-async def _parts(request: Request) -> Parts:
-    parts: Parts = request.app.state.parts
-    return parts
+async def _services(request: Request) -> MapServices:
+    services: MapServices = request.app.state.services
+    return services
 
 
-Here = Annotated[Parts, Depends(_parts)]
+Services = Annotated[MapServices, Depends(_services)]

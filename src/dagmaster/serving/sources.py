@@ -152,10 +152,10 @@ def _is_of_no_use(answer: _Answer, now: float) -> bool:
 
 def location_of(href: str) -> Location:
     """The location that an asset's href stands for. Where the server was reached when it was written does not matter."""
-    parts = urlsplit(href)
-    _, _, path = parts.path.partition("/files/")
+    services = urlsplit(href)
+    _, _, path = services.path.partition("/files/")
     zone, _, rest = unquote(path).partition("/")
-    if parts.scheme not in {"http", "https"} or zone not in SERVED_ZONES:
+    if services.scheme not in {"http", "https"} or zone not in SERVED_ZONES:
         raise _not_ours()
     try:
         return Location.parse(rest, Zone(zone))

@@ -42,7 +42,7 @@ from dagmaster.errors import InvalidRequest, NotFound
 from dagmaster.serving.caching import mark
 from dagmaster.serving.pages import page
 from dagmaster.serving.readers import GDAL_ENVIRONMENT, Readable, open_source
-from dagmaster.serving.services import Here
+from dagmaster.serving.services import Services
 from dagmaster.serving.sources import LATEST, BBox, Source
 
 PREFIX = "/tiles/{asset_id}"
@@ -103,17 +103,17 @@ Version = Annotated[str, Query(description="`latest`, or the ordinal of a versio
 
 async def find(
     request: Request,
-    here: Here,
+    services: Services,
     asset_id: AssetId,
     version: Version = LATEST,
     rev: Annotated[str | None, Query(description="The revision that is meant, as TileJSON has it")] = None,
 ) -> Readable:
     require_allowed(request)
-    source = await here.sources.resolve(asset_id, version, rev)
+    source = await services.sources.resolve(asset_id, version, rev)
     if rev is not None and rev.partition("-")[0] != str(source.revision):
         raise NotFound("the revision was replaced", code="version.replaced", hint="ask for the TileJSON again")
     mark(request, tag=source.tag, is_pinned=version != LATEST and rev == source.revision_tag)
-    return Readable(source, here.storage, here.mosaics, here.handles)
+    return Readable(source, services.storage, services.mosaics, services.handles)
 
 
 Found = Annotated[Readable, Depends(find)]
@@ -390,10 +390,10 @@ def get_statistics(
         )
 
 
-async def get_map(request: Request, here: Here, asset_id: AssetId, version: Version = LATEST) -> Response:
+async def get_map(request: Request, services: Services, asset_id: AssetId, version: Version = LATEST) -> Response:
     """A page to look at the dataset with. It changes with this software, not with the dataset."""
     require_allowed(request)
-    await here.sources.resolve(asset_id, version)
+    await services.sources.resolve(asset_id, version)
     return page("map.html")
 
 

@@ -93,7 +93,7 @@ class Kit:
         self._loop = virtual_loop()
         self.database = MemoryDatabase(self.now)
         self.ledger = _Ledger(self.database)
-        self._bell = self._exchange.bell()
+        self._notifier = self._exchange.notifier()
         orchestrators, workers = self._sizes
         for _ in range(orchestrators):
             self._start_orchestrator()
@@ -125,7 +125,7 @@ class Kit:
         milliseconds = int(self.now().timestamp() * 1000)
         job_id = new_job_id(milliseconds, self._random.randbytes(10))
         await self.ledger.create_jobs([replace(prepare(self.catalog, submission), job_id=job_id)])
-        self._bell.ring(JOBS)
+        self._notifier.notify(JOBS)
         return job_id
 
     async def wait(self, job_id: UUID, *, timeout_seconds: float = PATIENCE_SECONDS) -> KitJob:
@@ -173,17 +173,17 @@ class Kit:
             max_fan_out=settings.max_fan_out,
             max_params_bytes=settings.max_params_bytes,
         )
-        bell, transport = self._exchange.bell(JOBS, RESULTS), MemoryTransport(self._broker)
+        notifier, transport = self._exchange.notifier(JOBS, RESULTS), MemoryTransport(self._broker)
         self._start(
             Orchestrator(
-                settings, self.ledger, self.ledger, bell, transport, planner, self.catalog, owner_id=self._uuid()
+                settings, self.ledger, self.ledger, notifier, transport, planner, self.catalog, owner_id=self._uuid()
             )
         )
 
     def _start_worker(self) -> None:
         pool = plain.pool(isolate=self._isolate, memory_mb=self.settings.worker_memory_mb)
         worker = Worker(
-            self.settings, self.ledger, MemoryTransport(self._broker, self.settings.worker_queue), self._exchange.bell(),
+            self.settings, self.ledger, MemoryTransport(self._broker, self.settings.worker_queue), self._exchange.notifier(),
             self.registry, name="kit", worker_id=self._uuid(), pool=pool, rng=self._random,
             progress_seconds=self.settings.lease_renew_sec,
             runner=_FaultyRunner(self.registry, pool, self._faults, lambda: self._lose(running)),

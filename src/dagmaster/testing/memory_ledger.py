@@ -31,10 +31,10 @@ from dagmaster.database.ledger.protocol import (
     Look,
     NewJob,
     OrchestratorInfo,
+    PendingWork,
     QueueChange,
     Report,
     Running,
-    Stirrings,
     Tell,
     WorkerInfo,
     key_conflict,
@@ -72,12 +72,12 @@ from dagmaster.jobs.news import (
     Withdrawn,
 )
 from dagmaster.jobs.payload import LOADABLE_BYTES, Encoded, Reference, by_reference
-from dagmaster.jobs.rerun import Revival
+from dagmaster.jobs.rerun import Rerun
 from dagmaster.jobs.states import (
     JOB_MOVES,
-    JOB_REVIVALS,
+    JOB_RERUNS,
     NODE_MOVES,
-    NODE_REVIVALS,
+    NODE_RERUNS,
     NODE_TERMINAL,
     TASK_MOVES,
     EventType,
@@ -290,30 +290,30 @@ class MemoryLedger:
 
     # Operating
 
-    async def revive(self, job_id: UUID, choose: Choose, facts: Mapping[str, Any]) -> tuple[Revival, int]:
+    async def rerun(self, job_id: UUID, choose: Choose, facts: Mapping[str, Any]) -> tuple[Rerun, int]:
         db, job = self.db, self.db.jobs.get(job_id)
         if job is None:
             raise no_such_job(job_id)
-        revival = choose(self._load(job))
-        _demand(JobStatus.RUNNING in JOB_REVIVALS.get(job.status, ()), f"job {job_id}: {job.status} may not run again")
+        rerun = choose(self._load(job))
+        _demand(JobStatus.RUNNING in JOB_RERUNS.get(job.status, ()), f"job {job_id}: {job.status} may not run again")
         sequence = job.last_sequence + 1
         db.add_event(
             job_id, sequence, EventType.JOB_RESUMED, event_status=JobStatus.RUNNING, epoch=job.epoch, event_data=dict(facts)
         )  # fmt: skip
-        children = self._children_again(job_id, revival)
-        stale = {child.node_id for child in children if self._is_of_a_run_before(child, revival)}
-        for node_id in (*revival.nodes, *(child.node_id for child in children)):
+        children = self._children_again(job_id, rerun)
+        stale = {child.node_id for child in children if self._is_of_a_run_before(child, rerun)}
+        for node_id in (*rerun.nodes, *(child.node_id for child in children)):
             sequence += 1
-            self._reset(job_id, db.nodes[job_id][node_id], is_child=node_id not in revival.nodes)
-            if revival.is_afresh:
+            self._reset(job_id, db.nodes[job_id][node_id], is_child=node_id not in rerun.nodes)
+            if rerun.is_afresh:
                 db.checkpoints.pop((job_id, node_id), None)
             db.add_event(
                 job_id, sequence, EventType.NODE_RESET, node_id=node_id, event_status=NodeStatus.PENDING, epoch=job.epoch,
-                event_data={"anew": True} if node_id in revival.anew else None,
+                event_data={"anew": True} if node_id in rerun.anew else None,
             )  # fmt: skip
-        for fan_out in {child.parent_node_id for child in children} | set(revival.anew):
-            self._count_again(job_id, fan_out or "", children, stale, is_anew=fan_out in revival.anew)
-        now, seconds = db.clock(), revival.timeout_seconds
+        for fan_out in {child.parent_node_id for child in children} | set(rerun.anew):
+            self._count_again(job_id, fan_out or "", children, stale, is_anew=fan_out in rerun.anew)
+        now, seconds = db.clock(), rerun.timeout_seconds
         nothing = dict.fromkeys(
             (
                 "owner_id", "claim_token", "completed_at", "result_data", "error_message", "cancel_requested_at",
@@ -327,22 +327,22 @@ class MemoryLedger:
                 "version": job.version + 1,
             }
         )  # fmt: skip
-        return revival, job.resume_count + 1
+        return rerun, job.resume_count + 1
 
-    def _children_again(self, job_id: UUID, revival: Revival) -> list[NodeState]:
+    def _children_again(self, job_id: UUID, rerun: Rerun) -> list[NodeState]:
         fallen = (NodeStatus.FAILED, NodeStatus.CANCELLED)
         chosen = [
             n
             for n in self.db.nodes[job_id].values()
-            if n.parent_node_id in revival.anew
-            or (n.parent_node_id in revival.children and n.status in fallen)
-            or n.node_id in revival.single
+            if n.parent_node_id in rerun.anew
+            or (n.parent_node_id in rerun.children and n.status in fallen)
+            or n.node_id in rerun.single
         ]
         return sorted(chosen, key=lambda n: (n.parent_node_id or "", n.fan_out_index or 0))
 
-    def _is_of_a_run_before(self, child: NodeState, revival: Revival) -> bool:
+    def _is_of_a_run_before(self, child: NodeState, rerun: Rerun) -> bool:
         parent = self.db.nodes[child.job_id][child.parent_node_id or ""]
-        return child.parent_node_id in revival.anew or (child.fan_out_index or 0) >= (parent.expanded or 0)
+        return child.parent_node_id in rerun.anew or (child.fan_out_index or 0) >= (parent.expanded or 0)
 
     def _count_again(
         self, job_id: UUID, fan_out: str, children: Sequence[NodeState], stale: Collection[str], *, is_anew: bool
@@ -365,7 +365,7 @@ class MemoryLedger:
 
     def _reset(self, job_id: UUID, row: NodeState, *, is_child: bool) -> None:
         _demand(
-            NodeStatus.PENDING in NODE_REVIVALS.get(row.status, ()), f"node {row.node_id}: {row.status} can't be reset"
+            NodeStatus.PENDING in NODE_RERUNS.get(row.status, ()), f"node {row.node_id}: {row.status} can't be reset"
         )
         gone = ("reason", "error", "error_message", "output", "output_ref", "started_at", "completed_at")
         nothing = dict.fromkeys(gone)
@@ -454,11 +454,11 @@ class MemoryLedger:
             return orjson.loads(self.db.payload(job_id, reference))
         return self._gathered(job_id, reference["results_of"], Aggregation(reference["aggregation"]))
 
-    async def stirrings(self, owner_id: UUID, *, sweep: bool, started_after_seconds: float = 0.2) -> Stirrings:
+    async def pending_work(self, owner_id: UUID, *, sweep: bool, started_after_seconds: float = 0.2) -> PendingWork:
         mine = {job.job_id for job in self.db.jobs.values() if job.owner_id == owner_id and job.status in _ACTIVE}
         reported = tuple(job_id for job_id in mine if self._has_reports(job_id))
         if not sweep:
-            return Stirrings(reported)
+            return PendingWork(reported)
         now = self.db.clock()
         late = {task.job_id for task in self.db.tasks.values() if task.job_id in mine and self._is_late(task, now)}
         waits = [
@@ -474,7 +474,7 @@ class MemoryLedger:
         coming = [(at - now).total_seconds() for _, at in waits if at > now]
         overdue = late | {job_id for job_id, at in waits if at <= now}
         overdue |= {job_id for job_id in mine if self._stop_of(job_id)}
-        return Stirrings(reported, tuple(overdue), tuple(started), min(coming, default=None), len(mine))
+        return PendingWork(reported, tuple(overdue), tuple(started), min(coming, default=None), len(mine))
 
     def _is_late(self, task: Task, now: datetime) -> bool:
         if task.status is TaskStatus.QUEUED:
@@ -849,7 +849,7 @@ class MemoryLedger:
             self._free(job)
         return len(mine)
 
-    async def keep_house(self) -> None:
+    async def maintain(self) -> None:
         long_ago = self.db.clock() - timedelta(days=1)
         owners = {job.owner_id for job in self.db.jobs.values()}
         for owner_id, beat in list(self.db.orchestrators.items()):
@@ -882,7 +882,7 @@ class MemoryLedger:
             for report in reports
             if not self._accept(worker_id, report)
         )
-        if reports and demand.is_hunch and not any(self._is_limited(queue) for queue in demand.queues):
+        if reports and demand.is_speculative and not any(self._is_limited(queue) for queue in demand.queues):
             return Exchange((), len(reports) - len(late), late)
         light = self._claim_tasks(worker_id, demand.queues, demand.light_handlers, demand.light, lease_seconds)
         heavy = self._claim_tasks(worker_id, demand.queues, demand.heavy_handlers, demand.heavy, lease_seconds)

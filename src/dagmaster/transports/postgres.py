@@ -9,21 +9,21 @@ The bell must be this transport's own: whoever waits on it takes the rings.
 import asyncio
 from collections.abc import Sequence
 
-from dagmaster.database.notify.notifier import Bell, tasks_topic
+from dagmaster.database.notify.notifier import Notifier, tasks_topic
 from dagmaster.transports.transport import Delivery, Ticket
 
 STAND_BY_SECONDS = 0.02
 
 
 class PostgresTransport:
-    def __init__(self, bell: Bell, queues: Sequence[str] = (), worker_id: str | None = None) -> None:
-        self._bell = bell
+    def __init__(self, notifier: Notifier, queues: Sequence[str] = (), worker_id: str | None = None) -> None:
+        self._notifier = notifier
         self._queues = topics_of(queues, worker_id)
         self._standing_by: dict[Ticket, asyncio.TimerHandle] = {}
 
     async def publish(self, tickets: Sequence[Ticket]) -> None:
         if topics := self.topics(tickets):
-            self._bell.ring(*topics)
+            self._notifier.notify(*topics)
 
     def topics(self, tickets: Sequence[Ticket]) -> Sequence[str]:
         for ticket in tickets:
@@ -40,13 +40,13 @@ class PostgresTransport:
 
     def _tell_the_others(self, ticket: Ticket) -> None:
         self._standing_by.pop(ticket, None)
-        self._bell.ring(tasks_topic(ticket.queue))
+        self._notifier.notify(tasks_topic(ticket.queue))
 
     async def receive(self, timeout_seconds: float) -> Sequence[Delivery]:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_seconds
         while (left := deadline - loop.time()) > 0:
-            rung = await self._bell.wait(left)
+            rung = await self._notifier.wait(left)
             if found := sorted({self._queues[topic] for topic in rung & self._queues.keys()}):
                 return [Delivery(queue) for queue in found]
         return ()
@@ -55,7 +55,7 @@ class PostgresTransport:
         """Nothing to do: a claimed row is no longer queued."""
 
     async def close(self) -> None:
-        await self._bell.close()
+        await self._notifier.close()
 
 
 def topics_of(queues: Sequence[str], worker_id: str | None = None) -> dict[str, str]:

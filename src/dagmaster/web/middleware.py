@@ -25,7 +25,7 @@ REQUEST_ID = "X-Request-ID"
 _GIVEN_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
 
-class Door:
+class RequestMiddleware:
     entrance: ClassVar[Entrance]
     problems: ClassVar[Problems]
     hint_when_foreign: ClassVar[str] = "ask for localhost"
@@ -109,7 +109,7 @@ class Door:
 class _Visit:
     """One request and how it was answered."""
 
-    def __init__(self, door: Door, scope: Scope, send: Send, request_id: str) -> None:
+    def __init__(self, door: RequestMiddleware, scope: Scope, send: Send, request_id: str) -> None:
         self.request_id = request_id
         self.status = 0
         self._door = door

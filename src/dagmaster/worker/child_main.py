@@ -27,7 +27,7 @@ from dagmaster.handlers.registry import Registration
 from dagmaster.jobs.payload import INLINE_BYTES
 from dagmaster.worker.frames import BrokenChannel, Channel, Frame
 from dagmaster.worker.outcome import describe
-from dagmaster.worker.process_state import Surroundings
+from dagmaster.worker.process_state import ProcessState
 from dagmaster.worker.throttle import Teller
 
 _MB = 1024 * 1024
@@ -43,8 +43,8 @@ def serve(descriptor: int) -> None:
     sys.path[:] = start["path"]  # handlers are found where the worker finds them
     faults.arm(start["crash_point"])
     threading.Thread(target=inbox.read, name="channel", daemon=True).start()
-    surroundings = Surroundings()
-    plans = Plans(surroundings)
+    process_state = ProcessState()
+    plans = Plans(process_state)
     me = os.getpid()
     channel.send({"kind": "ready", "pid": me})
     while True:
@@ -54,7 +54,7 @@ def serve(descriptor: int) -> None:
             os._exit(0)  # a copy that the handler forked: the answer is not its to give
         inbox.tell_the_rest()
         # A thread that the handler left behind would go on beside the next task.
-        is_reusable = surroundings.put_back() and threading.active_count() <= OWN_THREADS
+        is_reusable = process_state.put_back() and threading.active_count() <= OWN_THREADS
         attached = answer.pop("attached", b"")
         channel.send({**answer, "task": task["task_id"], "is_reusable": is_reusable}, attached)
 
@@ -203,15 +203,15 @@ def _told(error: BaseException, memory_mb: int) -> dict[str, Any]:
 class Plans:
     """Handlers that were loaded in this process."""
 
-    def __init__(self, surroundings: Surroundings) -> None:
-        self._surroundings = surroundings
+    def __init__(self, process_state: ProcessState) -> None:
+        self._process_state = process_state
         self._plans: dict[str, calling.Plan] = {}
 
     def of(self, task: Frame) -> calling.Plan:
         target = task["target"]
         if target not in self._plans:
             self._plans[target] = calling.plan(Registration(task["handler"], target, is_async=False))
-            self._surroundings.note()  # what its modules have set up is for all of its tasks
+            self._process_state.note()  # what its modules have set up is for all of its tasks
         return self._plans[target]
 
 

@@ -27,7 +27,7 @@ from uuid import UUID, uuid4
 from dagmaster import __version__, faults
 from dagmaster.database.connect import Database
 from dagmaster.database.ledger.protocol import Demand, Exchange, Ledger, Report, Running, WorkerInfo
-from dagmaster.database.notify.notifier import RESULTS, Bell
+from dagmaster.database.notify.notifier import RESULTS, Notifier
 from dagmaster.errors import HandlerFailed, Unavailable
 from dagmaster.handlers.calling import UNLOADABLE
 from dagmaster.handlers.registry import Registry
@@ -108,7 +108,7 @@ class Worker:
         settings: Settings,
         ledger: Ledger,
         transport: Transport,
-        bell: Bell,
+        notifier: Notifier,
         registry: Registry,
         *,
         lease_ledger: Ledger | None = None,
@@ -131,7 +131,7 @@ class Worker:
         self._handler_ledger = handler_ledger or ledger
         self._database = database
         self._transport = transport
-        self._bell = bell
+        self._notifier = notifier
         self._pool = pool or Pool(memory_mb=settings.worker_memory_mb, cancel_grace_seconds=CANCEL_GRACE_SECONDS)
         self._runner = runner or Runner(registry, self._pool)
         self._rng = rng or random.Random()  # noqa: S311 - jitter
@@ -264,7 +264,7 @@ class Worker:
         if self._finished:
             await self._linger()
             await self._exchange(self._demand())
-        elif demand.total and not demand.is_hunch:
+        elif demand.total and not demand.is_speculative:
             await self._exchange(demand)
         else:
             await self._rest(demand)
@@ -279,7 +279,7 @@ class Worker:
         is_called_for = self._shall_look or (light and self._may_be_light) or (heavy and self._may_be_heavy)
         return Demand(
             self._settings.worker_queue, self._light_handlers, light, self._heavy_handlers, heavy,
-            is_hunch=not is_called_for,
+            is_speculative=not is_called_for,
         )  # fmt: skip
 
     async def _linger(self) -> None:
@@ -399,7 +399,7 @@ class Worker:
             faults.reach("worker.after-report")
             self._note_late(answer)
             if not answer.is_told:
-                self._bell.ring(RESULTS)
+                self._notifier.notify(RESULTS)
         if answer.claimed:
             faults.reach("worker.after-claim")
             self._start(answer.claimed)
@@ -429,7 +429,7 @@ class Worker:
                 break
             except Exception as error:  # see _exchange
                 self._replace_refused(item.report, error)
-        self._bell.ring(RESULTS)
+        self._notifier.notify(RESULTS)
 
     def _replace_refused(self, report: Report, error: Exception) -> None:
         """Say at least that the result could not be stored. If even that is refused, the lease will lapse."""
@@ -545,7 +545,7 @@ class Worker:
     def _show_running(self, batch: Sequence[HeldTask]) -> None:
         """The owner shows `running` for what takes a while, and hears of it now."""
         if any(not held.job.done() for held in batch):
-            self._bell.ring(RESULTS)
+            self._notifier.notify(RESULTS)
 
     # Leases
 

@@ -19,7 +19,7 @@ _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _LIMITS = tuple(getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_"))
 
 
-class Surroundings:
+class ProcessState:
     """Of the main thread of this process, as they were when last noted."""
 
     def __init__(self) -> None:

@@ -38,10 +38,10 @@ from dagmaster.database.ledger.protocol import (
     Look,
     NewJob,
     OrchestratorInfo,
+    PendingWork,
     QueueChange,
     Report,
     Running,
-    Stirrings,
     Tell,
     WorkerInfo,
     key_conflict,
@@ -69,7 +69,7 @@ from dagmaster.jobs.news import (
     Withdrawn,
 )
 from dagmaster.jobs.payload import INLINE_BYTES, LOADABLE_BYTES, Encoded, Reference, by_reference
-from dagmaster.jobs.rerun import Revival
+from dagmaster.jobs.rerun import Rerun
 from dagmaster.jobs.states import JobStatus, NodeStatus, Stop, TaskStatus
 from dagmaster.jobs.view import LoadedNode
 from dagmaster.workflows.model import Aggregation, Workflow
@@ -181,21 +181,21 @@ class PostgresLedger:
 
     # Operating
 
-    async def revive(self, job_id: UUID, choose: Choose, facts: Mapping[str, Any]) -> tuple[Revival, int]:
-        async with self._transaction("revive") as connection:
+    async def rerun(self, job_id: UUID, choose: Choose, facts: Mapping[str, Any]) -> tuple[Rerun, int]:
+        async with self._transaction("rerun") as connection:
             locked = await connection.execute(query("lock_ended_job"), {"job_id": job_id})
             if await locked.fetchone() is None:
                 raise no_such_job(job_id)
             (job,) = await self._load(connection, [job_id])
-            revival = choose(job)
+            rerun = choose(job)
             values = {
-                "job_id": job_id, "node_ids": list(revival.nodes), "anew": list(revival.anew),
-                "fan_outs": list(revival.children), "children": list(revival.single),
-                "facts": _json(facts), "timeout_seconds": revival.timeout_seconds, "is_afresh": revival.is_afresh,
+                "job_id": job_id, "node_ids": list(rerun.nodes), "anew": list(rerun.anew),
+                "fan_outs": list(rerun.children), "children": list(rerun.single),
+                "facts": _json(facts), "timeout_seconds": rerun.timeout_seconds, "is_afresh": rerun.is_afresh,
             }  # fmt: skip
-            row = await (await connection.execute(query("revive"), values)).fetchone()
+            row = await (await connection.execute(query("rerun"), values)).fetchone()
             assert row is not None
-            return revival, row[0]
+            return rerun, row[0]
 
     async def request_cancel(self, job_id: UUID, *, by: str | None, reason: str | None) -> tuple[JobStatus, bool]:
         rows = await self._rows("request_cancel", {"job_id": job_id, "by": by, "reason": reason})
@@ -272,14 +272,14 @@ class PostgresLedger:
                     outputs[node_id] = by_reference(reference)
         return outputs
 
-    async def stirrings(self, owner_id: UUID, *, sweep: bool, started_after_seconds: float = 0.2) -> Stirrings:
+    async def pending_work(self, owner_id: UUID, *, sweep: bool, started_after_seconds: float = 0.2) -> PendingWork:
         if not sweep:
-            return Stirrings(tuple(row[0] for row in await self._rows("reported_jobs", {"owner_id": owner_id})))
+            return PendingWork(tuple(row[0] for row in await self._rows("reported_jobs", {"owner_id": owner_id})))
         rows = await self._rows(
             "sweep_jobs",
             {"owner_id": owner_id, "started_after": started_after_seconds, "overrun_grace": OVERRUN_GRACE_SECONDS},
         )
-        return Stirrings(
+        return PendingWork(
             tuple(row[1] for row in rows if row[0] == "reported"),
             overdue=tuple({row[1] for row in rows if row[0] == "overdue"}),
             started=tuple(row[1] for row in rows if row[0] == "started"),
@@ -312,7 +312,7 @@ class PostgresLedger:
     async def retire(self, owner_id: UUID) -> int:
         return len(await self._rows("retire_orchestrator", {"owner_id": owner_id}))
 
-    async def keep_house(self) -> None:
+    async def maintain(self) -> None:
         await self._do("forget_silent_instances", {})
         await self._do("make_event_partitions", {})
 
@@ -379,7 +379,7 @@ class PostgresLedger:
         if limited:
             steps = [pipeline.BEGIN, pipeline.Call("lock_budgets", {"queues": limited}), *steps, pipeline.COMMIT]
         async with self._connected() as connection:
-            answers = await pipeline.go(connection, [*steps, *_telling(tell)])
+            answers = await pipeline.execute(connection, [*steps, *_telling(tell)])
         self._note_limits(limited, answers.get("lock_budgets", ()))
         return [row for name in names for row in answers[name]]
 
@@ -464,7 +464,7 @@ def _exchanging(reports: Sequence[Report], demand: Demand, limited: Sequence[str
         return ("claim_tasks",)
     if limited:
         return ("report_tasks", "claim_tasks")
-    return ("exchange",) if demand.total and not demand.is_hunch else ("report_tasks",)
+    return ("exchange",) if demand.total and not demand.is_speculative else ("report_tasks",)
 
 
 def _json(value: Any) -> str:
@@ -619,7 +619,7 @@ async def _open(connection: Connection, mine: dict[str, Any], look: Look) -> tup
     """Begin the transaction with the fence and take the news."""
     per_job = max(50, look.limit // len(mine["job_ids"]))
     values = {**mine, "per_job": per_job, "small": SMALL_BYTES, "reported_only": look.reported_only}
-    answers = await pipeline.go(connection, [pipeline.BEGIN, pipeline.Call("open_jobs", values)])
+    answers = await pipeline.execute(connection, [pipeline.BEGIN, pipeline.Call("open_jobs", values)])
     epochs: dict[UUID, int] = {}
     sequences: dict[UUID, int] = {}
     stops: dict[UUID, StopRequest] = {}
@@ -708,7 +708,7 @@ async def _commit(connection: Connection, changes: list[Changes], tell: Tell | N
     """Write the changes, commit, and tell who waits for it; answers the queues that got tasks and were not told of."""
     queues = sorted({task.queue for change in changes for task in change.tasks})
     topics = tell(queues) if tell and queues else ()
-    answers = await pipeline.go(connection, [*_applying(changes), pipeline.COMMIT, *_telling(topics)])
+    answers = await pipeline.execute(connection, [*_applying(changes), pipeline.COMMIT, *_telling(topics)])
     again = {queue for _, named in answers.get("apply_changes", ()) for queue in named}
     return frozenset(again.difference(queues) if topics else again.union(queues))
 

@@ -20,7 +20,7 @@ from dagmaster.jobs.changes import Changes
 from dagmaster.jobs.model import Checkpoint, DeadLetter, JobMessage, TaskMessage
 from dagmaster.jobs.news import News, StopRequest
 from dagmaster.jobs.payload import LOADABLE_BYTES, Encoded, Reference
-from dagmaster.jobs.rerun import Revival
+from dagmaster.jobs.rerun import Rerun
 from dagmaster.jobs.states import JobStatus, NodeStatus, Stop, TaskStatus
 from dagmaster.jobs.view import LoadedNode
 from dagmaster.workflows.model import StartNode, Workflow, work_of
@@ -94,7 +94,7 @@ class LoadedJob:
 
 
 @dataclass(frozen=True, slots=True)
-class Stirrings:
+class PendingWork:
     """Which of an owner's jobs have something to act on, and what kind of thing it is."""
 
     reported: tuple[UUID, ...] = ()
@@ -130,7 +130,7 @@ class Held:
 Decide = Callable[[Held], Sequence[Changes]]
 Tell = Callable[[Sequence[str]], Sequence[str]]
 """The topics to ring for queues that get tasks, as soon as they have them."""
-Choose = Callable[[LoadedJob], Revival]
+Choose = Callable[[LoadedJob], Rerun]
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,7 @@ class Demand:
     light: int = 0
     heavy_handlers: tuple[str, ...] = ()
     heavy: int = 0
-    is_hunch: bool = False  # nothing says that there are tasks: reports need not wait for a look
+    is_speculative: bool = False  # nothing says that there are tasks: reports need not wait for a look
 
     @property
     def total(self) -> int:
@@ -280,7 +280,7 @@ class Ledger(Protocol):
         ...
 
     # Operating
-    async def revive(self, job_id: UUID, choose: Choose, facts: Mapping[str, Any]) -> tuple[Revival, int]:
+    async def rerun(self, job_id: UUID, choose: Choose, facts: Mapping[str, Any]) -> tuple[Rerun, int]:
         """Let a job that has ended run again: `choose` says what of it, under the job's lock. Answers that, and how often
         the job was resumed by now. `facts` (who, why) are kept with the event."""
         ...
@@ -307,7 +307,7 @@ class Ledger(Protocol):
         """The outputs of completed nodes; of those kept by reference the value, or without `resolve` the reference."""
         ...
 
-    async def stirrings(self, owner_id: UUID, *, sweep: bool, started_after_seconds: float = 0.2) -> Stirrings:
+    async def pending_work(self, owner_id: UUID, *, sweep: bool, started_after_seconds: float = 0.2) -> PendingWork:
         """Which jobs have reports; with `sweep` also which have lapsed leases, waits that are over, tasks seen running."""
         ...
 
@@ -325,7 +325,7 @@ class Ledger(Protocol):
         """Clean stop of an orchestrator: give every job back and forget the instance."""
         ...
 
-    async def keep_house(self) -> None:
+    async def maintain(self) -> None:
         """Chores that any instance may do at any time: room for coming events, no rows of instances long gone."""
         ...
 

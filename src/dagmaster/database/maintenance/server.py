@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 CONNECT_SECONDS = 2
 STATEMENT_SECONDS = 2.0
-BELL_SECONDS = 1.5
+NOTIFY_SECONDS = 1.5
 CLOCK_SAMPLES = 5
 SETTINGS = (
     "autovacuum", "default_transaction_isolation", "fsync", "full_page_writes", "idle_session_timeout", "jit",
@@ -138,14 +138,14 @@ def extension(dsn: str, name: str) -> Extension | None:
     return _first(dsn, "doctor_extension", Extension, {"name": name})
 
 
-def bell_seconds(dsn: str) -> float | None:
+def notify_seconds(dsn: str) -> float | None:
     """How long a notification takes from one connection to another; None where it does not arrive."""
     channel = f"dagmaster_doctor_{uuid4().hex}"
     with _connected(dsn) as listening, _connected(dsn) as ringing:
         listening.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
         begun = time.monotonic()
         ringing.execute("SELECT pg_notify(%s, '')", [channel])
-        for _ in listening.notifies(timeout=BELL_SECONDS, stop_after=1):
+        for _ in listening.notifies(timeout=NOTIFY_SECONDS, stop_after=1):
             return time.monotonic() - begun
     return None
 

@@ -20,8 +20,8 @@ def tasks_topic(queue: str, worker_id: str | None = None) -> str:
     return f"tasks:{queue}" if worker_id is None else f"tasks:{queue}@{worker_id}"
 
 
-class Bell(Protocol):
-    def ring(self, *topics: str) -> None:
+class Notifier(Protocol):
+    def notify(self, *topics: str) -> None:
         """Tell the others, soon; never waits, never fails."""
         ...
 
@@ -36,15 +36,15 @@ class MemoryExchange:
     """What the bells of one process, or of a simulation, are connected by."""
 
     def __init__(self) -> None:
-        self.bells: list[MemoryBell] = []
+        self.notifiers: list[MemoryNotifier] = []
 
-    def bell(self, *topics: str) -> "MemoryBell":
-        bell = MemoryBell(self, frozenset(topics))
-        self.bells.append(bell)
-        return bell
+    def notifier(self, *topics: str) -> "MemoryNotifier":
+        notifier = MemoryNotifier(self, frozenset(topics))
+        self.notifiers.append(notifier)
+        return notifier
 
 
-class MemoryBell:
+class MemoryNotifier:
     """The bell's twin in memory."""
 
     def __init__(self, exchange: MemoryExchange, topics: frozenset[str]) -> None:
@@ -53,9 +53,9 @@ class MemoryBell:
         self._heard: set[str] = set()
         self._wake = asyncio.Event()
 
-    def ring(self, *topics: str) -> None:
-        for bell in self._exchange.bells:
-            bell.hear(topics)
+    def notify(self, *topics: str) -> None:
+        for notifier in self._exchange.notifiers:
+            notifier.hear(topics)
 
     def hear(self, topics: Iterable[str]) -> None:
         heard = self._topics.intersection(topics)
@@ -74,4 +74,4 @@ class MemoryBell:
         return heard
 
     async def close(self) -> None:
-        self._exchange.bells.remove(self)
+        self._exchange.notifiers.remove(self)

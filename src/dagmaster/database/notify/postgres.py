@@ -21,7 +21,7 @@ from dagmaster.observe import log
 
 UNTIL_TOLD = 3600.0  # seconds; how often psycopg looks whether someone pressed Ctrl-C, which asyncio does itself
 
-_log = log.get("bell")
+_log = log.get("notifier")
 
 
 def channel_of(topic: str) -> str:
@@ -30,7 +30,7 @@ def channel_of(topic: str) -> str:
     return name if len(name.encode()) <= 63 else f"dagmaster_{hashlib.sha256(topic.encode()).hexdigest()[:40]}"
 
 
-class PostgresBell:
+class PostgresNotifier:
     """Rings any topic; hears those it was made for. `start` it inside a running loop."""
 
     def __init__(self, dsn: str, topics: Iterable[str] = ()) -> None:
@@ -48,7 +48,7 @@ class PostgresBell:
             self._tasks.append(asyncio.create_task(self._keep(self._listen), name="bell-listen"))
         self._tasks.append(asyncio.create_task(self._keep(self._deliver), name="bell-send"))
 
-    def ring(self, *topics: str) -> None:
+    def notify(self, *topics: str) -> None:
         self._to_send.update(channel_of(topic) for topic in topics)
         self._send.set()
 

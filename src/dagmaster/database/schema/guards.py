@@ -32,13 +32,13 @@ class LifeCycle:
     record: type[Record]
     initial: Collection[StrEnum]
     moves: Moves
-    revivals: Moves
+    reruns: Moves
     counter: str | None = None
 
 
 LIFE_CYCLES: tuple[LifeCycle, ...] = (
-    LifeCycle(Job, states.JOB_INITIAL, states.JOB_MOVES, states.JOB_REVIVALS, "resume_count"),  # type: ignore[arg-type]
-    LifeCycle(NodeState, states.NODE_INITIAL, states.NODE_MOVES, states.NODE_REVIVALS, "run"),  # type: ignore[arg-type]
+    LifeCycle(Job, states.JOB_INITIAL, states.JOB_MOVES, states.JOB_RERUNS, "resume_count"),  # type: ignore[arg-type]
+    LifeCycle(NodeState, states.NODE_INITIAL, states.NODE_MOVES, states.NODE_RERUNS, "run"),  # type: ignore[arg-type]
     LifeCycle(Task, states.TASK_INITIAL, states.TASK_MOVES, {}),  # type: ignore[arg-type]
 )
 
@@ -60,7 +60,7 @@ def _move_guard(cycle: LifeCycle) -> Trigger:
 
 
 def _arms(cycle: LifeCycle) -> str:
-    states_left = sorted(set(cycle.moves) | set(cycle.revivals))
+    states_left = sorted(set(cycle.moves) | set(cycle.reruns))
     arms = ((state, _allowed(cycle, state)) for state in states_left)
     return "\n".join(f"    WHEN '{state}' THEN {allowed}" for state, allowed in arms if allowed)
 
@@ -69,8 +69,8 @@ def _allowed(cycle: LifeCycle, state: StrEnum) -> str:
     ways = []
     if moves := cycle.moves.get(state):
         ways.append(f"NEW.status IN ({_listed(moves)})")
-    if revivals := cycle.revivals.get(state):
-        ways.append(f"(NEW.status IN ({_listed(revivals)}) AND NEW.{cycle.counter} = OLD.{cycle.counter} + 1)")
+    if reruns := cycle.reruns.get(state):
+        ways.append(f"(NEW.status IN ({_listed(reruns)}) AND NEW.{cycle.counter} = OLD.{cycle.counter} + 1)")
     return " OR ".join(ways)
 
 

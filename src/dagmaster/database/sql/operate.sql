@@ -5,7 +5,7 @@ SELECT status
  WHERE job_id = %(job_id)s
    FOR NO KEY UPDATE;
 
--- name: revive
+-- name: rerun
 -- A job that has ended runs again. The nodes that are named are as if they had never run, but for their attempts, which stay. Of
 -- fan_outs that begin anew all children are of a run before; of others those that failed or were cancelled run again (where the
 -- fan_out is named), and those that are named themselves. Every step has its event, in one sequence. Where it runs afresh, what
