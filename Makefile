@@ -37,6 +37,7 @@ docs: setup          ## draw the pages that come from the code
 	@$(PY) scripts/draw_states.py
 	@$(PY) scripts/list_settings.py
 	@$(PY) scripts/write_reference.py
+	@$(PY) scripts/list_requirements.py
 
 setup:
 	@scripts/setup

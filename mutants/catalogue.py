@@ -1,6 +1,6 @@
-"""The bugs, in the order of the reliability plan (section 4.6), and the layers of tests that must notice them.
+"""The bugs, in the order of docs/reliability.md, and the layers of tests that must notice them.
 
-Where a bug of the plan can't be made in this design its entry says so (`adapted`), and what stands in for it. A replacement must
+Where a known bug cannot occur in this design its entry says so (`adapted`), and which bug replaces it. A replacement must
 match exactly once: `tests/mutants` notices when the code has moved on and this list has not.
 """
 
@@ -38,11 +38,11 @@ class Edit:
 @dataclass(frozen=True, slots=True)
 class Mutant:
     number: int
-    bug: str  # in the plan's words
+    bug: str  # as docs/reliability.md names it
     layer: Layer
     tests: tuple[str, ...]  # what pytest is given
     edits: Sequence[Edit]
-    adapted: str = ""  # why it is another than the plan's
+    adapted: str = ""  # why it differs from the known bug
 
     @property
     def files(self) -> str:

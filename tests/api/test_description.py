@@ -22,6 +22,8 @@ from dagmaster.observe import log
 from dagmaster.operations.catalog import load_catalog
 from tests.engine.harness import engine, fast_settings, until
 
+pytestmark = pytest.mark.requirement("O1")
+
 EXAMPLES_PER_ROUTE = 12
 CHECKS = (
     checks.not_a_server_error,

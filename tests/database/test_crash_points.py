@@ -1,4 +1,4 @@
-"""A process that dies on either side of a commit, for each of the engine's write transactions [RELIABILITY 4.3, layer 4].
+"""A process that dies on either side of a commit, for each of the engine's write transactions.
 
 The calls and the state are those of the interleavings. Each call is made by a process of its own, which ends as by kill -9 where
 it is told to: before the commit everything is as if it had never been asked, after it as if it had been answered.
@@ -32,6 +32,8 @@ from dagmaster import faults
 from dagmaster.database.ledger.postgres import PostgresLedger
 from dagmaster.database.maintenance.history import verify
 from dagmaster.local.embedded import Cluster
+
+pytestmark = pytest.mark.requirement("E3", "E4")
 
 CRASHED = 137
 MOST_VISITS = 5

@@ -1,4 +1,4 @@
-"""Every pair of the engine's write transactions, in every order their statements could come in [RELIABILITY 4.3, layer 3].
+"""Every pair of the engine's write transactions, in every order their statements could come in.
 
 The state is small and has something for everyone; each call is the ledger's own, on a connection that stops before every
 statement and commit (`isolation.py`). After each interleaving: no deadlock, no error, and what must always hold.
@@ -50,6 +50,8 @@ from dagmaster.records import SCHEMA
 from dagmaster.settings import DEFAULT_QUEUES
 from dagmaster.workflows.graph import Graph, build
 from dagmaster.workflows.load import Limits, read
+
+pytestmark = pytest.mark.requirement("E6", "E7")
 
 QUEUE, LIMITED = DEFAULT_QUEUES[:2]
 HANDLERS = ("echo", "noop", "sleep")

@@ -24,6 +24,8 @@ from dagmaster.raster.validation.check import Verdict, check
 from dagmaster.raster.validation.limits import Limits, inspect
 from tests.raster.rasters import hills, noise, write_raster
 
+pytestmark = pytest.mark.requirement("R2", "X2")
+
 ROOT = Path(__file__).parents[2]
 SIDE = 64
 PIXELS_AT = 4096

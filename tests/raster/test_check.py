@@ -27,6 +27,8 @@ from dagmaster.raster.validation.header_rules import judge_header
 from dagmaster.raster.validation.pixel_rules import judge_pixels
 from tests.raster.rasters import TRANSFORM, hills, noise, write_raster
 
+pytestmark = pytest.mark.requirement("R2")
+
 MOON = CRS.from_wkt(
     'GEOGCRS["Moon",DATUM["Moon",ELLIPSOID["Moon",1737400,0,LENGTHUNIT["metre",1]]],'
     'CS[ellipsoidal,2],AXIS["lat",north],AXIS["lon",east],ANGLEUNIT["degree",0.0174532925199433]]'

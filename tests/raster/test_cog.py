@@ -25,6 +25,8 @@ from dagmaster.raster.source.facts import RasterType, read_facts
 from dagmaster.raster.source.pixels import Validity
 from tests.raster.rasters import TRANSFORM, hills, noise, write_raster
 
+pytestmark = pytest.mark.requirement("R5", "R8")
+
 RGB = [ColorInterp.red, ColorInterp.green, ColorInterp.blue]
 
 
@@ -498,7 +500,6 @@ def test_a_band_wrongly_marked_as_alpha_is_kept_as_data(tmp_path: Path) -> None:
     assert made.validity == "all"
 
 
-@pytest.mark.requirement("R5")
 def test_the_fourth_band_of_rgba_is_alpha_also_where_the_file_does_not_say_so(tmp_path: Path) -> None:
     source, target = tmp_path / "rgba.tif", tmp_path / "cog.tif"
     bands = np.full((4, 600, 600), 90, dtype="uint8")

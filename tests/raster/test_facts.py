@@ -25,6 +25,8 @@ from dagmaster.raster.source.extent import geographic_bounds
 from dagmaster.raster.source.facts import RasterFacts, read_facts
 from tests.raster.rasters import TRANSFORM, hills, noise, write_raster
 
+pytestmark = pytest.mark.requirement("R2")
+
 GDAL_TYPES = {
     "Byte": "uint8",
     "UInt16": "uint16",

@@ -19,6 +19,8 @@ from dagmaster.raster.cog.write import make_cog
 from dagmaster.raster.source.facts import RasterType, read_facts
 from tests.raster.scenes import write
 
+pytestmark = pytest.mark.requirement("C1")
+
 UTM = "EPSG:32633"
 UTM_GRID = Affine(30, 0, 400_000, 0, -30, 5_400_000)
 EDGE = 1e-6

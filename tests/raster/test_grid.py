@@ -27,6 +27,8 @@ from dagmaster.raster.cog.grid import (
 from dagmaster.raster.source.facts import BandFacts, RasterFacts, RasterType, read_facts
 from tests.raster.rasters import write_raster
 
+pytestmark = pytest.mark.requirement("R4")
+
 UTM = "EPSG:32633"
 Six = tuple[float, float, float, float, float, float]
 

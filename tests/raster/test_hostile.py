@@ -23,6 +23,8 @@ from dagmaster.raster.validation.check import Ceilings, Verdict, check
 from dagmaster.raster.validation.limits import Limits, inspect
 from tests.raster.rasters import TRANSFORM, hills, noise, write_raster
 
+pytestmark = pytest.mark.requirement("R2", "X2")
+
 ROOT = Path(__file__).parents[2]
 SMALL_TILES = {"tiled": True, "blockxsize": 64, "blockysize": 64}
 TILES = {"tiled": True, "blockxsize": 512, "blockysize": 512}

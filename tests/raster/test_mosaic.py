@@ -22,6 +22,8 @@ from dagmaster.raster.analysis import mosaic as module
 from dagmaster.raster.analysis.mosaic import MosaicAsset, assets_at, encode, mosaic, mosaic_asset
 from tests.raster.scenes import write
 
+pytestmark = pytest.mark.requirement("R7")
+
 WEB_MAP = morecantile.tms.get("WebMercatorQuad")
 
 # From the text of the specification, version 0.0.3.

@@ -17,6 +17,8 @@ from dagmaster.raster.cog.write import make_cog
 from dagmaster.raster.source.facts import RasterType, read_facts
 from tests.raster.rasters import write_raster
 
+pytestmark = pytest.mark.requirement("R8")
+
 SIZE = 900
 
 # A UTM zone, a Lambert and an Albers conic, degrees of another datum, and web Mercator; one of them turned by 20°, one south-up.

@@ -13,6 +13,8 @@ from dagmaster.raster.cog.profiles import (
 )
 from dagmaster.raster.source.facts import RasterType
 
+pytestmark = pytest.mark.requirement("R6")
+
 RGB = ["red", "green", "blue"]
 
 

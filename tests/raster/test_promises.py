@@ -27,6 +27,8 @@ from dagmaster.raster.validation.pixel_rules import judge_pixels
 from tests.raster.rasters import TRANSFORM, UTM33, hills, noise, write_raster
 from tests.raster.test_cog import require_valid
 
+pytestmark = pytest.mark.requirement("R2")
+
 ROTATED = Affine.translation(500_000, 5_000_000) @ Affine.rotation(30) @ Affine.scale(10, -10)
 
 

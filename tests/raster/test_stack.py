@@ -22,6 +22,8 @@ from dagmaster.raster.source.pixels import Validity
 from tests.raster.rasters import TRANSFORM, UTM33, hills, noise, write_raster
 from tests.raster.test_cog import require_valid
 
+pytestmark = pytest.mark.requirement("R10")
+
 DEM = RasterType.DEM
 
 

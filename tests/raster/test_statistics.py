@@ -24,6 +24,8 @@ from dagmaster.raster.analysis.statistics import (
 )
 from tests.raster.scenes import NORTH_UP, gdalinfo_statistics, smooth, write
 
+pytestmark = pytest.mark.requirement("R7")
+
 KEYS = {
     "STATISTICS_MINIMUM": "minimum", "STATISTICS_MAXIMUM": "maximum", "STATISTICS_MEAN": "mean",
     "STATISTICS_STDDEV": "stddev", "STATISTICS_VALID_PERCENT": "valid_percent",

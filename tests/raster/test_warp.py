@@ -18,6 +18,8 @@ from dagmaster.raster.source.facts import RasterType, read_facts
 from dagmaster.raster.source.pixels import Block, Rules, Validity, rules_of, source_of
 from tests.raster.rasters import write_raster
 
+pytestmark = pytest.mark.requirement("R5")
+
 
 def rules(path: Path, raster_type: RasterType = RasterType.UNKNOWN, nodata: float | None = None) -> Rules:
     with rasterio.open(path) as dataset:

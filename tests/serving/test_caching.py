@@ -11,6 +11,8 @@ from dagmaster.storage.location import Edition, Location, Zone
 from tests.serving.conftest import BOX, load_again, remove_item
 from tests.serving.data import item, stored
 
+pytestmark = pytest.mark.requirement("C2")
+
 PINNED = "public, max-age=31536000, immutable"
 SHORT = "public, max-age=10, must-revalidate"
 

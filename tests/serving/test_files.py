@@ -7,6 +7,8 @@ import pytest
 
 from dagmaster.storage.location import Location, Zone
 
+pytestmark = pytest.mark.requirement("C2")
+
 COG = "/files/silver/silver/cogs/plain/v0/r1/plain.tif"
 
 

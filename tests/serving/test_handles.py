@@ -11,6 +11,8 @@ from dagmaster.storage.location import Edition
 from tests.serving.conftest import BOX, load_again, remove_item
 from tests.serving.data import decoded, item, stored, write_cog
 
+pytestmark = pytest.mark.requirement("C2")
+
 
 def cog(path, value):
     return write_cog(path, np.full((1, 64, 64), value, np.uint8), BOX)

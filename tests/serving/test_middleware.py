@@ -8,6 +8,8 @@ from dagmaster.settings import load
 from tests.serving.data import PUBLIC
 from tests.web.problems import check
 
+pytestmark = pytest.mark.requirement("X2")
+
 
 @pytest.fixture
 def public(served, storage):

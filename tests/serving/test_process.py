@@ -12,6 +12,8 @@ import rasterio
 from tests.cli.processes import call, start
 from tests.serving.data import PUBLIC
 
+pytestmark = pytest.mark.requirement("C2")
+
 
 @pytest.fixture(scope="module")
 def server(served, storage, tmp_path_factory):

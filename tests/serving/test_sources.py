@@ -16,6 +16,8 @@ from dagmaster.storage.location import Edition, Location, Zone
 from tests.serving.conftest import BOX
 from tests.serving.data import href, stored, write_cog
 
+pytestmark = pytest.mark.requirement("C2")
+
 GRID = tms.get("WebMercatorQuad")
 MOSAIC = Location(Zone.SILVER, "silver", "mosaics/x/v0/r1/mosaic.json")
 

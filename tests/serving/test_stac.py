@@ -6,6 +6,8 @@ import pytest
 from dagmaster.database.queries import all_queries, numbered
 from dagmaster.serving import stac
 
+pytestmark = pytest.mark.requirement("C1")
+
 
 def test_every_link_of_the_landing_page_answers(client):
     front = client.get("/stac/").json()

@@ -17,6 +17,8 @@ from dagmaster.serving.tiles import _middle, _unwrapped, picture
 from tests.serving.conftest import BOX
 from tests.serving.data import decoded, rounded
 
+pytestmark = pytest.mark.requirement("C2")
+
 GRID = tms.get("WebMercatorQuad")
 
 
@@ -322,7 +324,6 @@ def test_head_answers_as_get_without_the_body(client, path):
         assert told.headers.get(name) == got.headers.get(name), name
 
 
-@pytest.mark.requirement("C2")
 @pytest.mark.parametrize(("version", "value", "west"), [("0", 10, 10.0), ("1", 30, 11.0), ("latest", 30, 11.0)])
 def test_every_tiled_version_is_served_from_its_own_mosaic(client, version, value, west):
     told = client.get(f"/tiles/grown/WebMercatorQuad/tilejson.json?version={version}").json()

@@ -7,7 +7,11 @@ import time
 import urllib.error
 import urllib.request
 
+import pytest
+
 from tests.cli.processes import call, up
+
+pytestmark = pytest.mark.requirement("C2")
 
 PATIENCE_SECONDS = 60
 

@@ -14,6 +14,8 @@ from tests.jobs.random_workflows import Case
 from tests.simulation.faults import Fate, Sweep
 from tests.simulation.world import Mode, World
 
+pytestmark = pytest.mark.requirement("E5", "E7", "E11")
+
 FATES = [fate for fate in Fate if fate not in (Fate.HANGS, Fate.CALLER_PAUSES_BEFORE)]
 NEVER = 10**9
 

@@ -24,6 +24,8 @@ from tests.simulation.clockwork import Clockwork, Standstill
 from tests.simulation.invariants import Tally
 from tests.simulation.world import Broken, World, simulate
 
+pytestmark = pytest.mark.requirement("E1", "E5", "E6", "E7", "E11")
+
 CHUNK = 250
 MOST_SEEDS = 300  # that it may take to see a bug in what keeps a job in one hand
 

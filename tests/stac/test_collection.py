@@ -15,6 +15,8 @@ from dagmaster.stac.values import Links
 from dagmaster.stac.when import When
 from tests.stac.documents import DATASET, HOST, PALETTE, a_collection, an_item, cog, facts
 
+pytestmark = pytest.mark.requirement("C1")
+
 
 def test_the_model_collection_is_valid():
     document = a_collection()

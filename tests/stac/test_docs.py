@@ -9,6 +9,8 @@ from affine import Affine
 
 from tests.raster.scenes import write
 
+pytestmark = pytest.mark.requirement("C1")
+
 PAGES = Path(__file__).parent.parent.parent / "docs" / "raster"
 
 

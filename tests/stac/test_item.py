@@ -24,6 +24,8 @@ from dagmaster.stac.when import When
 from tests.raster.scenes import smooth, write
 from tests.stac.documents import HOST, LINKS, PALETTE, PROCESSED, SHA, an_item, cog, facts, statistics
 
+pytestmark = pytest.mark.requirement("C1")
+
 COLOURS = tuple(BandFacts("uint8", color=color) for color in ("red", "green", "blue", "alpha"))
 
 

@@ -12,6 +12,8 @@ from dagmaster.stac.item import EXTENSIONS
 from dagmaster.stac.validate import problems, refuse_invalid
 from tests.stac.documents import HOST, PALETTE, SHA, a_collection, an_item, cog, facts
 
+pytestmark = pytest.mark.requirement("C1")
+
 GONE = object()
 
 

@@ -2,6 +2,7 @@
 
 import copy
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,6 +10,8 @@ from dagmaster.stac.validate import problems
 from dagmaster.stac.values import Version
 from dagmaster.stac.versions import joined
 from tests.stac.documents import a_collection
+
+pytestmark = pytest.mark.requirement("C1")
 
 
 def of_version(ordinal: int, revision: int = 1, **more) -> dict:

@@ -7,6 +7,8 @@ import pytest
 from dagmaster.errors import InvalidRequest
 from dagmaster.stac.when import When, better_of, choose_when, parse_when, rfc3339, when_of, written_in
 
+pytestmark = pytest.mark.requirement("C1")
+
 SUPPLIED = datetime(2025, 6, 1, 12, tzinfo=UTC)
 
 

@@ -28,7 +28,7 @@ _ROUNDING_SECONDS = 0.002  # waits are written with three decimals
 
 
 class Code(StrEnum):
-    """What kind of damage. In brackets: the invariant of the reliability plan."""
+    """What kind of damage."""
 
     SEQUENCE = "sequence"  # events are numbered 1..n without gaps
     OPENING = "opening"  # the first event creates the job, with the nodes of its definition
