@@ -2,12 +2,14 @@
 
 Starts a private PostgreSQL with default durability. In every round each peer (two workers and a driver) and, right after it,
 dagmaster (an orchestrator and two workers) do
-  W1  prepare, a fan-out of N no-op tasks, a fan-in, results stored     W2  a chain of 20 steps
-  W3  200 three-step jobs submitted at once
+  fan_out        prepare, a fan-out of N no-op tasks, a fan-in, results stored
+  chain          a chain of 20 steps
+  small_jobs     200 three-step jobs submitted at once
 so that a ratio is of two neighbours in time. Then, for dagmaster alone:
-  large          W4, 100,000 children                     orchestrators  W5, 20 jobs of 1,000 children over one and over three
-  idle           W6, nothing to do, before and after 10,000 jobs
-  front          W1 behind 100,000 finished tasks, and behind 100,000 that nobody can run
+  large          large_fan_out: 100,000 children
+  orchestrators  20 jobs of 1,000 children over one and over three
+  idle           nothing to do, before and after 10,000 jobs
+  front          fan_out behind 100,000 finished tasks, and behind 100,000 that nobody can run
   start          `dagmaster up` to the first accepted job, imports
   profile        where the time goes: processes, statements
 Prints figures, ratios with their spread and whether each target holds; verify-history runs over everything. Absolute times
@@ -64,16 +66,16 @@ async def contend(server: Server, who: Contender, scale: float) -> dict[str, flo
     chains = statistics.median([await who.chain() for _ in range(CHAINS)])
     await who.jobs(20)
     found = {
-        "W1 tasks/s N=1,000": few / small,
-        "W1 tasks/s N=10,000": many / large,
-        "W2 ms/step": 1000 * chains / ours.CHAIN_STEPS,
-        "W3 jobs/s": jobs / await who.jobs(jobs),
+        "fan_out tasks/s N=1,000": few / small,
+        "fan_out tasks/s N=10,000": many / large,
+        "chain ms/step": 1000 * chains / ours.CHAIN_STEPS,
+        "small_jobs/s": jobs / await who.jobs(jobs),
         "MB, all processes": sum(peak_megabytes(pid) for pid in who.pids.values()),
         **per_task(spent, many),
     }
     print(
-        f"  {who.name:14} W1 {found['W1 tasks/s N=1,000']:6.0f} and {found['W1 tasks/s N=10,000']:6.0f} tasks/s"
-        f"   W2 {found['W2 ms/step']:6.2f} ms/step   W3 {found['W3 jobs/s']:5.0f} jobs/s",
+        f"  {who.name:14} fan_out {found['fan_out tasks/s N=1,000']:6.0f} and {found['fan_out tasks/s N=10,000']:6.0f} tasks/s"
+        f"   chain {found['chain ms/step']:6.2f} ms/step   small_jobs {found['small_jobs/s']:5.0f} jobs/s",
         flush=True,
     )
     return found
@@ -113,7 +115,7 @@ async def compare(server: Server, peers: list[str], rounds: int, scale: float) -
             for name, value in theirs.items():
                 keep(figures.setdefault(str(peer), {}), name, value)
                 keep(ratios.setdefault(str(peer), {}), name, mine[name] / value)
-        for name in ("W1 tasks/s N=10,000", "W3 jobs/s"):
+        for name in ("fan_out tasks/s N=10,000", "small_jobs/s"):
             last = figures["dagmaster"][name][-max(1, len(peers)) :]
             keep(references, f"dagmaster {name} over pgbench", statistics.median(last) / references["pgbench tps"][-1])
     return {"figures": figures, "ratios": ratios, "references": references, "history": await ours.verified(server)}

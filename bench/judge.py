@@ -39,28 +39,30 @@ def targets(found: dict[str, Any], durable: Sequence[str]) -> list[Target]:
 
 def _promised(compare: dict[str, Any]) -> Iterator[Target]:
     figures, references = compare["figures"]["dagmaster"], compare.get("references", {})
-    if over := references.get("dagmaster W1 tasks/s N=10,000 over pgbench"):
-        yield Target("W1 N=10,000 tasks/s over pgbench tps", middle(over), 1.0, at_least=True)
-    small, large = middle(figures["W1 tasks/s N=1,000"]), middle(figures["W1 tasks/s N=10,000"])
-    yield Target("W1 cost per task, N=10,000 over N=1,000", small / large, 1.3, at_least=False)
-    yield Target("W2 ms per step", middle(figures["W2 ms/step"]), 10.0, at_least=False)
-    yield Target("W3 jobs/s", middle(figures["W3 jobs/s"]), 200.0, at_least=True)
+    if over := references.get("dagmaster fan_out tasks/s N=10,000 over pgbench"):
+        yield Target("fan_out N=10,000 tasks/s over pgbench tps", middle(over), 1.0, at_least=True)
+    small, large = middle(figures["fan_out tasks/s N=1,000"]), middle(figures["fan_out tasks/s N=10,000"])
+    yield Target("fan_out cost per task, N=10,000 over N=1,000", small / large, 1.3, at_least=False)
+    yield Target("chain ms per step", middle(figures["chain ms/step"]), 10.0, at_least=False)
+    yield Target("small_jobs/s", middle(figures["small_jobs/s"]), 200.0, at_least=True)
 
 
 def _beside_peers(compare: dict[str, Any], durable: Sequence[str]) -> Iterator[Target]:
-    ratios, w1 = compare["ratios"], "W1 tasks/s N=10,000"
+    ratios, fan_out = compare["ratios"], "fan_out tasks/s N=10,000"
     if "pgqueuer" in ratios:
-        yield Target("W1 N=10,000 over pgqueuer", middle(ratios["pgqueuer"][w1]), 1.0, at_least=True, moonshot=2.0)
-    if rivals := [middle(ratios[name][w1]) for name in durable if name in ratios]:
-        yield Target("W1 N=10,000 over the best durable engine", min(rivals), 8.0, at_least=True, moonshot=20.0)
+        yield Target(
+            "fan_out N=10,000 over pgqueuer", middle(ratios["pgqueuer"][fan_out]), 1.0, at_least=True, moonshot=2.0
+        )
+    if rivals := [middle(ratios[name][fan_out]) for name in durable if name in ratios]:
+        yield Target("fan_out N=10,000 over the best durable engine", min(rivals), 8.0, at_least=True, moonshot=20.0)
     if "procrastinate" in ratios:
-        yield Target("W2 over procrastinate", middle(ratios["procrastinate"]["W2 ms/step"]), 1.3, at_least=False)
+        yield Target("chain over procrastinate", middle(ratios["procrastinate"]["chain ms/step"]), 1.3, at_least=False)
     if "pgqueuer" in ratios:
-        w2, w3 = middle(ratios["pgqueuer"]["W2 ms/step"]), middle(ratios["pgqueuer"]["W3 jobs/s"])
-        yield Target("W3 over pgqueuer", w3, 1.0, at_least=True, moonshot=4.0)
+        chain, small_jobs = middle(ratios["pgqueuer"]["chain ms/step"]), middle(ratios["pgqueuer"]["small_jobs/s"])
+        yield Target("small_jobs over pgqueuer", small_jobs, 1.0, at_least=True, moonshot=4.0)
         if "procrastinate" not in ratios:
             return
-        yield Target("W2 over pgqueuer (a moonshot)", w2, float("inf"), at_least=False, moonshot=1.0)
+        yield Target("chain over pgqueuer (a moonshot)", chain, float("inf"), at_least=False, moonshot=1.0)
 
 
 def _per_task(figures: dict[str, list[float]]) -> Iterator[Target]:
@@ -71,26 +73,32 @@ def _per_task(figures: dict[str, list[float]]) -> Iterator[Target]:
         ("PostgreSQL CPU ms/task", 0.3),
         ("Python CPU ms/task", 0.15),
     ):
-        yield Target(f"W1 N=10,000, {name}", middle(figures[name]), limit, at_least=False, moonshot=limit / 2)
+        yield Target(f"fan_out N=10,000, {name}", middle(figures[name]), limit, at_least=False, moonshot=limit / 2)
 
 
 def _alone(found: dict[str, Any]) -> Iterator[Target]:
     if large := found.get("large"):
-        cost = middle(large["W4 cost per task over that at 1,000"])
-        yield Target("W4 cost per task, N=100,000 over N=1,000", cost, 1.3, at_least=False, moonshot=1.0)
+        cost = middle(large["large_fan_out cost per task over that at 1,000"])
+        yield Target("large_fan_out cost per task, N=100,000 over N=1,000", cost, 1.3, at_least=False, moonshot=1.0)
         for role in ("orchestrator", "worker"):
-            yield Target(f"W4 {role} MB", max(large[f"W4 {role} MB"]), 120, at_least=False, moonshot=80)
+            yield Target(
+                f"large_fan_out {role} MB", max(large[f"large_fan_out {role} MB"]), 120, at_least=False, moonshot=80
+            )
     if orchestrators := found.get("orchestrators"):
-        yield Target("W5 three orchestrators over one", middle(orchestrators["W5 three over one"]), 1.0, at_least=True)
+        yield Target(
+            "orchestrators, three over one", middle(orchestrators["orchestrators, three over one"]), 1.0, at_least=True
+        )
     if idle := found.get("idle"):
         for when in ("empty", "after 10,000 jobs"):
-            busy = idle[f"W6 {when}, % of a core, our processes"][0] + idle[f"W6 {when}, % of a core, PostgreSQL"][0]
-            yield Target(f"W6 {when}, % of a core", busy, 2.0, at_least=False, moonshot=0.5)
-            yield Target(f"W6 {when}, queries/s", idle[f"W6 {when}, queries/s"][0], 5.0, at_least=False)
+            busy = (
+                idle[f"idle {when}, % of a core, our processes"][0] + idle[f"idle {when}, % of a core, PostgreSQL"][0]
+            )
+            yield Target(f"idle {when}, % of a core", busy, 2.0, at_least=False, moonshot=0.5)
+            yield Target(f"idle {when}, queries/s", idle[f"idle {when}, queries/s"][0], 5.0, at_least=False)
     if front := found.get("front"):
         for what in ("finished", "stuck"):
-            ratio = middle(front[f"W1 with 100,000 {what} in front, over empty"])
-            yield Target(f"W1 with 100,000 {what} in front, over empty", ratio, 0.8, at_least=True)
+            ratio = middle(front[f"fan_out with 100,000 {what} in front, over empty"])
+            yield Target(f"fan_out with 100,000 {what} in front, over empty", ratio, 0.8, at_least=True)
     if profile := found.get("profile"):
         yield Target("raster libraries in the orchestrator", len(profile["orchestrator imports"]), 0, at_least=False)
     if steady := found.get("steady"):

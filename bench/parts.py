@@ -31,7 +31,7 @@ ROLES = {  # what `cli/serve.py` and `cli/serving.py` take in for each
 
 
 async def large(server: Server, scale: float) -> Figures:
-    """W4: what a child costs among 100,000 of them and among 1,000, and what the processes grow to."""
+    """large_fan_out: what a child costs among 100,000 of them and among 1,000, and what the processes grow to."""
     many, few = int(100_000 * scale), int(1_000 * scale)
     new_database(server, "large")
     async with platform(server, "large") as ours:
@@ -39,10 +39,10 @@ async def large(server: Server, scale: float) -> Figures:
         small = statistics.median([await ours.fan(few) for _ in range(3)])
         seconds = await ours.fan(many)
         figures = {
-            "W4 tasks/s": [many / seconds],
-            "W4 cost per task over that at 1,000": [(seconds / many) / (small / few)],
-            "W4 orchestrator MB": [peak_megabytes(pid) for pid in ours.pid("orchestrator")],
-            "W4 worker MB": [peak_megabytes(pid) for pid in ours.pid("worker")],
+            "large_fan_out tasks/s": [many / seconds],
+            "large_fan_out cost per task over that at 1,000": [(seconds / many) / (small / few)],
+            "large_fan_out orchestrator MB": [peak_megabytes(pid) for pid in ours.pid("orchestrator")],
+            "large_fan_out worker MB": [peak_megabytes(pid) for pid in ours.pid("worker")],
         }
     figures["findings"] = [(await verified(server, "large"))["findings"]]
     server.drop("large")
@@ -50,7 +50,7 @@ async def large(server: Server, scale: float) -> Figures:
 
 
 async def orchestrators(server: Server, scale: float, rounds: int) -> Figures:
-    """W5: 20 jobs of 1,000 children, by one orchestrator and by three, in turn."""
+    """orchestrators: 20 jobs of 1,000 children, by one orchestrator and by three, in turn."""
     jobs, children = 20, int(1_000 * scale)
     speed: dict[int, list[float]] = {1: [], 3: []}
     new_database(server, "many")
@@ -63,15 +63,15 @@ async def orchestrators(server: Server, scale: float, rounds: int) -> Figures:
     findings = (await verified(server, "many"))["findings"]
     server.drop("many")
     return {
-        "W5 tasks/s, 1 orchestrator": speed[1],
-        "W5 tasks/s, 3 orchestrators": speed[3],
-        "W5 three over one": [three / one for one, three in zip(speed[1], speed[3], strict=True)],
+        "orchestrators=1 tasks/s": speed[1],
+        "orchestrators=3 tasks/s": speed[3],
+        "orchestrators, three over one": [three / one for one, three in zip(speed[1], speed[3], strict=True)],
         "findings": [findings],
     }
 
 
 async def idle(server: Server, scale: float, seconds: float) -> Figures:
-    """W6: a platform with its API and nothing to do, before any job and after 10,000."""
+    """idle: a platform with its API and nothing to do, before any job and after 10,000."""
     figures: Figures = {}
     new_database(server, "idle")
     async with platform(server, "idle", api=True) as ours:
@@ -91,13 +91,13 @@ async def _rest(server: Server, ours: Platform, seconds: float, figures: Figures
     await asyncio.sleep(3)  # whatever follows upon the last job
     with server.metered(ours.database, ours.pids) as spent:
         await asyncio.sleep(seconds)
-    figures[f"W6 {when}, % of a core, our processes"] = [100 * sum(spent.process_seconds.values()) / seconds]
-    figures[f"W6 {when}, % of a core, PostgreSQL"] = [100 * spent.postgres_seconds / seconds]
-    figures[f"W6 {when}, queries/s"] = [spent.statements / seconds]
+    figures[f"idle {when}, % of a core, our processes"] = [100 * sum(spent.process_seconds.values()) / seconds]
+    figures[f"idle {when}, % of a core, PostgreSQL"] = [100 * spent.postgres_seconds / seconds]
+    figures[f"idle {when}, queries/s"] = [spent.statements / seconds]
 
 
 async def front(server: Server, scale: float, rounds: int) -> Figures:
-    """W1 with 100,000 tasks in front of it, finished ones and ones nobody can run, beside W1 on empty tables."""
+    """fan_out with 100,000 tasks in front of it, finished ones and ones nobody can run, beside fan_out on empty tables."""
     many, count = int(100_000 * scale), int(10_000 * scale)
     speed: dict[str, list[float]] = {}
     for what in ("empty", "finished", "stuck"):
@@ -116,10 +116,10 @@ async def front(server: Server, scale: float, rounds: int) -> Figures:
     findings = sum([(await verified(server, what))["findings"] for what in speed])
     for what in speed:
         server.drop(what)
-    figures = {f"W1 tasks/s, {what} in front": values for what, values in speed.items()}
+    figures = {f"fan_out tasks/s, {what} in front": values for what, values in speed.items()}
     for what in ("finished", "stuck"):
         ratios = [mine / bare for mine, bare in zip(speed[what], speed["empty"], strict=True)]
-        figures[f"W1 with 100,000 {what} in front, over empty"] = ratios
+        figures[f"fan_out with 100,000 {what} in front, over empty"] = ratios
     return {**figures, "findings": [findings]}
 
 
@@ -238,9 +238,9 @@ async def profile(server: Server, scale: float) -> dict[str, Any]:
     async with platform(server, "profile") as ours:
         await ours.fan(200)
         for what, work, each in (
-            (f"W1, {count:,} tasks", ours.fan(count), count),
-            ("W2, 10 chains of 20 steps", _chains(ours, 10), 200),
-            ("W3, 200 jobs of 3 steps", ours.jobs(200), 200),
+            (f"fan_out, {count:,} tasks", ours.fan(count), count),
+            ("chain, 10 chains of 20 steps", _chains(ours, 10), 200),
+            ("small_jobs, 200 jobs of 3 steps", ours.jobs(200), 200),
         ):
             with server.metered(ours.database, ours.pids) as spent:
                 seconds = await work

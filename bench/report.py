@@ -13,8 +13,8 @@ from typing import Any
 PAGE = Path(__file__).parent.parent / "docs/performance.md"
 BEGIN, END = "<!-- engine: begin -->", "<!-- engine: end -->"
 COMPARED = (
-    "W1 tasks/s N=1,000", "W1 tasks/s N=10,000", "W2 ms/step", "W3 jobs/s", "MB, all processes", "statements/task",
-    "commits/task", "WAL bytes/task", "PostgreSQL CPU ms/task", "Python CPU ms/task",
+    "fan_out tasks/s N=1,000", "fan_out tasks/s N=10,000", "chain ms/step", "small_jobs/s", "MB, all processes",
+    "statements/task", "commits/task", "WAL bytes/task", "PostgreSQL CPU ms/task", "Python CPU ms/task",
 )  # fmt: skip
 RATIOS = COMPARED[:4]
 ALONE = ("large", "orchestrators", "idle", "front", "steady", "start")
@@ -57,8 +57,9 @@ def sections(found: dict[str, Any]) -> list[tuple[str, Rows]]:
 
 def _title(part: str) -> str:
     return {
-        "large": "W4: 100,000 children", "orchestrators": "W5: 20 jobs of 1,000 children", "idle": "W6: nothing to do",
-        "front": "W1 behind others", "steady": "Steady load", "start": "Start",
+        "large": "large_fan_out: 100,000 children",
+        "orchestrators": "orchestrators: 20 jobs of 1,000 children, by one and by three", "idle": "idle: nothing to do",
+        "front": "fan_out behind others", "steady": "Steady load", "start": "Start",
     }[part]  # fmt: skip
 
 

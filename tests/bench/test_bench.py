@@ -28,14 +28,20 @@ def bench_module(monkeypatch: pytest.MonkeyPatch, name: str) -> ModuleType:
     return __import__(name)
 
 
-def found(w1: float, findings: int = 0) -> dict:
-    ratios = {peer: {name: [2.0] for name in ("W2 ms/step", "W3 jobs/s")} for peer in PEERS}
-    figures = {key: [4.0, 5.0, 9.0] for key in ("W1 tasks/s N=1,000", "W1 tasks/s N=10,000", "W2 ms/step", "W3 jobs/s")}
+def found(fan_out: float, findings: int = 0) -> dict:
+    ratios = {peer: {name: [2.0] for name in ("chain ms/step", "small_jobs/s")} for peer in PEERS}
+    figures = {
+        key: [4.0, 5.0, 9.0]
+        for key in ("fan_out tasks/s N=1,000", "fan_out tasks/s N=10,000", "chain ms/step", "small_jobs/s")
+    }
     costs = ("MB, all processes", "statements/task", "commits/task", "WAL bytes/task", "PostgreSQL CPU ms/task")
     figures |= {key: [0.01] for key in (*costs, "Python CPU ms/task")}
     for peer in PEERS:
-        ratios[peer] |= {"W1 tasks/s N=10,000": [w1, w1 + 2, w1 + 1], "W1 tasks/s N=1,000": [1.0]}
-    ratios["absurd"]["W1 tasks/s N=10,000"] = [7.0, 9.0, 7.5]
+        ratios[peer] |= {
+            "fan_out tasks/s N=10,000": [fan_out, fan_out + 2, fan_out + 1],
+            "fan_out tasks/s N=1,000": [1.0],
+        }
+    ratios["absurd"]["fan_out tasks/s N=10,000"] = [7.0, 9.0, 7.5]
     return {
         "command": "bench/engine.py", "date": "2026-11-16", "hardware": "2 cores", "python": "3.11", "postgres": "15",
         "rounds": 3, "scale": 1.0, "versions": dict.fromkeys(PEERS, "1.0"),
@@ -51,35 +57,35 @@ def judged(judge: ModuleType, run: dict) -> dict:
 
 
 def test_the_best_durable_engine_is_the_one_to_beat(judge: ModuleType) -> None:
-    target = judged(judge, found(w1=30.0))["W1 N=10,000 over the best durable engine"]
+    target = judged(judge, found(fan_out=30.0))["fan_out N=10,000 over the best durable engine"]
     assert target.value == 7.5  # the median over the peer that comes nearest
     assert not target.holds
 
 
 def test_a_limit_holds_on_its_own_side_only(judge: ModuleType) -> None:
-    targets = judged(judge, found(w1=0.5))
-    assert targets["W1 N=10,000 over pgqueuer"].holds  # 1.5
-    assert not targets["W1 N=10,000 over pgqueuer"].is_moonshot
-    assert not targets["W2 over procrastinate"].holds
-    assert targets["W1 N=10,000, statements/task"].is_moonshot
+    targets = judged(judge, found(fan_out=0.5))
+    assert targets["fan_out N=10,000 over pgqueuer"].holds  # 1.5
+    assert not targets["fan_out N=10,000 over pgqueuer"].is_moonshot
+    assert not targets["chain over procrastinate"].holds
+    assert targets["fan_out N=10,000, statements/task"].is_moonshot
 
 
 def test_a_finding_of_verify_history_misses_a_target(judge: ModuleType) -> None:
-    assert judged(judge, found(w1=30.0))["findings of verify-history"].holds
-    assert not judged(judge, found(w1=30.0, findings=1))["findings of verify-history"].holds
-    assert not judged(judge, {**found(w1=30.0), "front": None, "large": None, "idle": None, "x": {"findings": [1]}})[
-        "findings of verify-history"
-    ].holds
+    assert judged(judge, found(fan_out=30.0))["findings of verify-history"].holds
+    assert not judged(judge, found(fan_out=30.0, findings=1))["findings of verify-history"].holds
+    assert not judged(
+        judge, {**found(fan_out=30.0), "front": None, "large": None, "idle": None, "x": {"findings": [1]}}
+    )["findings of verify-history"].holds
 
 
 def test_the_page_takes_the_figures_of_a_run_and_keeps_the_rest(report: ModuleType) -> None:
-    run = {**found(w1=30.0), "targets": []}
+    run = {**found(fan_out=30.0), "targets": []}
     text = f"before\n{report.BEGIN}\nold figures\n{report.END}\nafter\n"
     renewed = report.renew(text, run)
     assert renewed.startswith(f"before\n{report.BEGIN}\n`bench/engine.py`, 2026-11-16: 2 cores")
     assert renewed.endswith(f"{report.END}\nafter\n")
     assert "old figures" not in renewed
-    assert "| W1 tasks/s N=10,000 | 5.00 (4.00–9.00) |" in renewed
+    assert "| fan_out tasks/s N=10,000 | 5.00 (4.00–9.00) |" in renewed
     assert report.renew(renewed, run) == renewed
 
 
@@ -89,8 +95,8 @@ def test_the_page_has_a_place_for_figures(report: ModuleType) -> None:
 
 @pytest.mark.parametrize("change", [{"scale": 0.1}, {"versions": {"dbos": "1"}}, {}])
 def test_only_a_whole_run_speaks_for_the_project(report: ModuleType, change: dict) -> None:
-    assert not report.is_whole({**found(w1=30.0), **change})  # has none of the other parts
-    whole = {**found(w1=30.0), **{key: {} for key in report.WHOLE}, **change}
+    assert not report.is_whole({**found(fan_out=30.0), **change})  # has none of the other parts
+    whole = {**found(fan_out=30.0), **{key: {} for key in report.WHOLE}, **change}
     assert report.is_whole(whole) is (not change)
 
 
