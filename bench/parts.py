@@ -25,7 +25,7 @@ ROLES = {  # what `cli/serve.py` and `cli/serving.py` take in for each
     "orchestrator": ("cli.serve", "api.app", "api.server", "orchestrator.loop", "orchestrator.tidy"),
     "worker": ("cli.serve", "worker.loop", "worker.process", "handlers.shipped", "transports.postgres"),
     "serving": ("cli.serving", "serving.app", "serving.server"),
-    "client": ("cli.main", "cli.submit", "cli.client"),
+    "client": ("cli.main", "cli.submit", "client.client"),
     "help": ("cli.main",),
 }
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from dagmaster.api.limits import MAX_BODY_BYTES
+from dagmaster.client.limits import MAX_BODY_BYTES
 from dagmaster.jobs.model import new_job_id
 from tests.api.serving import V1, api
 from tests.web.problems import check

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from dagmaster.api.limits import MAX_BODY_BYTES
-from dagmaster.cli.client import Client, checked_url
-from dagmaster.cli.feed import resumed
 from dagmaster.cli.main import described
+from dagmaster.client.client import Client, checked_url
+from dagmaster.client.feed import resumed
+from dagmaster.client.limits import MAX_BODY_BYTES
 from dagmaster.errors import (
     Conflict,
     DagmasterError,
@@ -284,7 +284,7 @@ def drop_by_drop(request: BaseHTTPRequestHandler) -> None:
 
 
 def test_an_answer_without_end_is_cut_off(monkeypatch):
-    monkeypatch.setattr("dagmaster.cli.client._LARGEST_ANSWER_BYTES", 1_000_000)
+    monkeypatch.setattr("dagmaster.client.client._LARGEST_ANSWER_BYTES", 1_000_000)
     with answering(endless) as client, pytest.raises(Unavailable, match="more than 1,000,000 bytes"):
         client.job(JOB)
 
@@ -295,7 +295,7 @@ def test_an_answer_that_drips_has_a_deadline():
 
 
 def test_a_decompression_bomb_is_not_unpacked(monkeypatch):
-    monkeypatch.setattr("dagmaster.cli.client._LARGEST_ANSWER_BYTES", 1_000_000)
+    monkeypatch.setattr("dagmaster.client.client._LARGEST_ANSWER_BYTES", 1_000_000)
     bomb = gzip.compress(b" " * 20_000_000)
     answer = plain(200, "application/json", bomb, **{"Content-Encoding": "gzip"})
     with answering(answer) as client, pytest.raises(Unavailable, match="more than 1,000,000 bytes"):

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from dagmaster.cli.client import Client
 from dagmaster.cli.main import run
+from dagmaster.client.client import Client
 from dagmaster.errors import UnfitData
 from dagmaster.handlers.registry import Registration
 from tests.api.serving import app_of, served

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from dagmaster.cli.answers import Children, Job, JobDetail, JobLine, Node, Waiting
 from dagmaster.cli.command import State
-from dagmaster.cli.feed import Patience
 from dagmaster.cli.follow import failure_lines, hold_ups, watch
 from dagmaster.cli.live import Lines, Picture, counts_of
 from dagmaster.cli.show import Page, print_jobs, print_page
+from dagmaster.client.answers import Children, Job, JobDetail, JobLine, Node, Waiting
+from dagmaster.client.feed import Reconnection
 
 pytestmark = pytest.mark.requirement("M3")
 
@@ -183,7 +183,7 @@ def test_a_watcher_sees_why_a_job_makes_no_progress(monkeypatch, capsys):
     state = State()
     state.client = _Paused()
 
-    watch(state, JOB_ID, Patience(state, JOB_ID))
+    watch(state, JOB_ID, Reconnection(state.note, JOB_ID))
 
     assert "n0: q is paused; open it with `dagmaster queues resume q`" in capsys.readouterr().out
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from dagmaster.cli.answers import JobLine, read
 from dagmaster.cli.command import as_json
-from dagmaster.cli.printable import ascii_json, counted, neutral
+from dagmaster.cli.printable import ascii_json, counted
+from dagmaster.client.answers import JobLine, read
+from dagmaster.client.neutral import neutral
 from tests.cli.processes import COMMAND, environment
 
 pytestmark = pytest.mark.requirement("M3")

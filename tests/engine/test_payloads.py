@@ -10,7 +10,7 @@ from uuid import UUID, uuid4
 import orjson
 import pytest
 
-from dagmaster.cli.client import Client
+from dagmaster.client.client import Client
 from dagmaster.database.ledger.postgres import PostgresLedger
 from dagmaster.database.ledger.protocol import Demand
 from dagmaster.database.maintenance.history import verify

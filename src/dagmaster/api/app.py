@@ -32,9 +32,9 @@ from dagmaster.api import (
     waiting,
     workflows,
 )
-from dagmaster.api.limits import MAX_BODY_BYTES, PREFIX
 from dagmaster.api.middleware import ApiMiddleware
 from dagmaster.api.services import ApiServices
+from dagmaster.client.limits import MAX_BODY_BYTES, PREFIX
 from dagmaster.operations.catalog import Catalog
 from dagmaster.orchestrator.loop import Orchestrator
 from dagmaster.settings import Settings

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import HTMLResponse, RedirectResponse
 
-from dagmaster.api.limits import PREFIX
+from dagmaster.client.limits import PREFIX
 
 router = APIRouter(include_in_schema=False)
 

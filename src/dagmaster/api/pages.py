@@ -8,7 +8,7 @@ from uuid import UUID
 from fastapi import Query
 from pydantic import BaseModel, Field
 
-from dagmaster.api.limits import MOST_ITEMS
+from dagmaster.client.limits import MOST_ITEMS
 from dagmaster.errors import InvalidRequest
 
 T = TypeVar("T")

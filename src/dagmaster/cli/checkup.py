@@ -320,7 +320,7 @@ def _name_of(uid: int) -> str:
 def _ask_api(url: str) -> Api:
     import httpx2
 
-    from dagmaster.api.limits import PREFIX
+    from dagmaster.client.limits import PREFIX
 
     try:
         answer = httpx2.get(f"{url.rstrip('/')}{PREFIX}/health", timeout=_HTTP_SECONDS, trust_env=False)

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from dagmaster.cli.printable import ascii_json, is_unicode, neutral, neutral_json
+from dagmaster.cli.printable import ascii_json, is_unicode
+from dagmaster.client.neutral import neutral, neutral_json
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from dagmaster.cli.client import Client
+    from dagmaster.client.client import Client
     from dagmaster.settings import Settings
 
 # Without a terminal there is no width to fit into: ids, paths and messages shall stay in one piece.
@@ -60,8 +61,8 @@ class State:
     @cached_property
     def client(self) -> "Client":
         """A client of the platform that is meant."""
-        from dagmaster.cli.client import Client
         from dagmaster.cli.platform import find_api
+        from dagmaster.client.client import Client
 
         return Client(lambda: find_api(self.settings, self.server))
 

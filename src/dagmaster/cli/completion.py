@@ -11,10 +11,11 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class
 
 from dagmaster.cli.command import Command, State, pass_state
-from dagmaster.cli.printable import neutral, one_line
+from dagmaster.cli.printable import one_line
+from dagmaster.client.neutral import neutral
 
 if TYPE_CHECKING:
-    from dagmaster.cli.client import Client
+    from dagmaster.client.client import Client
 
 _TIMEOUT_SECONDS = 0.4
 _MOST = 50
@@ -64,8 +65,8 @@ def _completing(ask: "Callable[[Client], list[CompletionItem]]") -> Complete:
 
 
 def _client(context: click.Context) -> "Client":
-    from dagmaster.cli.client import Client
     from dagmaster.cli.platform import find_api
+    from dagmaster.client.client import Client
 
     state = context.find_object(State) or State()
     return Client(lambda: find_api(state.settings, state.server), _TIMEOUT_SECONDS)

@@ -14,7 +14,7 @@ from dagmaster.cli.command import Group, State, pass_state
 from dagmaster.errors import NotAllowed
 
 if TYPE_CHECKING:
-    from dagmaster.cli.answers import Json
+    from dagmaster.client.answers import Json
 
 
 class Schema(Protocol):
@@ -107,7 +107,7 @@ def status(state: State) -> None:
     if state.json:
         state.emit(found)
         return
-    from dagmaster.cli.answers import SchemaStatus, read
+    from dagmaster.client.answers import SchemaStatus, read
 
     told = read(SchemaStatus, found)
     state.say(f"PostgreSQL {told.server_version}; schema {_in_words(told.deployed, told.is_current)}")
@@ -165,7 +165,7 @@ def _tell_deployed(state: State, found: "Json") -> None:
     if state.json:
         state.emit(found)
         return
-    from dagmaster.cli.answers import SchemaStatus, read
+    from dagmaster.client.answers import SchemaStatus, read
 
     told = read(SchemaStatus, found)
     state.say(f"deployed {told.stored}" if told.is_current else "deployed, but tables of another version remain")
@@ -183,7 +183,7 @@ def migrate(state: State) -> None:
     if state.json:
         state.emit(found)
         return
-    from dagmaster.cli.answers import Migrated, read
+    from dagmaster.client.answers import Migrated, read
 
     told = read(Migrated, found)
     for change in told.changes or ["nothing to change"]:

@@ -180,10 +180,10 @@ def _bar(state: State) -> Iterator[Callable[[float], None]]:
 def _run(state: State, local: "LocalPlatform", storage: "Storage", scene: "Location", tile_size: int) -> int:
     import asyncio
 
-    from dagmaster.cli.feed import Patience
     from dagmaster.cli.follow import watch
     from dagmaster.cli.result_summary import preview_of, what_was_made
     from dagmaster.cli.show import Page
+    from dagmaster.client.feed import Reconnection
     from dagmaster.storage.location import Edition
 
     state.server = local.api_url
@@ -193,7 +193,7 @@ def _run(state: State, local: "LocalPlatform", storage: "Storage", scene: "Locat
         "title": "A made-up landscape", "tile_size": tile_size, "overlap": _OVERLAP,
     }  # fmt: skip
     job_id = state.client.submit({"workflow_id": _WORKFLOW, "input_params": inputs})["job_id"]
-    watch(state, job_id, Patience(state, job_id), on_tick=local.tend, heartbeat_seconds=5.0)
+    watch(state, job_id, Reconnection(state.note, job_id), on_tick=local.tend, heartbeat_seconds=5.0)
     page = Page.ask(state.client, job_id)
     totals, history = asyncio.run(_measured(local.dsn, UUID(job_id)))
     if page.detail.job.status != "completed":

@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
-from dagmaster.cli.answers import Fault, Job, JobDetail, JobLine, Json, Node, Reason, Waiting, read, read_all
-from dagmaster.cli.client import Client
 from dagmaster.cli.command import INTERRUPTED, State, end_the_line
-from dagmaster.cli.feed import Feed, Patience
 from dagmaster.cli.printable import counted, one_line
+from dagmaster.client.answers import Fault, Job, JobDetail, JobLine, Json, Node, Reason, Waiting, read, read_all
+from dagmaster.client.client import Client
+from dagmaster.client.feed import Feed, Reconnection
 from dagmaster.errors import Unavailable
 
 T = TypeVar("T")
@@ -40,12 +40,12 @@ class Display(Protocol):
 def follow(state: State, job_id: str, *, live: bool) -> int:
     """Wait for the end of a job and tell it; the answer is the exit code."""
     try:
-        patience = Patience(state, job_id)
+        reconnection = Reconnection(state.note, job_id)
         if live:
-            watch(state, job_id, patience)
+            watch(state, job_id, reconnection)
         else:
-            _wait(state, job_id, patience)
-        outcome = patiently(patience, lambda: Outcome.ask(state.client, job_id))
+            _wait(state, job_id, reconnection)
+        outcome = patiently(reconnection, lambda: Outcome.ask(state.client, job_id))
     except KeyboardInterrupt:
         return detached(state, job_id)
     tell(state, outcome)
@@ -64,23 +64,23 @@ def detached(state: State, job_id: str, *, what: str = "the job goes on") -> int
     return INTERRUPTED
 
 
-def patiently(patience: Patience, ask: Callable[[], T]) -> T:
+def patiently(reconnection: Reconnection, ask: Callable[[], T]) -> T:
     while True:
         try:
             answer = ask()
         except Unavailable as error:
-            patience.bear(error)
+            reconnection.wait(error)
         else:
-            patience.relieved()
+            reconnection.succeeded()
             return answer
 
 
-def _wait(state: State, job_id: str, patience: Patience) -> None:
+def _wait(state: State, job_id: str, reconnection: Reconnection) -> None:
     """Ask less often the longer it takes: a long job is noticed a twentieth of its time later, at most two seconds."""
     begun = time.monotonic()
     told: list[str] = []
     why = HoldUps(state.client, job_id)
-    while not patiently(patience, lambda: read(JobLine, state.client.job_line(job_id))).is_over:
+    while not patiently(reconnection, lambda: read(JobLine, state.client.job_line(job_id))).is_over:
         waited = time.monotonic() - begun
         for line in why.look(is_quiet=waited > _QUIET_SECONDS):
             if line not in told:
@@ -92,7 +92,7 @@ def _wait(state: State, job_id: str, patience: Patience) -> None:
 def watch(
     state: State,
     job_id: str,
-    patience: Patience,
+    reconnection: Reconnection,
     *,
     on_tick: Callable[[], None] = lambda: None,
     heartbeat_seconds: float = 30.0,
@@ -100,7 +100,7 @@ def watch(
 ) -> JobDetail:
     """Show a job until it is over; how it was then is the answer."""
     client = state.client
-    detail = patiently(patience, lambda: read(JobDetail, client.job(job_id)))
+    detail = patiently(reconnection, lambda: read(JobDetail, client.job(job_id)))
     asked_at = changed_at = time.monotonic()
     display, why = display or _display(state, heartbeat_seconds), HoldUps(client, job_id)
     feed = Feed(client, job_id, detail.job.last_sequence)
@@ -113,7 +113,7 @@ def watch(
             on_tick()
             has_news = _paced(feed, now)
             if has_news or time.monotonic() - asked_at > _LOOK_ANYWAY_SECONDS:
-                before, detail = detail, patiently(patience, lambda: read(JobDetail, client.job(job_id)))
+                before, detail = detail, patiently(reconnection, lambda: read(JobDetail, client.job(job_id)))
                 asked_at = time.monotonic()
                 changed_at = changed_at if (detail.job, detail.nodes) == (before.job, before.nodes) else asked_at
     finally:

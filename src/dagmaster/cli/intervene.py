@@ -4,10 +4,10 @@ import shlex
 import time
 from collections.abc import Mapping
 
-from dagmaster.cli.answers import Cancelling, Json, Resumed, StoppingTask, read
 from dagmaster.cli.command import State
 from dagmaster.cli.follow import detached, follow
 from dagmaster.cli.printable import counted
+from dagmaster.client.answers import Cancelling, Json, Resumed, StoppingTask, read
 from dagmaster.errors import Conflict
 
 _LOOK_SECONDS = 1.0

@@ -8,7 +8,7 @@ from dagmaster.cli.command import Group, State, pass_state
 from dagmaster.cli.printable import counted, one_line
 
 if TYPE_CHECKING:
-    from dagmaster.cli.answers import Json
+    from dagmaster.client.answers import Json
 
 _limit = click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True)
 
@@ -47,7 +47,7 @@ def run_janitor(state: State, dry_run: bool) -> None:
     if state.json:
         state.emit(found)
         return
-    from dagmaster.cli.answers import JanitorRun, read
+    from dagmaster.client.answers import JanitorRun, read
 
     run = read(JanitorRun, found)
     if run.actions:
@@ -62,8 +62,8 @@ def run_janitor(state: State, dry_run: bool) -> None:
 
 
 def _print_actions(state: State, found: "list[Json]") -> None:
-    from dagmaster.cli.answers import JanitorAction, read_all
     from dagmaster.cli.tables import Column, at, print_table
+    from dagmaster.client.answers import JanitorAction, read_all
 
     columns = [
         Column("when (UTC)", drop=2), Column("action"), Column("kind", drop=1), Column("target"),

@@ -10,7 +10,7 @@ from dagmaster.cli.printable import one_line
 from dagmaster.errors import InvalidRequest, NotFound
 
 if TYPE_CHECKING:
-    from dagmaster.cli.answers import Json
+    from dagmaster.client.answers import Json
 
 JOB_STATES = ("pending", "running", "completed", "partial_success", "failed", "cancelled")
 NODE_STATES = ("pending", "ready", "dispatched", "running", "completed", "failed", "skipped", "cancelled")
@@ -45,8 +45,8 @@ def list_jobs(
     if not page:
         state.note("no jobs")
         return
-    from dagmaster.cli.answers import JobLine, read_all
     from dagmaster.cli.show import print_jobs
+    from dagmaster.client.answers import JobLine, read_all
 
     print_jobs(state.console, read_all(JobLine, page), state.client.now)
     _say_more(state, following)
@@ -251,12 +251,12 @@ def _number(cursor: str | None) -> int | None:
 def _follow_events(state: State, job_id: str, node: str | None, after: int) -> int:
     import orjson
 
-    from dagmaster.cli.feed import Patience, resumed
     from dagmaster.cli.follow import detached
+    from dagmaster.client.feed import Reconnection, resumed
 
-    patience = Patience(state, job_id)
+    reconnection = Reconnection(state.note, job_id)
     try:
-        for event in resumed(state.client, job_id, after, patience.bear, on_connected=patience.relieved):
+        for event in resumed(state.client, job_id, after, reconnection.wait, on_connected=reconnection.succeeded):
             told = orjson.loads(event.data)
             if node in (None, told.get("node_id")):
                 _tell_event(state, told)
@@ -273,7 +273,7 @@ def _tell_event(state: State, event: "Json") -> None:
 
 
 def _event_text(answer: "Json") -> str:
-    from dagmaster.cli.answers import Event, read
+    from dagmaster.client.answers import Event, read
 
     event = read(Event, answer)
     attempt = f" attempt {event.attempt}" if event.attempt else ""
@@ -304,8 +304,8 @@ def nodes(state: State, *, job: str, parent: str | None, status: str | None, lim
     if not page:
         state.note("no nodes")
         return
-    from dagmaster.cli.answers import Node, read_all
     from dagmaster.cli.show import print_nodes
+    from dagmaster.client.answers import Node, read_all
 
     print_nodes(state.console, read_all(Node, page), client.now)
     _say_more(state, following)

@@ -15,10 +15,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from dagmaster.cli.answers import JobDetail, Json, Node
 from dagmaster.cli.command import State
 from dagmaster.cli.printable import counted, one_line
 from dagmaster.cli.tables import state_text
+from dagmaster.client.answers import JobDetail, Json, Node
 
 _LINES_AROUND = 8  # of a terminal's height: head, headings, summary and the prompt
 

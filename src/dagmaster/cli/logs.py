@@ -3,10 +3,10 @@
 import time
 from collections import defaultdict
 
-from dagmaster.cli.answers import Event, Job, JobLine, Json, LogLine, read, read_all
 from dagmaster.cli.command import State
-from dagmaster.cli.feed import Patience
 from dagmaster.cli.follow import detached, patiently
+from dagmaster.client.answers import Event, Job, JobLine, Json, LogLine, read, read_all
+from dagmaster.client.feed import Reconnection
 
 _LOOK_SECONDS = 1.0
 _MOST_AT_ONCE = 10_000
@@ -21,9 +21,9 @@ def text_of(answer: Json) -> str:
 def follow_logs(state: State, job_id: str, node: str | None, attempt: int | None) -> int:
     """Every line, also those to come, until the job is over; the answer is the exit code."""
     followed = _Followed(state, job_id, node, attempt)
-    patience = Patience(state, job_id)
+    reconnection = Reconnection(state.note, job_id)
     try:
-        while not patiently(patience, followed.look):
+        while not patiently(reconnection, followed.look):
             time.sleep(_LOOK_SECONDS)
     except KeyboardInterrupt:
         return detached(state, job_id)

@@ -17,7 +17,8 @@ import click
 
 from dagmaster import __version__, errors
 from dagmaster.cli.command import INTERRUPTED, Group, State, as_json, pass_state, write
-from dagmaster.cli.printable import neutral, prepare_streams
+from dagmaster.cli.printable import prepare_streams
+from dagmaster.client.neutral import neutral
 
 # Each is imported when it is needed: whoever lists jobs need not wait for what an orchestrator is made of.
 COMMANDS = {

@@ -9,11 +9,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from dagmaster.cli.answers import Attempt, Json, NodeDetail, SavedPhase, read
 from dagmaster.cli.command import State, as_json
 from dagmaster.cli.follow import fault_text
 from dagmaster.cli.printable import counted, one_line
 from dagmaster.cli.tables import Column, at, print_table, state_text
+from dagmaster.client.answers import Attempt, Json, NodeDetail, SavedPhase, read
 from dagmaster.errors import InvalidRequest
 
 _VALUE_LENGTH = 300

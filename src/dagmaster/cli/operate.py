@@ -9,8 +9,8 @@ from dagmaster.cli.completion import complete_queues
 from dagmaster.cli.printable import counted, one_line
 
 if TYPE_CHECKING:
-    from dagmaster.cli.answers import Json, Orchestrator, Queue, Worker
     from dagmaster.cli.tables import Row
+    from dagmaster.client.answers import Json, Orchestrator, Queue, Worker
 
 _MOST = 1000
 _MOST_HANDLERS_SHOWN = 6
@@ -77,8 +77,8 @@ def _set_queue(state: State, name: str, **changed: "bool | int | None") -> None:
 
 
 def _print_queues(state: State, found: "list[Json]") -> None:
-    from dagmaster.cli.answers import Queue, read_all
     from dagmaster.cli.tables import Column, print_table
+    from dagmaster.client.answers import Queue, read_all
 
     columns = [
         Column("queue"), Column("kind", drop=2), Column("state"), Column("waiting", is_number=True),
@@ -123,8 +123,8 @@ def list_workers(state: State, everyone: bool, limit: int) -> None:
     if not found:
         state.note("no worker is alive; start one with `dagmaster worker`, or `dagmaster up`")
         return
-    from dagmaster.cli.answers import Worker, read_all
     from dagmaster.cli.tables import Column, print_table
+    from dagmaster.client.answers import Worker, read_all
 
     columns = [
         Column("worker"), Column("state"), Column("beat", is_number=True), Column("process", drop=3, is_long=True),
@@ -174,8 +174,8 @@ def list_orchestrators(state: State, everyone: bool, limit: int) -> None:
     if not found:
         state.note("no orchestrator is alive; start one with `dagmaster orchestrator`, or `dagmaster up`")
         return
-    from dagmaster.cli.answers import Orchestrator, read_all
     from dagmaster.cli.tables import Column, print_table
+    from dagmaster.client.answers import Orchestrator, read_all
 
     columns = [
         Column("orchestrator"), Column("state"), Column("beat", is_number=True), Column("process", drop=1, is_long=True),
@@ -219,8 +219,8 @@ def list_dead_letters(state: State, reason: str | None, limit: int, after: str |
     if not found:
         state.note("no dead letters")
         return
-    from dagmaster.cli.answers import DeadLetter, read_all
     from dagmaster.cli.tables import Column, ago, print_table
+    from dagmaster.client.answers import DeadLetter, read_all
 
     columns = [
         Column("dead letter"), Column("age", is_number=True), Column("queue", drop=2), Column("reason"),
@@ -247,8 +247,8 @@ def show_dead_letter(state: State, dead_letter: str) -> None:
     if state.json:
         state.emit(found)
         return
-    from dagmaster.cli.answers import DeadLetter, read
     from dagmaster.cli.tables import ago, at
+    from dagmaster.client.answers import DeadLetter, read
 
     letter = read(DeadLetter, found)
     state.say(f"dead letter {letter.dead_letter_id}")

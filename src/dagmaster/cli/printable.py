@@ -9,42 +9,14 @@ import io
 import os
 import re
 import sys
-from typing import Any, TextIO
+from typing import TextIO
 
-# Control characters but line breaks and tabs, the marks that turn the direction of writing, and halves of characters.
-_UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _NOT_ASCII = re.compile("[^\x00-\x7f]")
 _DEGRADE = "dagmaster.degrade"
 _PLAIN = {
     "…": "...", "–": "-", "—": "-", "×": "x", "✔": "+", "✖": "x", "■": "#", "▶": ">", "»": ">", "·": ".", "→": "->",
     "━": "-", "╸": "-", "╺": "-", "’": "'",
 }  # fmt: skip
-
-
-def neutral(text: str) -> str:
-    """The text with everything visible that a terminal would obey."""
-    return _UNSAFE.sub(lambda match: _escaped(match[0]), text.replace("\r\n", "\n"))
-
-
-def _escaped(character: str) -> str:
-    code = ord(character)
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
-
-
-def neutral_value(value: Any) -> Any:
-    """A JSON value with every text in it made neutral."""
-    if isinstance(value, str):
-        return neutral(value)
-    if isinstance(value, dict):
-        return {neutral(key): neutral_value(part) for key, part in value.items()}
-    if isinstance(value, list):
-        return [neutral_value(part) for part in value]
-    return value
-
-
-def neutral_json(text: str) -> str:
-    """JSON that means the same. Such characters stand in its strings only, where they may be written as numbers."""
-    return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def ascii_json(text: str) -> str:

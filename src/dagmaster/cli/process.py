@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dagmaster.cli.command import INTERRUPTED, Command, State, pass_state
-from dagmaster.cli.printable import neutral, size_text
+from dagmaster.cli.printable import size_text
+from dagmaster.client.neutral import neutral
 from dagmaster.errors import Conflict, InvalidRequest, Unavailable
 
 if TYPE_CHECKING:
-    from dagmaster.cli.answers import JobDetail
     from dagmaster.cli.local import LocalPlatform
     from dagmaster.cli.platform import Platform
+    from dagmaster.client.answers import JobDetail
     from dagmaster.handlers.raster.options import Options
     from dagmaster.raster.validation.findings import Checked, Finding
     from dagmaster.settings import Settings
@@ -350,9 +351,9 @@ def _detached(state: State, task: Task) -> int:
 
 
 def _submitted(state: State, task: Task) -> tuple[dict[str, Any], bool]:
-    from dagmaster.cli.answers import Submitted, read
     from dagmaster.cli.result_summary import is_still_there
     from dagmaster.cli.submit import held_back, submitted
+    from dagmaster.client.answers import Submitted, read
 
     with held_back() as is_interrupted:
         answer = submitted(state, task.submission(), force=task.is_forced, resume=task.is_resumed)
@@ -370,8 +371,8 @@ def follow(
     is_own: bool = False,
 ) -> int:  # fmt: skip
     """Submit, stay until it is over, and tell; the answer is the exit code. Ctrl-C is the platform's, where it is our own."""
-    from dagmaster.cli.feed import Patience
     from dagmaster.cli.follow import Outcome, detached, patiently, watch
+    from dagmaster.client.feed import Reconnection
 
     answer, is_interrupted = _submitted(state, task)
     job_id = answer["job_id"]
@@ -379,9 +380,9 @@ def follow(
         if is_interrupted:
             signal.raise_signal(signal.SIGINT)  # now it may act
         _say_known(state, answer)
-        patience = Patience(state, job_id)
-        watch(state, job_id, patience, on_tick=on_tick, display=_Silent() if state.json else None)
-        outcome = patiently(patience, lambda: Outcome.ask(state.client, job_id))
+        reconnection = Reconnection(state.note, job_id)
+        watch(state, job_id, reconnection, on_tick=on_tick, display=_Silent() if state.json else None)
+        outcome = patiently(reconnection, lambda: Outcome.ask(state.client, job_id))
     except KeyboardInterrupt:
         if is_own:
             raise

@@ -7,7 +7,8 @@ from urllib.parse import urlsplit
 
 from dagmaster.cli.command import State
 from dagmaster.cli.preview import make_preview
-from dagmaster.cli.printable import counted, neutral, size_text
+from dagmaster.cli.printable import counted, size_text
+from dagmaster.client.neutral import neutral
 from dagmaster.errors import Unavailable
 from dagmaster.storage.location import Edition, Folder, Location, Zone
 

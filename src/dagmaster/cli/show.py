@@ -7,13 +7,24 @@ from datetime import datetime
 from rich.console import Console
 from rich.text import Text
 
-from dagmaster.cli.answers import Deliverable, JobDetail, JobLine, Json, Node, Outcomes, Stage, Waiting, read, read_all
-from dagmaster.cli.client import Client
 from dagmaster.cli.command import as_json
 from dagmaster.cli.follow import failure_lines, failures, hold_ups, reason_of, remedy_for
 from dagmaster.cli.live import counts_of, remark_of, seconds_of
 from dagmaster.cli.printable import counted, one_line
 from dagmaster.cli.tables import Column, ago, at, duration, print_table, state_text
+from dagmaster.client.answers import (
+    Deliverable,
+    JobDetail,
+    JobLine,
+    Json,
+    Node,
+    Outcomes,
+    Stage,
+    Waiting,
+    read,
+    read_all,
+)
+from dagmaster.client.client import Client
 
 _RESULT_LENGTH = 4000
 

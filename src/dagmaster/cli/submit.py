@@ -9,11 +9,11 @@ from typing import Any
 
 import click
 
-from dagmaster.api.limits import MAX_BODY_BYTES
 from dagmaster.cli.command import Command, State, end_the_line, pass_state
 from dagmaster.cli.completion import complete_workflows_or_files
 from dagmaster.cli.naming import is_file, workflow_bytes
 from dagmaster.cli.printable import counted
+from dagmaster.client.limits import MAX_BODY_BYTES
 from dagmaster.errors import InvalidRequest, InvalidWorkflow, Problem, Unavailable
 
 Schema = dict[str, Any]
@@ -41,8 +41,8 @@ def submit(
     With --wait or --watch the exit code tells how it ended: 0 completed, 1 otherwise. Ctrl-C leaves the job running, with
     exit code 130.
     """
-    from dagmaster.cli.answers import Submitted, read
     from dagmaster.cli.follow import detached, follow
+    from dagmaster.client.answers import Submitted, read
 
     given = _object(params) if params else {}
     submission = {
@@ -92,7 +92,7 @@ def _known(state: State, workflow: str, pairs: tuple[str, ...]) -> tuple[dict[st
 
 def _from_file(state: State, path: Path) -> tuple[dict[str, Any], Schema]:
     """A workflow that comes along. The platform judges it: it knows which handlers there are."""
-    from dagmaster.cli.client import problems_of
+    from dagmaster.client.client import problems_of
 
     text = workflow_bytes(path, MAX_BODY_BYTES)
     checked = state.client.validate(text)
@@ -123,7 +123,7 @@ def submitted(state: State, submission: dict[str, Any], *, force: bool, resume: 
 
 
 def _tell(state: State, answer: dict[str, Any]) -> int:
-    from dagmaster.cli.answers import Submitted, read
+    from dagmaster.client.answers import Submitted, read
 
     code = 1 if answer["status"] == "previously_failed" else 0
     if state.json:

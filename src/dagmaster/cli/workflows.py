@@ -26,8 +26,8 @@ def list_workflows(state: State) -> None:
     if state.json:
         state.emit({"workflows": found, "refused": refused})
         return
-    from dagmaster.cli.answers import RefusedFile, Workflow, read_all
     from dagmaster.cli.tables import Column, print_table
+    from dagmaster.client.answers import RefusedFile, Workflow, read_all
 
     columns = [
         Column("workflow"), Column("version", drop=1), Column("nodes", drop=2, is_number=True),

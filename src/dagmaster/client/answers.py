@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from dagmaster.cli.printable import neutral_value, one_line
+from dagmaster.client.neutral import neutral_value
 from dagmaster.errors import Unavailable
 
 Json = dict[str, Any]
@@ -42,6 +42,10 @@ def unexpected(what: str) -> Unavailable:
         code="server.unexpected",
         hint="is it of another version than this command? compare `dagmaster orchestrators ls` and `dagmaster --version`",
     )
+
+
+def _first_line(text: str) -> str:
+    return next(iter(text.splitlines()), "")
 
 
 class JobLine(Answer):
@@ -199,8 +203,8 @@ class Job(Answer):
     def stop(self) -> str | None:
         """Why it was or is brought to an end, for people."""
         if self.cancel_requested_at is not None:
-            by = f" by {one_line(self.cancel_requested_by)}" if self.cancel_requested_by else ""
-            why = f": {one_line(self.cancel_reason)}" if self.cancel_reason else ""
+            by = f" by {_first_line(self.cancel_requested_by)}" if self.cancel_requested_by else ""
+            why = f": {_first_line(self.cancel_reason)}" if self.cancel_reason else ""
             return f"cancel asked for{by}{why}"
         return "its deadline has passed" if self.stopping == "deadline" else None
 

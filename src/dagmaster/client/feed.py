@@ -9,39 +9,36 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from dagmaster.cli.client import Client, StreamedEvent
-from dagmaster.cli.command import State
+from dagmaster.client.client import Client, StreamedEvent
 from dagmaster.errors import DagmasterError, Unavailable
 
 OUTAGE_PATIENCE_SECONDS = 60.0
 _PAUSE_SECONDS = 0.5
 
 
-class Patience:
-    """While the platform is away it is waited for, up to a limit; a person is told once."""
+class Reconnection:
+    """Waits while the platform cannot be reached, up to a limit. `note` shows a line to the user once per outage."""
 
-    def __init__(self, state: State, job_id: str) -> None:
-        self._state = state
+    def __init__(self, note: Callable[[str], None], job_id: str) -> None:
+        self._note = note
         self._job_id = job_id
         self._since: float | None = None
 
-    def bear(self, error: Unavailable) -> None:
-        """Wait a moment, or give up."""
+    def wait(self, error: Unavailable) -> None:
+        """Wait a moment, or raise the error once the outage has lasted too long."""
         now = time.monotonic()
         if self._since is None:
             self._since = now
-            self._state.note(f"{error.message}; waiting up to {OUTAGE_PATIENCE_SECONDS:.0f} s for it")
+            self._note(f"{error.message}; waiting up to {OUTAGE_PATIENCE_SECONDS:.0f} s for it")
         if now - self._since > OUTAGE_PATIENCE_SECONDS:
-            raise Unavailable(
-                error.message, code=error.code,
-                hint=f"the job goes on as soon as its platform does; then watch it with: dagmaster jobs watch {self._job_id}",
-            ) from None  # fmt: skip
+            hint = f"the job continues when its platform does; then watch it with: dagmaster jobs watch {self._job_id}"
+            raise Unavailable(error.message, code=error.code, hint=hint) from None
         time.sleep(_PAUSE_SECONDS)
 
-    def relieved(self) -> None:
+    def succeeded(self) -> None:
         if self._since is not None:
             self._since = None
-            self._state.note("the platform answers again")
+            self._note("the platform answers again")
 
 
 def resumed(
