@@ -127,3 +127,26 @@ def test_nothing_in_a_definition_can_break_out_of_the_drawing():
     assert "<script>" not in mermaid(graph)
     assert '"]' not in mermaid(graph).replace('"])', "")
     assert '-->|"true #47; false"| ' in mermaid(graph)
+
+
+def test_an_alias_is_the_same_workflow_under_another_name():
+    alias, target = LOADED.workflows["raster_tiled_processing"], LOADED.workflows["raster_ingest"]
+
+    assert alias.workflow_id == "raster_tiled_processing"
+    assert alias.description != target.description
+    assert (alias.nodes, alias.inputs, alias.outputs) == (target.nodes, target.inputs, target.outputs)
+    assert alias.body()["workflow_id"] == "raster_tiled_processing"
+
+
+@pytest.mark.parametrize("text", ["alias_of: nowhere", "alias_of: one\nnodes: {}", "alias_of: [one]"])
+def test_an_alias_that_cannot_be_resolved_is_refused_with_its_file(tmp_path, text):
+    one, other = tmp_path / "one.yaml", tmp_path / "other.yaml"
+    one.write_text("workflow_id: one\nnodes: {start: {type: start, next: end}, end: {type: end}}\n")
+    other.write_text(f"workflow_id: other\n{text}\n")
+
+    loaded = read_all([other, one])
+
+    assert set(loaded.workflows) == {"one"}
+    (error,) = loaded.refused
+    assert "other.yaml" in str(error)
+    assert "alias_of" in str(error)

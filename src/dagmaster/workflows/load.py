@@ -19,6 +19,7 @@ from dagmaster.workflows import document as yaml_document
 from dagmaster.workflows.check import MAX_PROBLEMS, UNREAD, Limits, check
 from dagmaster.workflows.document import Document, Path, Unreadable
 from dagmaster.workflows.model import (
+    Alias,
     Branch,
     ConditionalNode,
     DependsOn,
@@ -98,14 +99,43 @@ def read_all(
 ) -> Loaded:
     """Read files one by one; a bad one does not stop the others. Of two with the same workflow_id the first stands."""
     loaded = Loaded()
+    aliases: list[tuple[Alias, str]] = []
     for path in paths:
         try:
             text = _bytes_of(path, limits or Limits())
+            if alias := _alias_in(text, limits or Limits()):
+                aliases.append((alias, str(path)))
+                continue
             workflow = read(text, str(path), limits=limits, handlers=handlers, queues=queues)
             _add(loaded, workflow, str(path))
         except InvalidWorkflow as error:
             loaded.refused.append(error)
+    for alias, file in aliases:
+        try:
+            _add(loaded, _resolve(alias, loaded, file), file)
+        except InvalidWorkflow as error:
+            loaded.refused.append(error)
     return loaded
+
+
+def _alias_in(text: bytes, limits: Limits) -> Alias | None:
+    """The alias that a file declares; None for every other file, which is then read as a workflow."""
+    if b"alias_of" not in text:
+        return None
+    try:
+        document, problems = yaml_document.parse(text, limits.bounds)
+        return None if problems else Alias.model_validate(document.value, strict=True)
+    except (Unreadable, ValidationError):
+        return None
+
+
+def _resolve(alias: Alias, loaded: Loaded, file: str) -> Workflow:
+    """A copy of the workflow that the alias names, under the alias's own id, name and description."""
+    target = loaded.workflows.get(alias.alias_of)
+    if target is None:
+        problem = f"`alias_of` names '{alias.alias_of}', which is not a workflow that could be read"
+        raise InvalidWorkflow(file, [Problem(problem + did_you_mean(alias.alias_of, loaded.workflows))])
+    return target.model_copy(update=alias.model_dump(exclude={"alias_of"}, exclude_unset=True))
 
 
 def _add(loaded: Loaded, workflow: Workflow, file: str) -> None:

@@ -196,8 +196,11 @@ Node = Annotated[
 ]
 
 
+WorkflowId = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_.-]{0,63}$")]
+
+
 class Workflow(_Part):
-    workflow_id: Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_.-]{0,63}$")]
+    workflow_id: WorkflowId
     name: str = ""
     version: str = "1"
     description: str = ""
@@ -214,6 +217,15 @@ class Workflow(_Part):
 
     def content_hash(self) -> str:
         return hashlib.sha256(orjson.dumps(self.body(), option=orjson.OPT_SORT_KEYS)).hexdigest()
+
+
+class Alias(_Part):
+    """A file that gives a workflow a second name: it runs the same nodes under another workflow_id."""
+
+    workflow_id: WorkflowId
+    alias_of: str
+    name: str = ""
+    description: str = ""
 
 
 def work_of(node: AnyNode) -> Work | None:
