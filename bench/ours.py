@@ -21,7 +21,7 @@ from dagmaster.database.notify.notifier import JOBS
 from dagmaster.database.notify.postgres import PostgresNotifier
 from dagmaster.database.schema.deploy import deploy
 from dagmaster.jobs.model import Submission
-from dagmaster.operations.catalog import Catalog
+from dagmaster.operations.library import WorkflowLibrary
 from dagmaster.operations.submit import prepare
 from dagmaster.workflows.load import read
 from server import Server
@@ -60,7 +60,7 @@ def chain(length: int) -> str:
 
 
 TEXTS = (fan("fan", QUEUE), fan("stuck", UNSERVED), chain(CHAIN_STEPS), chain(JOB_STEPS), chain(1))
-WORKFLOWS = Catalog({w.workflow_id: w for w in (read(textwrap.dedent(text), "bench") for text in TEXTS)})
+WORKFLOWS = WorkflowLibrary({w.workflow_id: w for w in (read(textwrap.dedent(text), "bench") for text in TEXTS)})
 
 
 @dataclass

@@ -24,8 +24,8 @@ from dagmaster.database.notify.notifier import JOBS
 from dagmaster.database.notify.postgres import PostgresNotifier
 from dagmaster.errors import Conflict, Unavailable
 from dagmaster.jobs.model import Submission
-from dagmaster.operations import operate
-from dagmaster.operations.catalog import Catalog
+from dagmaster.operations.cancel import cancel
+from dagmaster.operations.library import WorkflowLibrary
 from dagmaster.operations.submit import submit_once
 from dagmaster.workflows.load import read, shipped
 
@@ -167,11 +167,11 @@ RASTER = "process_large_raster"
 CHAIN_STEPS = 6
 
 
-def catalog() -> Catalog:
+def catalog() -> WorkflowLibrary:
     texts = [*WORKFLOWS, chain(CHAIN_STEPS), *POISONS.values()]
     ours = [read(textwrap.dedent(text), "chaos") for text in texts]
     raster = [read(path.read_text(), path.name) for path in shipped() if path.stem == RASTER]
-    return Catalog({workflow.workflow_id: workflow for workflow in (*ours, *raster)})
+    return WorkflowLibrary({workflow.workflow_id: workflow for workflow in (*ours, *raster)})
 
 
 @dataclass(frozen=True)
@@ -333,7 +333,7 @@ class Load:
     async def _cancel(self, job_id: UUID, seconds: float) -> None:
         await asyncio.sleep(seconds)
         with suppress(Unavailable, Conflict):
-            await operate.cancel(self._ledger, job_id)
+            await cancel(self._ledger, job_id)
             self._notifier.notify(JOBS)
 
     def poison(self, name: str) -> Wish:

@@ -24,7 +24,7 @@ from chaos.stage import AS_IT_SHIPS, FAST_PROFILE, Stage, one, staged
 from dagmaster.database.ledger.postgres import PostgresLedger
 from dagmaster.database.maintenance.history import verify
 from dagmaster.errors import Conflict
-from dagmaster.operations import operate
+from dagmaster.operations.cancel import cancel
 
 ORCHESTRATORS, WORKERS = 3, 3
 JOBS = 30
@@ -188,7 +188,7 @@ class _Trial:
         ledger = PostgresLedger(self.cast.dsn, "chaos")
         for job_id in jobs:
             with suppress(Conflict):
-                await operate.cancel(ledger, job_id)
+                await cancel(ledger, job_id)
         await ledger.close()
         await self.cast.wait(jobs, 60)
 

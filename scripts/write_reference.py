@@ -28,7 +28,7 @@ from dagmaster.api.app import create_app
 from dagmaster.cli import main as command_line
 from dagmaster.handlers import shipped
 from dagmaster.handlers.registry import DEFAULT_TIMEOUT_SECONDS, Registration, installed
-from dagmaster.operations.catalog import Catalog
+from dagmaster.operations.library import WorkflowLibrary
 from dagmaster.settings import Settings
 from dagmaster.web import problems
 from dagmaster.workflows import model
@@ -72,7 +72,7 @@ refused is told as a problem (RFC 9457) with one of the [codes](#problem-codes) 
 def api_page() -> str:
     # Nothing is asked of a database here, and no environment has a say.
     described = create_app(
-        Settings.model_construct(), "postgresql://nowhere/nothing", Catalog({}), installed()
+        Settings.model_construct(), "postgresql://nowhere/nothing", WorkflowLibrary({}), installed()
     ).openapi()
     common = _common(described)
     parts = [API_INTRODUCTION, f"Any request may be answered with a problem of status {', '.join(sorted(common))}.\n\n"]

@@ -11,7 +11,7 @@ from dagmaster.api.app import create_app
 from dagmaster.api.server import ApiServer
 from dagmaster.handlers.registry import installed
 from dagmaster.listen import bind
-from dagmaster.operations.catalog import load_catalog
+from dagmaster.operations.library import load_library
 from tests.engine.harness import Engine, fast_settings
 
 V1 = "/api/v1"
@@ -21,7 +21,7 @@ def app_of(dsn: str, running: Engine | None = None, *, heartbeat_seconds: float 
     """The app on a database; with an engine, knowing what that knows."""
     chosen = fast_settings(**settings)
     registry = running.registry if running else installed()
-    catalog = running.catalog if running else load_catalog(chosen, registry, chosen.known_queues)
+    catalog = running.catalog if running else load_library(chosen, registry, chosen.known_queues)
     orchestrator = running.orchestrators[0] if running and running.orchestrators else None
     return create_app(chosen, dsn, catalog, registry, orchestrator=orchestrator, heartbeat_seconds=heartbeat_seconds)
 

@@ -19,7 +19,7 @@ from dagmaster.api.server import ApiServer
 from dagmaster.handlers.registry import installed
 from dagmaster.listen import bind
 from dagmaster.observe import log
-from dagmaster.operations.catalog import load_catalog
+from dagmaster.operations.library import load_library
 from tests.engine.harness import engine, fast_settings, until
 
 pytestmark = pytest.mark.requirement("O1")
@@ -36,7 +36,7 @@ CHECKS = (
 
 def _app(dsn: str) -> Any:
     chosen, registry = fast_settings(), installed()
-    return create_app(chosen, dsn, load_catalog(chosen, registry, chosen.known_queues), registry)
+    return create_app(chosen, dsn, load_library(chosen, registry, chosen.known_queues), registry)
 
 
 DESCRIPTION: dict[str, Any] = _app("postgresql://nowhere/nothing").openapi()

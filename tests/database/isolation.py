@@ -155,7 +155,7 @@ async def go_by_steps(connection: Any, steps: Sequence[pipeline.Step]) -> dict[s
             case pipeline.Call(name, values):
                 cursor = await connection.execute(all_queries()[name], values)
                 answers[name] = await cursor.fetchall() if cursor.description else []
-            case pipeline.Command(text):
+            case pipeline.TransactionCommand(text):
                 await connection.execute(text)
     return answers
 

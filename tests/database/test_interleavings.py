@@ -44,7 +44,6 @@ from dagmaster.jobs.plan import Planner
 from dagmaster.jobs.rerun import Rerun, resume, retry
 from dagmaster.jobs.states import TaskStatus
 from dagmaster.jobs.view import JobView, is_failing, node_view
-from dagmaster.operations.operate import view_of
 from dagmaster.orchestrator.routing import RegistryRouter
 from dagmaster.records import SCHEMA
 from dagmaster.settings import DEFAULT_QUEUES
@@ -158,7 +157,7 @@ _GRAPHS: dict[str, Graph] = {}
 
 async def _load(ledger: PostgresLedger, claims: Sequence[Claim]) -> dict[UUID, JobView]:
     views = {}
-    for job in await ledger.load_jobs(claims):
+    for job in await ledger.load_jobs([claim.job_id for claim in claims]):
         graph = _GRAPHS.get(job.definition_hash) or _GRAPHS.setdefault(job.definition_hash, build(job.workflow))
         nodes = {state.node_id: node_view(state, graph.workflow.nodes[state.node_id]) for state in job.nodes}
         views[job.job_id] = JobView(
@@ -471,7 +470,7 @@ def _saving(node_id: str) -> Call:
 async def _reviving(ledger: PostgresLedger, choose: Callable[[JobView], Rerun]) -> Any:
     """Of two, the second finds a job that has not ended; beside retention, none at all."""
     try:
-        return await ledger.rerun(ENDED, lambda job: choose(view_of(job)), {"by": "ana"})
+        return await ledger.rerun(ENDED, lambda job: choose(job.view()), {"by": "ana"})
     except (Conflict, NotFound) as refused:
         return refused.code
 

@@ -47,7 +47,6 @@ from dagmaster.jobs.plan import Planner, Route
 from dagmaster.jobs.rerun import Rerun, resume, retry
 from dagmaster.jobs.states import EventType, JobStatus, NodeStatus, Stop, TaskStatus
 from dagmaster.jobs.view import JobView, node_view
-from dagmaster.operations.operate import view_of
 from dagmaster.testing.memory_ledger import MemoryDatabase, MemoryLedger, RefusedByGuard
 from dagmaster.workflows.graph import build
 from dagmaster.workflows.model import Aggregation, Work, Workflow
@@ -191,7 +190,7 @@ class Driver:
 
     async def turn(self, look: str = "", wake: dict[tuple[UUID, str], int] | None = None) -> list[Any]:
         """Advance with a view read afresh; `look` names what to look at besides results. Returns the news."""
-        (job,) = await self.bench.ledger.load_jobs([self.claim])
+        (job,) = await self.bench.ledger.load_jobs([self.claim.job_id])
         graph = build(job.workflow)
         nodes = {state.node_id: node_view(state, graph.workflow.nodes[state.node_id]) for state in job.nodes}
         outputs = job.outputs | await self.bench.ledger.load_outputs(
@@ -1197,7 +1196,7 @@ async def failed_tiles(bench: Bench, count: int, failing: int) -> Driver:
 
 
 def everything_fallen(job: LoadedJob) -> Rerun:
-    return resume(view_of(job))
+    return resume(job.view())
 
 
 @pytest.mark.requirement("E15")
@@ -1250,7 +1249,7 @@ async def test_a_fan_out_that_runs_again_reuses_its_old_children_in_their_order(
     job_id = driver.claim.job_id
     assert (await only(bench, "dag_jobs"))["status"] == "completed"
 
-    await bench.ledger.rerun(job_id, lambda job: retry(view_of(job), node="tiles"), {})
+    await bench.ledger.rerun(job_id, lambda job: retry(job.view(), node="tiles"), {})
 
     states = {row["node_id"]: row for row in await bench.rows("dag_node_states")}
     tile = states["tiles"]
@@ -1288,7 +1287,7 @@ async def test_one_child_and_what_follows_run_again(bench):
     await driver.turn()
     await driver.turn()
 
-    await bench.ledger.rerun(driver.claim.job_id, lambda job: retry(view_of(job), node="tiles__1"), {})
+    await bench.ledger.rerun(driver.claim.job_id, lambda job: retry(job.view(), node="tiles__1"), {})
 
     states = {row["node_id"]: row for row in await bench.rows("dag_node_states")}
     tile = states["tiles"]
@@ -1512,7 +1511,7 @@ async def test_an_output_by_reference_is_the_nodes_and_in_use_from_then_on(bench
     referred = await bench.ledger.load_outputs(task.job_id, ["work"], resolve=False)
     assert loaded == {"work": orjson.loads(content)}
     assert referred == {"work": {"output_ref": reference_to(content)}}
-    (job,) = await bench.ledger.load_jobs([driver.claim])
+    (job,) = await bench.ledger.load_jobs([driver.claim.job_id])
     assert "work" not in job.outputs
 
 
@@ -1786,7 +1785,7 @@ async def test_a_resume_keeps_checkpoints_and_a_retry_forgets_those_of_what_it_r
     assert (await only(bench, "dag_jobs"))["status"] == "failed"
 
     def choose(job):
-        view = view_of(job)
+        view = job.view()
         return retry(view, node=task.node_id) if is_retry else resume(view)
 
     await bench.ledger.rerun(task.job_id, choose, {})

@@ -26,7 +26,7 @@ from dagmaster.handlers.registry import Registration, Registry, installed
 from dagmaster.jobs.model import Submission
 from dagmaster.jobs.plan import Planner
 from dagmaster.observe import log
-from dagmaster.operations.catalog import Catalog, load_catalog
+from dagmaster.operations.library import WorkflowLibrary, load_library
 from dagmaster.operations.submit import submit
 from dagmaster.orchestrator.loop import Orchestrator
 from dagmaster.orchestrator.routing import RegistryRouter
@@ -103,7 +103,7 @@ class Engine:
         self.has_notifiers = has_notifiers
         self.settings = settings or fast_settings()
         self.registry = Registry([*installed().values(), *TEST_HANDLERS, *handlers])
-        self.catalog: Catalog = load_catalog(self.settings, self.registry, self.settings.known_queues)
+        self.catalog: WorkflowLibrary = load_library(self.settings, self.registry, self.settings.known_queues)
         self.ledger = PostgresLedger(dsn, "test")
         self.notifier = PostgresNotifier(dsn)
         self.orchestrators: list[Orchestrator] = []

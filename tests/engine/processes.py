@@ -27,7 +27,7 @@ from dagmaster.database.maintenance.history import verify
 from dagmaster.database.notify.notifier import JOBS
 from dagmaster.database.notify.postgres import channel_of
 from dagmaster.jobs.model import Submission
-from dagmaster.operations.catalog import Catalog
+from dagmaster.operations.library import WorkflowLibrary
 from dagmaster.operations.submit import submit
 from dagmaster.workflows.model import Workflow
 from tests.engine.harness import workflow
@@ -244,7 +244,7 @@ class Fleet:
         """Submit a workflow so many times in one transaction."""
         if isinstance(definition, str):
             definition = workflow(definition)
-        catalog = Catalog({definition.workflow_id: definition})
+        catalog = WorkflowLibrary({definition.workflow_id: definition})
         wanted = Submission(workflow_id=definition.workflow_id, input_params=inputs)
         ledger = PostgresLedger(self.dsn, "test")  # a fresh one, so that no fault of a test breaks it
         try:

@@ -129,7 +129,8 @@ def pause_once(ctx: Any) -> None:
 async def _ask(what: str, *arguments: str) -> None:
     from dagmaster import faults, settings
     from dagmaster.database.ledger.postgres import PostgresLedger
-    from dagmaster.operations import operate
+    from dagmaster.operations.cancel import cancel
+    from dagmaster.operations.rerun import resume
 
     loaded = settings.load()
     assert loaded.database_url
@@ -139,20 +140,20 @@ async def _ask(what: str, *arguments: str) -> None:
         case "submit":
             await _submit(ledger, Path(arguments[0]), int(arguments[1]), *arguments[2:])
         case "cancel":
-            await operate.cancel(ledger, UUID(arguments[0]))
+            await cancel(ledger, UUID(arguments[0]))
         case "resume":
-            await operate.resume(ledger, UUID(arguments[0]))
+            await resume(ledger, UUID(arguments[0]))
     await ledger.close()
 
 
 async def _submit(ledger: Any, file: Path, count: int, key: str | None = None) -> None:
     from dagmaster.jobs.model import Submission
-    from dagmaster.operations.catalog import Catalog
+    from dagmaster.operations.library import WorkflowLibrary
     from dagmaster.operations.submit import submit, submit_once
     from tests.engine.harness import workflow
 
     definition = workflow(file.read_text())
-    catalog = Catalog({definition.workflow_id: definition})
+    catalog = WorkflowLibrary({definition.workflow_id: definition})
     submission = Submission(workflow_id=definition.workflow_id, idempotency_key=key)
     if key is None:
         await submit(ledger, catalog, [submission] * count)

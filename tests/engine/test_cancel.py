@@ -10,7 +10,7 @@ import pytest
 
 from dagmaster.errors import Conflict
 from dagmaster.handlers.registry import Registration
-from dagmaster.operations.operate import cancel
+from dagmaster.operations.cancel import cancel
 from tests.engine.harness import engine, open_gate, until, workflow
 
 _ran: list[str] = []

@@ -15,7 +15,7 @@ import pytest
 from dagmaster.database.ledger.protocol import Running
 from dagmaster.errors import UnfitData
 from dagmaster.handlers.registry import Registration
-from dagmaster.operations.operate import Part, resume, retry
+from dagmaster.operations.rerun import Part, resume, retry
 from tests.engine.harness import engine, until, workflow
 from tests.engine.processes import Fleet, fleet
 

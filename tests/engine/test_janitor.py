@@ -10,7 +10,6 @@ import pytest
 from dagmaster.database.ledger.protocol import Claim, Demand, OrchestratorInfo, Report, WorkerInfo
 from dagmaster.database.maintenance.janitor import Patience, PostgresJanitor, _json
 from dagmaster.database.maintenance.retention import PostgresRetention
-from dagmaster.database.notify.notifier import MemoryExchange
 from dagmaster.database.session import dicts
 from dagmaster.errors import InvalidRequest, Unavailable
 from dagmaster.jobs.model import JanitorAction
@@ -18,6 +17,7 @@ from dagmaster.jobs.states import TaskStatus
 from dagmaster.observe import log
 from dagmaster.orchestrator import webhook
 from dagmaster.orchestrator.janitor import STUCK_AFTER, Janitor
+from dagmaster.testing.memory_notifier import MemoryExchange
 from tests.engine.harness import Engine, engine, fast_settings, open_gate, until, workflow
 
 pytestmark = pytest.mark.requirement("E21")

@@ -21,7 +21,7 @@ from dagmaster.errors import HandlerFailed, InvalidRequest, Unavailable
 from dagmaster.handlers.registry import Registration
 from dagmaster.jobs.history import Code
 from dagmaster.jobs.payload import INLINE_BYTES, LOADABLE_BYTES
-from dagmaster.operations.operate import Part, retry
+from dagmaster.operations.rerun import Part, retry
 from tests.api.serving import V1, api, app_of, served
 from tests.engine.harness import Engine, engine, open_gate, until, workflow
 from tests.engine.processes import CRASHED, fleet

@@ -17,7 +17,7 @@ from rio_cogeo.cogeo import cog_validate
 from dagmaster.database.catalog.pgstac import Catalog
 from dagmaster.database.connect import pool
 from dagmaster.database.notify.notifier import JOBS
-from dagmaster.operations.operate import resume
+from dagmaster.operations.rerun import resume
 from dagmaster.stac.validate import problems
 from tests.engine.harness import Engine, engine
 

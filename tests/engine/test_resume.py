@@ -9,7 +9,8 @@ import pytest
 from dagmaster.database.notify.notifier import JOBS
 from dagmaster.errors import Conflict, HandlerFailed, NotFound
 from dagmaster.handlers.registry import Registration
-from dagmaster.operations.operate import Part, cancel, resume, retry
+from dagmaster.operations.cancel import cancel
+from dagmaster.operations.rerun import Part, resume, retry
 from tests.engine.harness import Engine, engine, until, workflow
 
 pytestmark = pytest.mark.requirement("E15")

@@ -16,11 +16,11 @@ from dagmaster.database.ledger.protocol import NewJob, Running
 from dagmaster.database.maintenance.history import verify
 from dagmaster.database.maintenance.janitor import PostgresJanitor
 from dagmaster.database.maintenance.retention import PostgresRetention
-from dagmaster.database.notify.notifier import MemoryExchange
 from dagmaster.jobs.model import RECORDS, Submission, new_job_id
-from dagmaster.operations import operate
+from dagmaster.operations import rerun
 from dagmaster.operations.submit import submit_once
 from dagmaster.orchestrator.janitor import Janitor
+from dagmaster.testing.memory_notifier import MemoryExchange
 from tests.engine.harness import Engine, engine, fast_settings, open_gate, until, workflow
 
 pytestmark = pytest.mark.requirement("D5")
@@ -150,7 +150,7 @@ async def test_what_is_young_runs_again_or_is_held_stays(database, later):
         await running.rows("UPDATE dagapp.dag_workflow_definitions SET created_at = created_at")  # nothing changes
         for orchestrator in running.orchestrators:
             orchestrator.stop()
-        await operate.resume(running.ledger, failed[0], reason=None)
+        await rerun.resume(running.ledger, failed[0], reason=None)
         async with await psycopg.AsyncConnection.connect(database) as someone:
             await someone.execute("SELECT 1 FROM dagapp.dag_jobs WHERE job_id = %s FOR NO KEY UPDATE", [failed[1]])
             assert await later.prune_jobs(DAY, 100) == 1

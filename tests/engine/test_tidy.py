@@ -14,14 +14,14 @@ import pytest
 
 from dagmaster.database.maintenance.janitor import PostgresJanitor, Swept
 from dagmaster.database.maintenance.retention import PostgresRetention
-from dagmaster.database.notify.notifier import MemoryExchange
 from dagmaster.errors import Unavailable
 from dagmaster.jobs.model import new_job_id
-from dagmaster.operations import operate
+from dagmaster.operations import rerun
 from dagmaster.orchestrator import tidy as tidying
 from dagmaster.orchestrator.janitor import Janitor
 from dagmaster.orchestrator.tidy import Tidy, tidy_of
 from dagmaster.storage import Storage, Zone, open_storage
+from dagmaster.testing.memory_notifier import MemoryExchange
 from tests.api.serving import V1, api, ok
 from tests.engine.harness import engine, fast_settings, until, workflow
 
@@ -254,7 +254,7 @@ async def test_a_job_cannot_be_resumed_while_its_files_are_removed_and_the_loop_
         turn = asyncio.create_task(place.tidy(slow).turn(uuid4()))
         await until(lambda: asyncio.sleep(0, slow.is_at_it.is_set()))
 
-        resume = asyncio.create_task(operate.resume(running.ledger, job_id))
+        resume = asyncio.create_task(rerun.resume(running.ledger, job_id))
 
         async def waits() -> bool:
             return await running.value("SELECT count(*) FROM pg_locks WHERE NOT granted") > 0

@@ -28,7 +28,6 @@ from dagmaster.jobs.plan import Plan, Planner, Route
 from dagmaster.jobs.rerun import Rerun
 from dagmaster.jobs.states import JOB_TERMINAL, NODE_TERMINAL, TaskStatus
 from dagmaster.jobs.view import JobView, is_failing, node_view, wakeable
-from dagmaster.operations.operate import view_of
 from dagmaster.testing.memory_ledger import MemoryDatabase, MemoryLedger
 from dagmaster.testing.plain import at_once
 from dagmaster.workflows.graph import build
@@ -232,7 +231,7 @@ class Simulation:
     def _read_view(self, owner: Owner) -> None:
         if owner.view is not None:
             return
-        (job,) = at_once(self.ledger.load_jobs([owner.claim]))
+        (job,) = at_once(self.ledger.load_jobs([owner.claim.job_id]))
         nodes = {state.node_id: node_view(state, self.graph.workflow.nodes[state.node_id]) for state in job.nodes}
         owner.view = JobView(
             job.job_id,
@@ -273,7 +272,7 @@ class Simulation:
 
     def rerun(self, choose: Callable[[JobView], Rerun]) -> Rerun:
         """Run a job that has ended again; someone claims it."""
-        rerun, _ = at_once(self.ledger.rerun(self.job_id, lambda job: choose(view_of(job)), {}))
+        rerun, _ = at_once(self.ledger.rerun(self.job_id, lambda job: choose(job.view()), {}))
         self._forget_the_deadline()
         self.held = []
         self.owner = self._claim()

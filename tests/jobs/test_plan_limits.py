@@ -15,7 +15,7 @@ from dagmaster.jobs.payload import INLINE_BYTES, LOADABLE_BYTES, TRANSACTION_BYT
 from dagmaster.jobs.plan import Planner, Room, Route
 from dagmaster.jobs.states import NodeStatus
 from dagmaster.jobs.view import JobView, NodeView
-from dagmaster.operations.catalog import Catalog
+from dagmaster.operations.library import WorkflowLibrary
 from dagmaster.operations.submit import prepare
 from dagmaster.workflows.graph import build
 from dagmaster.workflows.load import read
@@ -180,14 +180,14 @@ def test_inputs_too_deep_to_store_are_refused_at_submission():
         deep = [deep]
 
     with pytest.raises(InvalidRequest, match="JSON"):
-        prepare(Catalog({"fan": workflow}), Submission(workflow_id="fan", input_params={"n": deep}))
+        prepare(WorkflowLibrary({"fan": workflow}), Submission(workflow_id="fan", input_params={"n": deep}))
 
 
 @pytest.mark.requirement("W11")
 def test_the_text_of_an_escape_is_no_nul():
     workflow = read(textwrap.dedent(FAN.format(expression="{{ item }}")), "test")
 
-    job = prepare(Catalog({"fan": workflow}), Submission(workflow_id="fan", input_params={"n": ["\\u0000"]}))
+    job = prepare(WorkflowLibrary({"fan": workflow}), Submission(workflow_id="fan", input_params={"n": ["\\u0000"]}))
 
     assert job.input_params["n"] == ["\\u0000"]
 

@@ -14,10 +14,10 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from dagmaster.database.notify.notifier import MemoryExchange, MemoryNotifier
 from dagmaster.errors import DagmasterError, Unavailable
 from dagmaster.orchestrator.loop import StaleViewError
 from dagmaster.testing.memory_ledger import MemoryDatabase, MemoryLedger
+from dagmaster.testing.memory_notifier import MemoryExchange, MemoryNotifier
 from dagmaster.testing.memory_transport import Broker, MemoryTransport
 from dagmaster.transports.transport import Ticket
 from tests.simulation.clockwork import Lane

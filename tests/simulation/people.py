@@ -12,7 +12,8 @@ from dagmaster.database.ledger.protocol import NewJob
 from dagmaster.database.notify.notifier import JOBS
 from dagmaster.errors import Conflict, NotFound, Unavailable
 from dagmaster.jobs.states import JOB_TERMINAL
-from dagmaster.operations import operate
+from dagmaster.operations.cancel import cancel
+from dagmaster.operations.rerun import Part, resume, retry
 from dagmaster.workflows.model import EndNode, FanOutNode, StartNode
 from tests.simulation.clockwork import Lane
 from tests.simulation.effects import QUEUE
@@ -40,7 +41,7 @@ class Person:
         job_id = await (self._submit() if self._random.random() < 0.7 else self._send())
         if self._random.random() < 0.3:
             await asyncio.sleep(self._random.choice((0.5, 4.0, 12.0)) * self._random.random())
-            await self._once(lambda: operate.cancel(self._wire, job_id, by="ana"))
+            await self._once(lambda: cancel(self._wire, job_id, by="ana"))
         for _ in range(self._random.choice((0, 0, 1, 2))):
             await self._run_again(job_id)
 
@@ -80,17 +81,17 @@ class Person:
             await asyncio.sleep(_LOOK_SECONDS)
         part = self._a_part(job_id)
         if self._random.random() < 0.5 or part is None:
-            await self._once(lambda: operate.resume(self._wire, job_id, by="ana"))
+            await self._once(lambda: resume(self._wire, job_id, by="ana"))
         else:
-            await self._once(lambda: operate.retry(self._wire, job_id, part, by="ana"))
+            await self._once(lambda: retry(self._wire, job_id, part, by="ana"))
 
-    def _a_part(self, job_id: UUID) -> operate.Part | None:
+    def _a_part(self, job_id: UUID) -> Part | None:
         nodes = self._workflow.nodes
         names = [name for name, node in nodes.items() if not isinstance(node, StartNode | EndNode)]
-        parts = [operate.Part(node=name) for name in names]
-        parts += [operate.Part(failed_children=name) for name in names if isinstance(nodes[name], FanOutNode)]
+        parts = [Part(node=name) for name in names]
+        parts += [Part(failed_children=name) for name in names if isinstance(nodes[name], FanOutNode)]
         rows = self._world.database.nodes[job_id].values()
-        parts += [operate.Part(node=row.node_id) for row in rows if row.parent_node_id]
+        parts += [Part(node=row.node_id) for row in rows if row.parent_node_id]
         return self._random.choice(parts) if parts else None
 
     async def _limit_the_queue(self) -> None:

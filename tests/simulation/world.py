@@ -20,13 +20,14 @@ from random import Random
 from typing import Any
 from uuid import UUID
 
-from dagmaster.database.notify.notifier import JOBS, RESULTS, MemoryExchange
+from dagmaster.database.ledger import protocol
+from dagmaster.database.notify.notifier import JOBS, RESULTS
 from dagmaster.errors import Unavailable
 from dagmaster.jobs.model import new_job_id
 from dagmaster.jobs.plan import Planner
 from dagmaster.jobs.states import JOB_TERMINAL
-from dagmaster.operations import operate, submit
-from dagmaster.operations.catalog import Catalog
+from dagmaster.operations import submit
+from dagmaster.operations.library import WorkflowLibrary
 from dagmaster.orchestrator import loop as orchestrator_loop
 from dagmaster.orchestrator.loop import Orchestrator
 from dagmaster.orchestrator.routing import RegistryRouter
@@ -34,6 +35,7 @@ from dagmaster.settings import Settings, load
 from dagmaster.testing import history, memory_ledger, plain
 from dagmaster.testing.job import KitJob
 from dagmaster.testing.memory_ledger import MemoryDatabase, MemoryLedger
+from dagmaster.testing.memory_notifier import MemoryExchange
 from dagmaster.testing.memory_transport import Broker
 from dagmaster.testing.trial import START
 from dagmaster.worker import heartbeat, run
@@ -123,7 +125,7 @@ class World:
         self.registry = self.stage.registry()
         self.exchange, self.broker = MemoryExchange(), Broker()
         self.cases = self._draw_cases() if case is None else {case.workflow.workflow_id: case}
-        self.catalog = Catalog({case.workflow.workflow_id: case.workflow for case in self.cases.values()})
+        self.catalog = WorkflowLibrary({case.workflow.workflow_id: case.workflow for case in self.cases.values()})
         self.acknowledged: dict[str, UUID | None] = {}  # submissions, by key or message id
         self.actors: list[Actor] = []
         self.doubt: Any = None
@@ -435,7 +437,7 @@ def _under_control(world: World) -> Iterator[None]:
     replaced = [
         (memory_ledger, "uuid4", world.uuid),
         (submit, "new_job_id", lambda *_: world.job_id()),
-        *((module, "build", graph_of) for module in (orchestrator_loop, operate, history)),
+        *((module, "build", graph_of) for module in (orchestrator_loop, protocol, history)),
         *((module, "_log", listener) for module in (orchestrator_loop, worker_loop, heartbeat, run)),
     ]
     kept = [getattr(module, name) for module, name, _ in replaced]

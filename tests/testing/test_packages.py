@@ -9,7 +9,7 @@ from dagmaster.errors import NotFound
 from dagmaster.handlers import shipped
 from dagmaster.handlers.registry import installed
 from dagmaster.local.embedded import Cluster
-from dagmaster.operations.catalog import load_catalog
+from dagmaster.operations.library import load_library
 from dagmaster.settings import load
 from tests.cli.processes import call, up
 from tests.conftest import fresh_database
@@ -57,7 +57,7 @@ def site(tmp_path, monkeypatch):
 def catalog(site):
     def read():
         settings = load()
-        return load_catalog(settings, installed(), settings.known_queues)
+        return load_library(settings, installed(), settings.known_queues)
 
     return read
 
@@ -108,7 +108,7 @@ def test_an_entry_point_that_leads_nowhere_is_reported(site):
     write_package(site, "worse_package", {}, workflows="worse_package")
     settings = load()
 
-    refused = [error.message for error in load_catalog(settings, installed(), settings.known_queues).refused]
+    refused = [error.message for error in load_library(settings, installed(), settings.known_queues).refused]
 
     assert len(installed().refused) == 1
     assert "no_such_package" in refused[0]

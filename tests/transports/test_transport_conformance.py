@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from dagmaster.database.notify.notifier import MemoryExchange, tasks_topic
+from dagmaster.database.notify.notifier import tasks_topic
 from dagmaster.database.notify.postgres import PostgresNotifier
+from dagmaster.testing.memory_notifier import MemoryExchange
 from dagmaster.testing.memory_transport import Broker, MemoryTransport
 from dagmaster.transports import postgres
 from dagmaster.transports.postgres import PostgresTransport, topics_of

@@ -9,13 +9,13 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from dagmaster.database.ledger.protocol import ChildResult, Demand, Exchange, Report, Running, WorkerInfo
-from dagmaster.database.notify.notifier import MemoryExchange
 from dagmaster.errors import Unavailable
 from dagmaster.handlers.registry import Registration, Registry
 from dagmaster.handlers.shipped import REGISTRATIONS
 from dagmaster.jobs.model import Checkpoint, TaskMessage, task_id
 from dagmaster.jobs.payload import Encoded, Reference, reference_to
 from dagmaster.settings import Settings
+from dagmaster.testing.memory_notifier import MemoryExchange
 from dagmaster.testing.memory_transport import Broker, MemoryTransport
 from dagmaster.transports.transport import Ticket
 from dagmaster.worker.loop import Worker

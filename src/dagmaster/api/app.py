@@ -35,7 +35,7 @@ from dagmaster.api import (
 from dagmaster.api.middleware import ApiMiddleware
 from dagmaster.api.services import ApiServices
 from dagmaster.client.limits import MAX_BODY_BYTES, PREFIX
-from dagmaster.operations.catalog import Catalog
+from dagmaster.operations.library import WorkflowLibrary
 from dagmaster.orchestrator.loop import Orchestrator
 from dagmaster.settings import Settings
 from dagmaster.web.problems import Problem
@@ -59,7 +59,7 @@ Every answer has an `X-Request-ID`, the one that was sent if there was any."""
 def create_app(
     settings: Settings,
     dsn: str,
-    catalog: Catalog,
+    catalog: WorkflowLibrary,
     handlers: Mapping[str, Any],
     *,
     orchestrator: Orchestrator | None = None,

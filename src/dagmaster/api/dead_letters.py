@@ -12,7 +12,7 @@ from dagmaster.api.services import Services
 from dagmaster.database.notify.notifier import JOBS
 from dagmaster.database.reads.pages import DeadLetterLine
 from dagmaster.errors import Conflict
-from dagmaster.operations import operate
+from dagmaster.operations.rerun import resume
 
 router = APIRouter(prefix="/dead-letters", tags=["dead letters"])
 
@@ -67,7 +67,7 @@ async def replay_dead_letter(services: Services, dead_letter_id: LetterId) -> Re
         )
     async with services.ledgers.one() as ledger:
         if letter.job_id is not None:
-            await operate.resume(ledger, letter.job_id, reason=f"dead letter {dead_letter_id} is tried again")
+            await resume(ledger, letter.job_id, reason=f"dead letter {dead_letter_id} is tried again")
             await ledger.drop_dead_letter(dead_letter_id)
         elif not await ledger.replay_dead_letter(dead_letter_id, letter.queue):
             raise Conflict("this message is in its queue again already", code="dead-letter.replayed-already")

@@ -15,7 +15,8 @@ from dagmaster.database.notify.notifier import JOBS, RESULTS
 from dagmaster.database.reads.pages import StoppingTask
 from dagmaster.jobs.model import ShortId
 from dagmaster.jobs.states import JOB_TERMINAL, JobStatus
-from dagmaster.operations import operate
+from dagmaster.operations.cancel import cancel
+from dagmaster.operations.rerun import Part, Resumed, resume, retry
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 
@@ -61,7 +62,7 @@ async def cancel_job(
     conflict."""
     wish = wish or Wish()
     async with services.ledgers.one() as ledger:
-        await operate.cancel(ledger, job_id, by=wish.by, reason=wish.reason)
+        await cancel(ledger, job_id, by=wish.by, reason=wish.reason)
     services.notifier.notify(RESULTS)
     for _ in range(int(wait / _LOOK_SECONDS)):
         answer = await _cancelled(services, job_id)
@@ -96,18 +97,18 @@ async def resume_job(
     job_id: JobId,
     wish: Wish | None = None,
     dry_run: Annotated[bool, Query(description="Only say what would run again")] = False,
-) -> operate.Resumed:
+) -> Resumed:
     """Only what failed, was cancelled or was skipped because of that runs again, children included, with the inputs and the
     definition that the job began with."""
     wish = wish or Wish()
     async with services.ledgers.one() as ledger:
-        answer = await operate.resume(ledger, job_id, by=wish.by, reason=wish.reason, is_dry_run=dry_run)
+        answer = await resume(ledger, job_id, by=wish.by, reason=wish.reason, is_dry_run=dry_run)
     if not dry_run:
         services.notifier.notify(JOBS)
     return answer
 
 
-class RetryWish(operate.Part):
+class RetryWish(Part):
     """One part of the job, and who asks for it, and why."""
 
     by: ShortId | None = None
@@ -126,12 +127,12 @@ async def retry_job(
     job_id: JobId,
     wish: RetryWish,
     dry_run: Annotated[bool, Query(description="Only say what would run again")] = False,
-) -> operate.Resumed:
+) -> Resumed:
     """A node (or one child), a stage, or the children of a fan_out that failed, with everything downstream of it and nothing
     else. A fan_out that runs again reads its source again."""
-    part = operate.Part(node=wish.node, stage=wish.stage, failed_children=wish.failed_children)
+    part = Part(node=wish.node, stage=wish.stage, failed_children=wish.failed_children)
     async with services.ledgers.one() as ledger:
-        answer = await operate.retry(ledger, job_id, part, by=wish.by, reason=wish.reason, is_dry_run=dry_run)
+        answer = await retry(ledger, job_id, part, by=wish.by, reason=wish.reason, is_dry_run=dry_run)
     if not dry_run:
         services.notifier.notify(JOBS)
     return answer

@@ -25,7 +25,7 @@ from dagmaster.jobs.outcomes import Deliverable, Outcomes, deliverables, downloa
 from dagmaster.jobs.states import NODE_LIVE, JobStatus, NodeStatus, TaskStatus
 from dagmaster.jobs.view import JobView, NodeView
 from dagmaster.observe import log
-from dagmaster.operations.catalog import Catalog
+from dagmaster.operations.library import WorkflowLibrary
 from dagmaster.operations.submit import Answer, submit_once
 from dagmaster.workflows.graph import Graph
 from dagmaster.workflows.model import FanOutNode, Importance, work_of
@@ -162,7 +162,7 @@ async def submit_job(
     return answer
 
 
-async def _catalog_for(services: ApiServices, submission: JobRequest) -> Catalog:
+async def _catalog_for(services: ApiServices, submission: JobRequest) -> WorkflowLibrary:
     if submission.definition is None:
         return services.catalog
     workflow = await read_definition(services, submission.definition)
@@ -171,7 +171,7 @@ async def _catalog_for(services: ApiServices, submission: JobRequest) -> Catalog
             f"`workflow_id` is {submission.workflow_id}, and that of the definition is {workflow.workflow_id}",
             code="workflow.other-id",
         )
-    return Catalog({workflow.workflow_id: workflow}, max_inputs_bytes=services.catalog.max_inputs_bytes)
+    return WorkflowLibrary({workflow.workflow_id: workflow}, max_inputs_bytes=services.catalog.max_inputs_bytes)
 
 
 @router.get("", operation_id="list_jobs", summary="List jobs, newest first", responses=responses())

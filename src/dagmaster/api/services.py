@@ -13,7 +13,7 @@ from dagmaster.database.ledger.postgres import PostgresLedger
 from dagmaster.database.notify.notifier import JOBS, RESULTS
 from dagmaster.database.notify.postgres import PostgresNotifier
 from dagmaster.database.reads.pages import ApiReads
-from dagmaster.operations.catalog import Catalog
+from dagmaster.operations.library import WorkflowLibrary
 from dagmaster.orchestrator.loop import Orchestrator
 from dagmaster.settings import Settings
 
@@ -48,7 +48,7 @@ class ApiServices:
 
     settings: Settings
     dsn: str
-    catalog: Catalog
+    catalog: WorkflowLibrary
     handlers: Mapping[str, Any]
     orchestrator: Orchestrator | None = None
     heartbeat_seconds: float = 15.0

@@ -13,7 +13,7 @@ from dagmaster.api.pages import Cursor, Limit, Page, page_of
 from dagmaster.api.problems import responses
 from dagmaster.api.services import ApiServices, Services
 from dagmaster.errors import InvalidWorkflow
-from dagmaster.operations.catalog import limits_of, without_folders
+from dagmaster.operations.library import limits_of, without_folders
 from dagmaster.web.problems import Mistake
 from dagmaster.workflows.draw import mermaid
 from dagmaster.workflows.graph import Graph, build, targets

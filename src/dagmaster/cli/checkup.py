@@ -27,7 +27,7 @@ from dagmaster.errors import Conflict, DagmasterError, InvalidRequest, NotAllowe
 from dagmaster.observe.log import redact
 
 if TYPE_CHECKING:
-    from dagmaster.operations.catalog import Catalog
+    from dagmaster.operations.library import WorkflowLibrary
     from dagmaster.settings import Settings
 
 PATIENCE_SECONDS = 3.0
@@ -70,10 +70,10 @@ def _import_what_is_needed() -> None:
     from dagmaster.database.schema import deploy
     from dagmaster.handlers import registry
     from dagmaster.local import embedded
-    from dagmaster.operations import catalog
+    from dagmaster.operations import library
     from dagmaster.orchestrator import routing
 
-    del deploy, embedded, server, registry, catalog, routing
+    del deploy, embedded, server, registry, library, routing
 
 
 # --- looking ---------------------------------------------------------------------------------------------------------
@@ -282,11 +282,11 @@ class _Here:
         holder = _holder(settings.health_host, settings.health_port, HEALTH, is_insecure=settings.health_insecure)
         return diagnosis.judge_port("health-port", "HEALTH_PORT", settings.health_port, holder, is_needed=False)
 
-    def catalog(self) -> "Catalog":
+    def catalog(self) -> "WorkflowLibrary":
         from dagmaster.handlers.registry import installed
-        from dagmaster.operations.catalog import load_catalog
+        from dagmaster.operations.library import load_library
 
-        return load_catalog(self.settings, installed(), self.settings.known_queues)
+        return load_library(self.settings, installed(), self.settings.known_queues)
 
     def workflows(self) -> list[Finding]:
         from dagmaster.handlers.registry import installed

@@ -27,7 +27,7 @@ def workflow_bytes(path: Path, limit: int) -> bytes:
 def read_workflow(state: "State", path: Path) -> "Workflow":
     """The workflow in a file, or every problem in it, as this installation sees it: no platform is asked."""
     from dagmaster.handlers.registry import installed
-    from dagmaster.operations.catalog import limits_of
+    from dagmaster.operations.library import limits_of
     from dagmaster.workflows.load import read
 
     settings = state.settings

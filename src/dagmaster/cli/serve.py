@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dagmaster.api.server import ApiServer
     from dagmaster.handlers.registry import Registry
     from dagmaster.observe.probes import Probes, Subject
-    from dagmaster.operations.catalog import Catalog
+    from dagmaster.operations.library import WorkflowLibrary
     from dagmaster.orchestrator.loop import Orchestrator
     from dagmaster.settings import Settings
 
@@ -274,12 +274,12 @@ class _WithApi:
             log.get("orchestrator").error("the API has ended; jobs go on without it", exc_info=error)
 
 
-def _catalog(settings: "Settings", registry: "Registry") -> "Catalog":
+def _catalog(settings: "Settings", registry: "Registry") -> "WorkflowLibrary":
     """The workflows; a file that is refused is told of and does not stand in the way."""
     from dagmaster.observe import log
-    from dagmaster.operations.catalog import load_catalog
+    from dagmaster.operations.library import load_library
 
-    catalog = load_catalog(settings, registry, settings.known_queues)
+    catalog = load_library(settings, registry, settings.known_queues)
     logger = log.get("orchestrator")
     for refused in catalog.refused:
         for problem in refused.problems:

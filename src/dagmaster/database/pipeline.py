@@ -38,7 +38,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class TransactionCommand:
     """BEGIN, COMMIT: no values, no rows."""
 
     text: str
@@ -49,13 +49,13 @@ class Break:
     pass
 
 
-BEGIN: Final = Command("BEGIN")
-COMMIT: Final = Command("COMMIT")
+BEGIN: Final = TransactionCommand("BEGIN")
+COMMIT: Final = TransactionCommand("COMMIT")
 BREAK: Final = Break()
 
-DISCARD_PLANS: Final = Command("DISCARD PLANS")
+DISCARD_PLANS: Final = TransactionCommand("DISCARD PLANS")
 
-Step = Call | Command | Break
+Step = Call | TransactionCommand | Break
 
 # Plans are made for tables as large as they are then, and kept: made for empty tables, they read all of them for each row of a
 # batch. Autovacuum would end that within a minute. Here they are made anew each time that four times as much was sent as by then.
@@ -117,7 +117,7 @@ def _send(pgconn: PGconn, steps: Sequence[Step], values: Iterator[list[bytes | N
         match step:
             case Call(name):
                 pgconn.send_query_prepared(name.encode(), next(values))
-            case Command(text):
+            case TransactionCommand(text):
                 pgconn.send_query_params(text.encode(), None)
             case Break():
                 pgconn.pipeline_sync()

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from dagmaster.errors import InvalidRequest, NotFound
 from dagmaster.observe import log
-from dagmaster.operations import packages
+from dagmaster.operations import entry_points
 
 DEFAULT_TIMEOUT_SECONDS = 3600.0
 
@@ -107,7 +107,7 @@ def installed() -> Registry:
     from dagmaster.handlers import shipped
 
     registry = Registry(shipped.REGISTRATIONS)
-    for point in packages.added(packages.HANDLERS):
+    for point in entry_points.added(entry_points.HANDLERS):
         _add_all(registry, point)
     return registry
 
@@ -117,7 +117,7 @@ def _add_all(registry: Registry, point: EntryPoint) -> None:
     try:
         found = handlers_in(point.load())
     except (Exception, SystemExit) as error:  # whatever a package does on its import, the others go on
-        _refuse(registry, point, packages.problem_of(error))
+        _refuse(registry, point, entry_points.problem_of(error))
         return
     for registration in found:
         try:
@@ -127,5 +127,5 @@ def _add_all(registry: Registry, point: EntryPoint) -> None:
 
 
 def _refuse(registry: Registry, point: EntryPoint, problem: str) -> None:
-    _log.warning("handlers of a package are refused", entry_point=packages.named(point), problem=problem)
-    registry.refused.append(f"{packages.named(point)}: {problem}")
+    _log.warning("handlers of a package are refused", entry_point=entry_points.named(point), problem=problem)
+    registry.refused.append(f"{entry_points.named(point)}: {problem}")

@@ -14,13 +14,13 @@ from uuid import UUID
 import orjson
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from dagmaster.database.ledger.protocol import Claim, Ledger, LoadedJob, NewJob
+from dagmaster.database.ledger.protocol import Ledger, LoadedJob, NewJob
 from dagmaster.errors import Conflict, DagmasterError, InvalidRequest
 from dagmaster.jobs.model import DeadLetter, JobMessage, Submission, new_job_id
 from dagmaster.jobs.stages import stages_of
 from dagmaster.jobs.states import JobStatus
-from dagmaster.operations import operate
-from dagmaster.operations.catalog import Catalog
+from dagmaster.operations.library import WorkflowLibrary
+from dagmaster.operations.rerun import resume as resume_job
 from dagmaster.workflows.inputs import check_inputs
 from dagmaster.workflows.storable import encode
 
@@ -46,16 +46,16 @@ def _milliseconds() -> int:
 
 
 def prepare(
-    catalog: Catalog,
+    library: WorkflowLibrary,
     submission: Submission,
     *,
     milliseconds: Callable[[], int] = _milliseconds,
 ) -> NewJob:
     """The job that a submission asks for, or an error that names what is wrong with it."""
-    workflow = catalog.get(submission.workflow_id)
+    workflow = library.get(submission.workflow_id)
     inputs = check_inputs(workflow, submission.input_params)
     size = len(encode(inputs, "the inputs"))
-    limit = catalog.max_inputs_bytes
+    limit = library.max_inputs_bytes
     if size > limit:
         raise InvalidRequest(f"the inputs have {size} bytes; the limit is {limit}", code="inputs.too-large")
     return NewJob(
@@ -71,18 +71,18 @@ def prepare(
     )
 
 
-async def submit(ledger: Ledger, catalog: Catalog, submissions: Sequence[Submission]) -> list[UUID]:
+async def submit(ledger: Ledger, library: WorkflowLibrary, submissions: Sequence[Submission]) -> list[UUID]:
     """Create jobs for these submissions: all or none."""
-    jobs = [prepare(catalog, submission) for submission in submissions]
+    jobs = [prepare(library, submission) for submission in submissions]
     return await ledger.create_jobs(jobs)
 
 
 async def submit_once(
-    ledger: Ledger, catalog: Catalog, submission: Submission, *, force: bool = False, resume: bool = False
+    ledger: Ledger, library: WorkflowLibrary, submission: Submission, *, force: bool = False, resume: bool = False
 ) -> Answer:
     """Create the job, or answer what became of the one that the same submission made before. With `resume` that one goes on,
     if it has failed."""
-    job = prepare(catalog, submission)
+    job = prepare(library, submission)
     request = request_hash(job)
     if job.idempotency_key is None and job.workflow.idempotent:
         job = replace(job, idempotency_key=request)
@@ -92,23 +92,22 @@ async def submit_once(
     try:
         job_id = await ledger.create_once(job, request, force=force)
     except Conflict as error:
-        raise await _told_whose(error, ledger, job) from None
+        raise await _name_other_workflow(error, ledger, job) from None
     if job_id == job.job_id:
         return Answer(status="accepted", job_id=job_id, job_status=JobStatus.PENDING)
-    known = await ledger.load_jobs([Claim(job_id, job_id, 0)])
-    if not known:  # retention took it a moment ago, and its key with it
-        return await submit_once(ledger, catalog, submission, force=force, resume=resume)
-    answer = _answer_of(known[0])
+    earlier = await ledger.load_job(job_id)
+    if earlier is None:  # retention deleted it and its key a moment ago
+        return await submit_once(ledger, library, submission, force=force, resume=resume)
+    answer = _answer_of(earlier)
     if resume and answer.status == "previously_failed":
         return await _resumed(ledger, answer, submission.submitted_by)
     return answer
 
 
-async def _told_whose(error: Conflict, ledger: Ledger, job: NewJob) -> Conflict:
-    """A key that stands for another workflow says for which."""
-    job_id = error.facts["job_id"]
-    known = await ledger.load_jobs([Claim(job_id, job_id, 0)])
-    other = known[0].workflow.workflow_id if known else job.workflow.workflow_id
+async def _name_other_workflow(error: Conflict, ledger: Ledger, job: NewJob) -> Conflict:
+    """The conflict; if the key belongs to a job of another workflow, it names that workflow."""
+    earlier = await ledger.load_job(error.facts["job_id"])
+    other = (earlier or job).workflow.workflow_id
     if other == job.workflow.workflow_id:
         return error
     return Conflict(
@@ -121,10 +120,10 @@ async def _told_whose(error: Conflict, ledger: Ledger, job: NewJob) -> Conflict:
 
 async def _resumed(ledger: Ledger, answer: Answer, by: str | None) -> Answer:
     try:
-        resumed = await operate.resume(ledger, answer.job_id, by=by, reason="the same was submitted again")
-    except Conflict:  # the same, a moment ago, by someone else; or there is nothing that could run again
-        (known,) = await ledger.load_jobs([Claim(answer.job_id, answer.job_id, 0)])
-        return _answer_of(known)
+        resumed = await resume_job(ledger, answer.job_id, by=by, reason="the same was submitted again")
+    except Conflict:  # another submission has resumed it a moment ago; or it has nothing that could run again
+        job = await ledger.load_job(answer.job_id)
+        return answer if job is None else _answer_of(job)
     facts = {"status": "resumed", "job_status": JobStatus.RUNNING, "resume_count": resumed.resume_count, "hint": None}
     return answer.model_copy(update=facts)
 
@@ -136,7 +135,7 @@ def request_hash(job: NewJob) -> str:
 
 
 def _answer_of(job: LoadedJob) -> Answer:
-    stages = stages_of(operate.view_of(job))
+    stages = stages_of(job.view())
     answer = Answer(
         status="already_processing",
         job_id=job.job_id,
@@ -163,16 +162,16 @@ def _of_failure(job: LoadedJob, failed_stage: str | None) -> dict[str, Any]:
     }
 
 
-async def take_submissions(ledger: Ledger, catalog: Catalog, queue: str, limit: int = 100) -> int:
+async def take_submissions(ledger: Ledger, library: WorkflowLibrary, queue: str, limit: int = 100) -> int:
     """Turn messages waiting in a queue into jobs; those that can't become one go to the dead letters with the reason."""
-    return len(await ledger.take_messages(queue, limit, lambda message: _job_or_letter(catalog, message)))
+    return len(await ledger.take_messages(queue, limit, lambda message: _job_or_letter(library, message)))
 
 
-def _job_or_letter(catalog: Catalog, message: JobMessage) -> NewJob | DeadLetter:
+def _job_or_letter(library: WorkflowLibrary, message: JobMessage) -> NewJob | DeadLetter:
     try:
         body = message.body if isinstance(message.body, dict) else {}
         submission = Submission.model_validate({**body, "message_id": message.message_id})
-        return prepare(catalog, submission)
+        return prepare(library, submission)
     except ValidationError as error:
         return _letter(
             message, "Malformed", "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())

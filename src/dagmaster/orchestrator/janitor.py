@@ -35,7 +35,7 @@ Post = Callable[..., Awaitable[None]]
 
 
 @dataclass(slots=True)
-class Counters:
+class JanitorCounters:
     runs: int = 0
     actions: int = 0
     errors: int = 0
@@ -54,7 +54,7 @@ class Janitor:
     tidy: Tidy | None = None
 
     def __post_init__(self) -> None:
-        self.counters = Counters()
+        self.counters = JanitorCounters()
         self._stuck: dict[UUID, tuple[Claim, str]] = {}
         self._is_wanted = asyncio.Event()
         self._ran_at: float | None = None
@@ -89,7 +89,7 @@ class Janitor:
     def stats(self) -> dict[str, Any]:
         """`silent_seconds` far above the interval means that it is stuck. Also for other threads."""
         silent = None if self._ran_at is None else round(time.monotonic() - self._ran_at, 1)
-        counted = {name: getattr(self.counters, name) for name in Counters.__dataclass_fields__}
+        counted = {name: getattr(self.counters, name) for name in JanitorCounters.__dataclass_fields__}
         tidied = {"tidied_jobs": self.tidy.tidied_jobs, "tidy_errors": self.tidy.errors} if self.tidy else {}
         return {**counted, **tidied, "silent_seconds": silent}
 

@@ -24,9 +24,9 @@ from dagmaster.errors import DagmasterError, Unavailable
 from dagmaster.jobs.changes import Changes
 from dagmaster.jobs.plan import Plan, Planner, Room
 from dagmaster.jobs.states import JOB_TERMINAL
-from dagmaster.jobs.view import JobView, is_ended, is_failing, node_view, wakeable
+from dagmaster.jobs.view import JobView, is_ended, is_failing, wakeable
 from dagmaster.observe import log
-from dagmaster.operations.catalog import Catalog
+from dagmaster.operations.library import WorkflowLibrary
 from dagmaster.operations.submit import take_submissions
 from dagmaster.orchestrator.janitor import STUCK_AFTER, Janitor
 from dagmaster.settings import Settings
@@ -63,7 +63,7 @@ class Owned:
 
 
 @dataclass(slots=True)
-class Counters:
+class OrchestratorCounters:
     cycles: int = 0
     claimed: int = 0
     advanced: int = 0
@@ -81,7 +81,7 @@ class Orchestrator:
     notifier: Notifier
     transport: Transport
     planner: Planner
-    catalog: Catalog
+    catalog: WorkflowLibrary
     host: str = "localhost"
     pid: int = 0
     software_version: str = ""
@@ -90,7 +90,7 @@ class Orchestrator:
     janitor: Janitor | None = None
 
     def __post_init__(self) -> None:
-        self.counters = Counters()
+        self.counters = OrchestratorCounters()
         self._owned: dict[UUID, Owned] = {}
         self._dirty: set[UUID] = set()
         self._graphs: dict[str, Graph] = {}
@@ -185,7 +185,9 @@ class Orchestrator:
         self.beaten_at = now
 
     def info(self) -> OrchestratorInfo:
-        stats: dict[str, Any] = {name: getattr(self.counters, name) for name in Counters.__dataclass_fields__}
+        stats: dict[str, Any] = {
+            name: getattr(self.counters, name) for name in OrchestratorCounters.__dataclass_fields__
+        }
         stats["jobs"] = len(self._owned)
         if self.janitor is not None:
             stats["janitor"] = self.janitor.stats()
@@ -506,32 +508,16 @@ class Orchestrator:
         missing = [self._owned[job_id].claim for job_id in job_ids if self._owned[job_id].view is None]
         if not missing:
             return
-        loaded = {job.job_id: job for job in await self.ledger.load_jobs(missing)}
+        loaded = {job.job_id: job for job in await self.ledger.load_jobs([claim.job_id for claim in missing])}
         for claim in missing:
             if claim.job_id not in loaded:
                 self._drop_fenced(claim.job_id)
                 continue
             owned = self._owned[claim.job_id]
-            owned.view = self._view(loaded[claim.job_id])
+            owned.view = loaded[claim.job_id].view(self._graph(loaded[claim.job_id]))
             owned.sequence = loaded[claim.job_id].last_sequence
             owned.look_at_all = True
             owned.is_failing = is_failing(owned.view)
-
-    def _view(self, job: LoadedJob) -> JobView:
-        graph = self._graph(job)
-        nodes = {state.node_id: node_view(state, graph.workflow.nodes[state.node_id]) for state in job.nodes}
-        return JobView(
-            job.job_id,
-            graph,
-            job.input_params,
-            job.status,
-            job.priority,
-            job.correlation_id,
-            job.submitted_by,
-            nodes,
-            job.outputs,
-            stopping=job.stopping,
-        )
 
     def _graph(self, job: LoadedJob) -> Graph:
         graph = self._graphs.get(job.definition_hash)

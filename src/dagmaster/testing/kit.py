@@ -14,12 +14,12 @@ from typing import Any, Self, TypeVar
 from uuid import UUID
 
 from dagmaster.database.ledger.protocol import Report
-from dagmaster.database.notify.notifier import JOBS, RESULTS, MemoryExchange
+from dagmaster.database.notify.notifier import JOBS, RESULTS
 from dagmaster.handlers.registry import Registration, Registry, installed
 from dagmaster.jobs.model import Submission, new_job_id
 from dagmaster.jobs.plan import Planner
 from dagmaster.jobs.states import JOB_TERMINAL, TaskStatus
-from dagmaster.operations.catalog import Catalog, limits_of, load_catalog, workflow_files
+from dagmaster.operations.library import WorkflowLibrary, limits_of, load_library, workflow_files
 from dagmaster.operations.submit import prepare
 from dagmaster.orchestrator.loop import Orchestrator
 from dagmaster.orchestrator.routing import RegistryRouter
@@ -28,6 +28,7 @@ from dagmaster.testing import plain
 from dagmaster.testing.history import findings_of
 from dagmaster.testing.job import KitJob
 from dagmaster.testing.memory_ledger import MemoryDatabase, MemoryLedger
+from dagmaster.testing.memory_notifier import MemoryExchange
 from dagmaster.testing.memory_transport import Broker, MemoryTransport
 from dagmaster.testing.trial import START, Handler, given
 from dagmaster.testing.virtual import virtual_loop
@@ -253,8 +254,8 @@ def _registry(handlers: Mapping[str, Handler]) -> Registry:
     return Registry((by_name | stand_ins).values(), refused=known.refused)
 
 
-def _catalog(settings: Settings, registry: Registry, workflows: Iterable[Path | str]) -> Catalog:
-    catalog = load_catalog(settings, registry, settings.known_queues)
+def _catalog(settings: Settings, registry: Registry, workflows: Iterable[Path | str]) -> WorkflowLibrary:
+    catalog = load_library(settings, registry, settings.known_queues)
     added = [workflow for given in workflows for workflow in _read(settings, registry, given)]
     return replace(catalog, workflows={**catalog.workflows, **{workflow.workflow_id: workflow for workflow in added}})
 

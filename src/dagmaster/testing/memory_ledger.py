@@ -414,8 +414,11 @@ class MemoryLedger:
         )  # fmt: skip
         return Claim(job.job_id, token, job.epoch + 1)
 
-    async def load_jobs(self, claims: Sequence[Claim]) -> list[LoadedJob]:
-        return [self._load(self.db.jobs[claim.job_id]) for claim in claims]
+    async def load_jobs(self, job_ids: Sequence[UUID]) -> list[LoadedJob]:
+        return [self._load(self.db.jobs[job_id]) for job_id in job_ids if job_id in self.db.jobs]
+
+    async def load_job(self, job_id: UUID) -> LoadedJob | None:
+        return next(iter(await self.load_jobs([job_id])), None)
 
     def _load(self, job: Job) -> LoadedJob:
         workflow = self.db.definitions[job.definition_hash]

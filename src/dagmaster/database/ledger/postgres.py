@@ -234,9 +234,12 @@ class PostgresLedger:
             faults.reach("orchestrator.claimed")
         return [Claim(*row) for row in rows]
 
-    async def load_jobs(self, claims: Sequence[Claim]) -> list[LoadedJob]:
+    async def load_jobs(self, job_ids: Sequence[UUID]) -> list[LoadedJob]:
         async with self._connected() as connection:
-            return await self._load(connection, [claim.job_id for claim in claims])
+            return await self._load(connection, job_ids)
+
+    async def load_job(self, job_id: UUID) -> LoadedJob | None:
+        return next(iter(await self.load_jobs([job_id])), None)
 
     async def _load(self, connection: Connection, job_ids: Sequence[UUID]) -> list[LoadedJob]:
         cursor = connection.cursor(row_factory=dict_row)

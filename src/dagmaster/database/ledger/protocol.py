@@ -22,7 +22,8 @@ from dagmaster.jobs.news import News, StopRequest
 from dagmaster.jobs.payload import LOADABLE_BYTES, Encoded, Reference
 from dagmaster.jobs.rerun import Rerun
 from dagmaster.jobs.states import JobStatus, NodeStatus, Stop, TaskStatus
-from dagmaster.jobs.view import LoadedNode
+from dagmaster.jobs.view import JobView, LoadedNode, node_view
+from dagmaster.workflows.graph import Graph, build
 from dagmaster.workflows.model import StartNode, Workflow, work_of
 
 SMALL_BYTES = 16_384  # outputs up to this size travel along with other rows
@@ -91,6 +92,22 @@ class LoadedJob:
     last_sequence: int = 0  # of its events: what was read is as old as that
     stopping: Stop | None = None
     resume_count: int = 0
+
+    def view(self, graph: Graph | None = None) -> JobView:
+        """The job as the planner sees it; the graph is built from the definition unless the caller has it already."""
+        graph = graph or build(self.workflow)
+        return JobView(
+            self.job_id,
+            graph,
+            self.input_params,
+            self.status,
+            self.priority,
+            self.correlation_id,
+            self.submitted_by,
+            nodes={state.node_id: node_view(state, graph.workflow.nodes[state.node_id]) for state in self.nodes},
+            outputs=self.outputs,
+            stopping=self.stopping,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,7 +318,11 @@ class Ledger(Protocol):
         been so too: no more than its fair share, unless they have waited past `patience`."""
         ...
 
-    async def load_jobs(self, claims: Sequence[Claim]) -> list[LoadedJob]: ...
+    async def load_jobs(self, job_ids: Sequence[UUID]) -> list[LoadedJob]: ...
+
+    async def load_job(self, job_id: UUID) -> LoadedJob | None:
+        """The job, or None if it does not exist (any more)."""
+        ...
 
     async def load_outputs(self, job_id: UUID, node_ids: Sequence[str], *, resolve: bool = True) -> dict[str, Any]:
         """The outputs of completed nodes; of those kept by reference the value, or without `resolve` the reference."""

@@ -5,8 +5,6 @@ chains of short tasks down: each step rings soon after the one before.) Whoever
 listens must look by itself after connecting, and now and then anyway.
 """
 
-import asyncio
-from collections.abc import Iterable
 from typing import Protocol
 
 COALESCE_SECONDS = 0.002
@@ -30,48 +28,3 @@ class Notifier(Protocol):
         ...
 
     async def close(self) -> None: ...
-
-
-class MemoryExchange:
-    """What the bells of one process, or of a simulation, are connected by."""
-
-    def __init__(self) -> None:
-        self.notifiers: list[MemoryNotifier] = []
-
-    def notifier(self, *topics: str) -> "MemoryNotifier":
-        notifier = MemoryNotifier(self, frozenset(topics))
-        self.notifiers.append(notifier)
-        return notifier
-
-
-class MemoryNotifier:
-    """The bell's twin in memory."""
-
-    def __init__(self, exchange: MemoryExchange, topics: frozenset[str]) -> None:
-        self._exchange = exchange
-        self._topics = topics
-        self._heard: set[str] = set()
-        self._wake = asyncio.Event()
-
-    def notify(self, *topics: str) -> None:
-        for notifier in self._exchange.notifiers:
-            notifier.hear(topics)
-
-    def hear(self, topics: Iterable[str]) -> None:
-        heard = self._topics.intersection(topics)
-        if heard:
-            self._heard |= heard
-            self._wake.set()
-
-    async def wait(self, timeout_seconds: float) -> frozenset[str]:
-        try:
-            async with asyncio.timeout(timeout_seconds):
-                await self._wake.wait()
-        except TimeoutError:
-            return frozenset()
-        heard, self._heard = frozenset(self._heard), set()
-        self._wake.clear()
-        return heard
-
-    async def close(self) -> None:
-        self._exchange.notifiers.remove(self)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dagmaster.errors import InvalidWorkflow, NotFound, Problem
-from dagmaster.operations import packages
+from dagmaster.operations import entry_points
 from dagmaster.settings import Settings
 from dagmaster.workflows.load import Limits, read_all, shipped
 from dagmaster.workflows.model import Workflow
@@ -23,7 +23,7 @@ _FOLDERS = re.compile(r"(?<![\w./])/(?:[^\s/]+/)+")
 
 
 @dataclass(frozen=True)
-class Catalog:
+class WorkflowLibrary:
     workflows: Mapping[str, Workflow]
     refused: tuple[InvalidWorkflow, ...] = ()
     max_inputs_bytes: int = 262_144  # of one submission
@@ -56,25 +56,25 @@ def limits_of(settings: Settings) -> Limits:
     )
 
 
-def load_catalog(settings: Settings, handlers: Mapping[str, Any], queues: Collection[str]) -> Catalog:
+def load_library(settings: Settings, handlers: Mapping[str, Any], queues: Collection[str]) -> WorkflowLibrary:
     """Read every workflow file: the shipped ones first, so that nobody takes their names."""
     added, refused = _files_of_packages()
     folders = (path for folder in settings.workflow_folders for path in workflow_files(folder))
     loaded = read_all([*shipped(), *added, *folders], limits=limits_of(settings), handlers=handlers, queues=queues)
-    return Catalog(dict(loaded.workflows), (*refused, *loaded.refused), settings.max_inputs_bytes)
+    return WorkflowLibrary(dict(loaded.workflows), (*refused, *loaded.refused), settings.max_inputs_bytes)
 
 
 def _files_of_packages() -> tuple[list[Path], list[InvalidWorkflow]]:
     """The workflow files that other packages add, and the entry points that lead to none."""
     files: list[Path] = []
     refused: list[InvalidWorkflow] = []
-    for point in packages.added(packages.WORKFLOWS):
+    for point in entry_points.added(entry_points.WORKFLOWS):
         try:
             files += _files_of(point)
         except InvalidWorkflow as error:
             refused.append(error)
         except (Exception, SystemExit) as error:  # whatever a package does on its import, the others go on
-            refused.append(InvalidWorkflow(packages.named(point), [Problem(packages.problem_of(error))]))
+            refused.append(InvalidWorkflow(entry_points.named(point), [Problem(entry_points.problem_of(error))]))
     return files, refused
 
 
@@ -83,7 +83,7 @@ def _files_of(point: EntryPoint) -> list[Path]:
     names = (entry for entry in resources.files(point.module).iterdir() if entry.name.endswith((".yaml", ".yml")))
     if not (files := sorted(Path(str(entry)) for entry in names)):
         problem = Problem("has no .yaml files; are they part of the installed package?")
-        raise InvalidWorkflow(packages.named(point), [problem])
+        raise InvalidWorkflow(entry_points.named(point), [problem])
     return files
 
 

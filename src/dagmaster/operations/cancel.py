@@ -1,0 +1,28 @@
+"""Cancel a job: the request is written to the job's row, and the orchestrator that owns the job acts on it."""
+
+from typing import Literal
+from uuid import UUID
+
+from pydantic import BaseModel, ConfigDict
+
+from dagmaster.database.ledger.protocol import Ledger
+from dagmaster.errors import Conflict
+from dagmaster.jobs.states import JOB_TERMINAL, JobStatus
+
+
+class Cancelling(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+    job_id: UUID
+    status: Literal["cancelling", "cancelled"]
+    is_new: bool
+
+
+async def cancel(ledger: Ledger, job_id: UUID, *, by: str | None = None, reason: str | None = None) -> Cancelling:
+    """Request a job's cancellation. A repeated request changes nothing. A job that ended otherwise is a conflict."""
+    status, is_new = await ledger.request_cancel(job_id, by=by, reason=reason)
+    if status is JobStatus.CANCELLED:
+        return Cancelling(job_id=job_id, status="cancelled", is_new=False)
+    if status in JOB_TERMINAL:
+        raise Conflict(f"job {job_id} has ended already: it is {status.value}", code="job.ended", status=status.value)
+    return Cancelling(job_id=job_id, status="cancelling", is_new=is_new)

@@ -1,0 +1,135 @@
+"""Run a job that has ended again: resume it where it stopped, or retry a part of it.
+
+A job that has ended has no owner, so a rerun is one transaction of the caller. The next orchestrator that looks for jobs
+without an owner claims it.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from dagmaster.database.ledger.protocol import Ledger, LoadedJob, no_such_job
+from dagmaster.errors import Conflict
+from dagmaster.jobs import rerun
+from dagmaster.jobs.view import JobView
+
+
+class Resumed(BaseModel):
+    """What runs again, or would run again."""
+
+    model_config = ConfigDict(frozen=True)
+
+    job_id: UUID
+    status: Literal["resumed", "dry_run"]
+    nodes: tuple[str, ...] = Field(description="Nodes of the definition, in its order")
+    children: dict[str, int] = Field(
+        description="How many children of each fan_out run: those that failed or were cancelled, and those that were not "
+        "created yet. A fan_out that reads its source again is not included: the number of its children is not known yet"
+    )
+    resume_count: int
+
+
+class Part(BaseModel):
+    """The part to run again: exactly one of these."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    node: Annotated[str, Field(min_length=1, max_length=80, description="A node, or a child (NODE__INDEX)")] | None = (
+        None
+    )
+    stage: Annotated[str, Field(min_length=1, max_length=64, description="A stage, by name or number")] | None = None
+    failed_children: Annotated[str, Field(min_length=1, max_length=64, description="A fan_out")] | None = None
+
+    @model_validator(mode="after")
+    def _is_one(self) -> "Part":
+        if [self.node, self.stage, self.failed_children].count(None) != 2:
+            raise ValueError("name either a node, a stage, or a fan_out whose failed children are meant")
+        return self
+
+
+async def resume(
+    ledger: Ledger, job_id: UUID, *, by: str | None = None, reason: str | None = None, is_dry_run: bool = False
+) -> Resumed:
+    """Continue a job from what has succeeded. With `is_dry_run` only report what would run."""
+    return await _run_again(ledger, job_id, rerun.resume, {"by": by, "why": reason}, is_dry_run)
+
+
+async def retry(
+    ledger: Ledger,
+    job_id: UUID,
+    part: Part,
+    *,
+    by: str | None = None,
+    reason: str | None = None,
+    is_dry_run: bool = False,
+) -> Resumed:
+    """Run a part of a job that has ended once more, with everything downstream of it."""
+    names = part.model_dump(exclude_none=True)
+    job = await _load(ledger, job_id)
+    has_completed = await _has_completed(ledger, job, part.node)
+
+    def choose(view: JobView) -> rerun.Rerun:
+        return rerun.retry(view, **names, has_completed=has_completed)
+
+    facts = {"by": by, "why": reason, "retry": names}
+    return await _run_again(ledger, job_id, choose, facts, is_dry_run, resume_count=job.resume_count)
+
+
+async def _load(ledger: Ledger, job_id: UUID) -> LoadedJob:
+    job = await ledger.load_job(job_id)
+    if job is None:
+        raise no_such_job(job_id)
+    return job
+
+
+async def _has_completed(ledger: Ledger, job: LoadedJob, child: str | None) -> bool:
+    """Whether this is a child of a fan_out that has completed: only completed children have an output."""
+    if child is None or rerun.fan_out_of(job.view(), child) is None:
+        return False
+    return child in await ledger.load_outputs(job.job_id, [child], resolve=False)
+
+
+async def _run_again(
+    ledger: Ledger,
+    job_id: UUID,
+    choose: Callable[[JobView], rerun.Rerun],
+    facts: dict[str, Any],
+    is_dry_run: bool,
+    *,
+    resume_count: int | None = None,
+) -> Resumed:
+    """With a `resume_count`: a conflict if the job has run again since it had that count."""
+    status: Literal["resumed", "dry_run"] = "dry_run" if is_dry_run else "resumed"
+    children: dict[str, int] = {}
+
+    def choose_from(job: LoadedJob) -> rerun.Rerun:
+        if resume_count not in (None, job.resume_count):
+            raise Conflict(
+                f"job {job_id} has run again in the meantime",
+                code="job.changed",
+                hint="check its present state and repeat the request",
+            )
+        view = job.view()
+        chosen = choose(view)
+        children.update(_children(view, chosen))
+        return chosen
+
+    if is_dry_run:
+        job = await _load(ledger, job_id)
+        chosen, count = choose_from(job), job.resume_count
+    else:
+        present = {name: value for name, value in facts.items() if value is not None}
+        chosen, count = await ledger.rerun(job_id, choose_from, present)
+    return Resumed(job_id=job_id, status=status, nodes=chosen.nodes, children=children, resume_count=count)
+
+
+def _children(view: JobView, chosen: rerun.Rerun) -> dict[str, int]:
+    """How many children of each fan_out run: existing ones, and those that a continued fan_out has still to create."""
+    counts = Counter(chosen.children)
+    counts.update(child.rpartition("__")[0] for child in chosen.single)
+    for node_id in set(chosen.nodes).difference(chosen.anew):
+        counts[node_id] += view.nodes[node_id].total - view.nodes[node_id].expanded
+    return {node_id: counts[node_id] for node_id in view.graph.order if counts[node_id]}
