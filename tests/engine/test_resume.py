@@ -393,7 +393,7 @@ async def test_what_was_chosen_from_what_has_changed_is_refused(database):
                 await running.wait(failed["job_id"])
                 return outputs
 
-        with pytest.raises(Conflict, match="has run again meanwhile"):
+        with pytest.raises(Conflict, match="has run again in the meantime"):
             await retry(SlowLedger(), failed["job_id"], Part(node="split__3"))
 
 
