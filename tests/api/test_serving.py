@@ -45,8 +45,8 @@ async def test_a_stopped_server_gives_its_port_back(shared_database):
     async with served(app_of(shared_database)) as server:
         port = int(server.url.rpartition(":")[2])
 
-    with bind("127.0.0.1", port):
-        pass
+    with bind("127.0.0.1", port) as taken:
+        assert taken.getsockname()[1] == port
 
 
 @contextmanager

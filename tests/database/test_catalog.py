@@ -62,8 +62,13 @@ async def opened(dsn: str, size: int = 4, **options):
 @pytest.mark.requirement("D1")
 @pytest.mark.parametrize("name", sorted(name for name in all_queries() if name.startswith("catalog_")))
 def test_every_statement_fits_the_deployed_catalogue(cluster, catalog_template, name):
+    text, names = numbered(name)
+
     with psycopg.connect(cluster.dsn_of(catalog_template), autocommit=True) as connection:
-        connection.execute(f"PREPARE it AS {numbered(name)[0]}")
+        connection.execute(f"PREPARE it AS {text}")
+        types = connection.execute("SELECT parameter_types FROM pg_prepared_statements").fetchone()[0]
+
+    assert len(types) == len(names)
 
 
 # Deploying

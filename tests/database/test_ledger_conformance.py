@@ -7,7 +7,7 @@ ledger's own connection; everything a test looks at is read by the same small se
 import asyncio
 import math
 from collections.abc import AsyncIterator, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from random import Random
 from typing import Any, Protocol
@@ -40,7 +40,7 @@ from dagmaster.database.ledger.protocol import (
 from dagmaster.errors import Conflict, DagmasterError, NotFound
 from dagmaster.jobs.changes import Changes, JobChange, NewTask, NodeChange
 from dagmaster.jobs.fan import Gathered, aggregate
-from dagmaster.jobs.model import DeadLetter, JobMessage, TaskMessage, new_job_id
+from dagmaster.jobs.model import DeadLetter, JobMessage, TaskMessage, Worker, new_job_id
 from dagmaster.jobs.news import Due, Failed, Idle, Lost, Overran, Returned, Started, StopRequest, Succeeded, Withdrawn
 from dagmaster.jobs.payload import INLINE_BYTES, LOADABLE_BYTES, reference_to
 from dagmaster.jobs.plan import Planner, Route
@@ -112,6 +112,9 @@ class MemoryBench:
             "dag_dead_letters": list(database.dead_letters),
             "dag_queues": list(database.queues.values()),
             "dag_payloads": list(database.payloads.values()),
+            "workers": [
+                Worker(**asdict(info), started_at=self.now, heartbeat_at=self.now) for info in database.workers.values()
+            ],
         }
         rows = [{**row.model_dump(), **_statuses(row)} for row in tables[table]]
         return [row for row in rows if job_id is None or row["job_id"] == job_id]
@@ -1836,13 +1839,18 @@ async def test_what_the_tables_do_not_allow_is_refused_and_nothing_is_written(be
     assert await everything(bench) == before
 
 
-async def test_workers_come_and_go(bench):
+async def test_a_worker_is_listed_with_its_last_heartbeat_until_it_retires(bench):
     info = WorkerInfo(WORKER, "host", 1, "1.0", "general", (QUEUE,), ("echo",), {"running": 1})
 
     await bench.ledger.beat_worker(info)
     await bench.ledger.beat_worker(replace(info, stats={"running": 2}))
+    (listed,) = await bench.rows("workers")
     await bench.ledger.retire_worker(WORKER)
     await bench.ledger.retire_worker(WORKER)
+
+    assert (listed["worker_id"], listed["host"], listed["queues"]) == (WORKER, "host", [QUEUE])
+    assert listed["stats"] == {"running": 2}
+    assert await bench.rows("workers") == []
 
 
 @pytest.mark.requirement("D3")

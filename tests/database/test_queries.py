@@ -19,10 +19,13 @@ OURS = sorted(name for name in all_queries() if not name.startswith(("catalog_",
 @pytest.mark.requirement("D1")
 @pytest.mark.parametrize("name", OURS)
 def test_every_statement_fits_the_deployed_schema(cluster, template_database, name):
-    text, _ = numbered(name)
+    text, names = numbered(name)
 
     with psycopg.connect(cluster.dsn_of(template_database), autocommit=True) as connection:
         connection.execute(f"PREPARE it AS {text}")
+        types = connection.execute("SELECT parameter_types FROM pg_prepared_statements").fetchone()[0]
+
+    assert len(types) == len(names)
 
 
 @pytest.fixture(scope="module")

@@ -283,7 +283,10 @@ def test_a_second_deployment_waits_for_no_writer(database):
         insert_row(writer, "dag_node_states", a_row(guards.LIFE_CYCLES[1], insert_job(writer), "pending"))
         add_event(writer, None)
 
-        deploy.deploy(database)
+        state = deploy.deploy(database, wait_seconds=5)
+
+        assert state is deploy.Found.CURRENT
+        assert writer.info.transaction_status is psycopg.pq.TransactionStatus.INTRANS
 
 
 @pytest.mark.requirement("D4")

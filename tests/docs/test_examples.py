@@ -29,8 +29,12 @@ def test_an_example_workflow_is_accepted(block):
 
 
 @pytest.mark.parametrize("block", WORKFLOWS, ids=str)
-def test_an_example_workflow_runs_on_what_ships(block):
-    read(block.body, str(block), handlers=installed(), queues=DEFAULT_QUEUES)
+def test_an_example_workflow_uses_only_installed_handlers_and_default_queues(block):
+    workflow = read(block.body, str(block), handlers=installed(), queues=DEFAULT_QUEUES)
+
+    work = build(workflow).work.values()
+    assert {part.handler for part in work} <= set(installed())
+    assert {part.queue for part in work} <= {None, *DEFAULT_QUEUES}
 
 
 def test_yaml_that_is_shown_is_checked():

@@ -54,7 +54,11 @@ def test_jpeg_is_refused_with_the_reason(dtype: str, colors: list[str], said: st
 
 @pytest.mark.parametrize("colors", [RGB, [*RGB, "alpha"]])
 def test_pictures_fit_jpeg(colors: list[str]) -> None:
-    require_fit(profile_of("visualization", jpeg_quality=70), "uint8", colors)
+    profile = profile_of("visualization", jpeg_quality=70)
+
+    require_fit(profile, "uint8", colors)
+
+    assert profile.options("uint8") == {"compress": "JPEG", "jpeg_quality": 70, "photometric": "YCBCR"}
 
 
 def test_complex_numbers_fit_nowhere() -> None:

@@ -171,10 +171,13 @@ def test_environment_variables_have_no_effect(monkeypatch, served, storage):
 
 @pytest.mark.parametrize("name", sorted(name for name in all_queries() if name.startswith("served_")))
 def test_every_statement_fits_the_catalogue(served, name):
-    text, _ = numbered(name)
+    text, names = numbered(name)
 
     with psycopg.connect(served, autocommit=True) as connection:
         connection.execute(f"PREPARE it AS {text}")
+        types = connection.execute("SELECT parameter_types FROM pg_prepared_statements").fetchone()[0]
+
+    assert len(types) == len(names)
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ async def test_an_end_may_listen_to_several_queues(end: End) -> None:
     queues: set[str] = set()
     while queues != {"light", "heavy"}:
         deliveries = await worker.receive(SOON)
-        assert deliveries
+        assert deliveries, f"only {queues}"
         queues |= {delivery.queue for delivery in deliveries}
 
 

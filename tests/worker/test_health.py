@@ -180,8 +180,8 @@ async def test_the_port_is_given_back() -> None:
     async with working() as bench:
         async with probed(bench) as probes:
             port = int(probes.url.rpartition(":")[2])
-        with bind("127.0.0.1", port, entrance=HEALTH):
-            pass
+        with bind("127.0.0.1", port, entrance=HEALTH) as taken:
+            assert taken.getsockname()[1] == port
 
 
 def test_a_taken_port_is_passed_over_and_an_open_one_refused() -> None:

@@ -109,8 +109,18 @@ async def test_only_the_handlers_own_steps_are_interrupted() -> None:
     watchdog = Watchdog(60)
     watchdog._sampled_at = time.monotonic() - 100
 
-    await asyncio.sleep(0)
-    watchdog._interrupt(signal.SIGVTALRM, sys._getframe())
+    async def is_interrupted(context: TaskContext | None) -> bool:
+        if context is not None:
+            HANDLING.set(context)
+        await asyncio.sleep(0)
+        try:
+            watchdog._interrupt(signal.SIGVTALRM, sys._getframe())
+        except Blocked:
+            return True
+        return False
+
+    assert not await asyncio.create_task(is_interrupted(None))
+    assert await asyncio.create_task(is_interrupted(TaskContext(a_task("greedy"), FakeLedger())))  # type: ignore[arg-type]
 
 
 @pytest.mark.requirement("E10")

@@ -38,7 +38,7 @@ async def test_a_hint_that_comes_during_an_exchange_is_not_lost() -> None:
         bench.ledger.queued.append(second := a_task("echo", "second"))
         bench.worker._look()
 
-        await bench.report_of(second)
+        assert (await bench.report_of(second)).status is TaskStatus.SUCCEEDED
 
 
 @pytest.mark.requirement("E8")
@@ -48,7 +48,8 @@ async def test_work_without_a_notification_is_claimed_by_polling() -> None:
 
         bench.ledger.queued.append(task := a_task("echo"))
 
-        await bench.report_of(task)
+        assert (await bench.report_of(task)).status is TaskStatus.SUCCEEDED
+        assert len(bench.ledger.demands) > 1
 
 
 @pytest.mark.requirement("E8")
@@ -99,7 +100,8 @@ async def test_a_kind_that_had_no_place_asks_when_it_has_one() -> None:
         await bench.is_running(heavy)
         bench.add(later := a_task("sleep_blocking", "later", seconds=0))
 
-        await bench.report_of(later)
+        assert (await bench.report_of(later)).status is TaskStatus.SUCCEEDED
+        assert heavy.task_id in bench.ledger.reports
 
 
 @pytest.mark.requirement("Q1")
@@ -117,8 +119,10 @@ async def test_a_report_claims_no_tasks_where_none_are_left() -> None:
 async def test_a_report_claims_tasks_where_there_may_be_more() -> None:
     tasks = [a_task("echo", f"n{i}") for i in range(6)]
     async with working(*tasks, worker_slots=2, worker_poll_interval=60) as bench:
-        for task in tasks:
-            await bench.report_of(task)
+        reports = [await bench.report_of(task) for task in tasks]
+
+    assert {report.status for report in reports} == {TaskStatus.SUCCEEDED}
+    assert set(bench.ledger.reports) == {task.task_id for task in tasks}
 
 
 @pytest.mark.requirement("Q1")
@@ -249,6 +253,9 @@ async def test_progress_is_reported_before_the_next_renewal_is_due() -> None:
     async with working(a_task("progresses"), lease_renew_sec=4.0) as bench:
         await until(lambda: any(row.progress for renewal in bench.ledger.renewals for row in renewal), 3)
 
+        progress = next(row.progress for renewal in bench.ledger.renewals for row in renewal if row.progress)
+        assert progress == {"fraction": 1.0, "message": "tile 3 of 4", "tiles": 3}
+
 
 @pytest.mark.requirement("E14")
 @pytest.mark.parametrize("handler", ["sleep", "poll_flags", "progresses"])
@@ -273,7 +280,9 @@ async def test_a_late_report_is_counted_and_harms_nothing() -> None:
 
         await until(lambda: bench.worker.counters.late_reports == 1)
         bench.add(other := a_task("echo", "other"))
-        await bench.report_of(other)
+
+        assert (await bench.report_of(other)).status is TaskStatus.SUCCEEDED
+        assert bench.worker.counters.late_reports == 1
 
 
 @pytest.mark.requirement("E27")
@@ -392,6 +401,8 @@ async def test_a_stop_waits_no_longer_than_its_grace_for_a_database_that_does_no
     bench.worker.stop(grace_seconds=0.5)
 
     await asyncio.wait_for(running, 10)
+    assert bench.worker.running == []
+    assert bench.ledger.reports == {}
 
 
 @pytest.mark.requirement("E22")
@@ -403,6 +414,7 @@ async def test_a_stop_with_nothing_running_is_immediate() -> None:
     bench.worker.stop()
 
     await asyncio.wait_for(running, 1)
+    assert bench.ledger.reports == {}
 
 
 @pytest.mark.requirement("E22")
@@ -443,6 +455,8 @@ async def test_a_stop_during_an_outage_ends_nevertheless(monkeypatch: pytest.Mon
     bench.worker.stop(grace_seconds=0.1)
 
     await asyncio.wait_for(running, 5)
+    assert bench.worker.running == []
+    assert bench.ledger.reports == {}
 
 
 @pytest.mark.requirement("E27")
@@ -455,12 +469,15 @@ async def test_a_transport_that_fails_leaves_polling() -> None:
 
     bench.worker._transport = Broken()  # type: ignore[assignment]
     running = asyncio.create_task(bench.worker.run())
-    bench.ledger.queued.append(task := a_task("echo"))
-    await bench.report_of(task)
-    bench.ledger.queued.append(task := a_task("echo", "later"))
-    await bench.report_of(task)
+    bench.ledger.queued.append(first := a_task("echo"))
+    await bench.report_of(first)
+    bench.ledger.queued.append(later := a_task("echo", "later"))
+    await bench.report_of(later)
     bench.worker.stop()
     await running
+
+    reported = {task_id: report.status for task_id, report in bench.ledger.reports.items()}
+    assert reported == dict.fromkeys([first.task_id, later.task_id], TaskStatus.SUCCEEDED)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 from dagmaster.workflows.check import check
 from dagmaster.workflows.nearest import or_known
 
-from .builders import HANDLERS, QUEUES, a_workflow, problems_in, the_problem
+from .builders import HANDLERS, QUEUES, a_graph, a_workflow, problems_in, the_problem
 
 START, END = "  start: {type: start, next: a}\n", "  end: {type: end}\n"
 FAN = "  fan: {type: fan_out, source: [1], task: {handler: echo}, next: %s}\n"
@@ -121,10 +121,13 @@ def test_an_unreachable_node_is_refused():
 
 @pytest.mark.requirement("W3")
 def test_depends_on_alone_is_an_edge():
-    a_workflow(
+    graph = a_graph(
         "  start: {type: start}\n  a: {handler: echo, depends_on: {all_of: start}}\n"
         "  end: {type: end, depends_on: {any_of: [a]}}\n"
     )
+
+    assert (graph.all_of["a"], graph.any_of["end"]) == (("start",), ("a",))
+    assert graph.order == ("start", "a", "end")
 
 
 @pytest.mark.requirement("W3")
@@ -424,7 +427,9 @@ def test_a_template_that_cannot_work_is_refused(template, words):
 @pytest.mark.requirement("W3")
 @pytest.mark.parametrize("template", ["{{ inputs.count }}", "{{ nodes.start.output }}", "{{ job.job_id }}", "plain"])
 def test_a_template_that_can_work_is_accepted(template):
-    a_workflow(templated(template), head="inputs: {count: {type: integer}}\n")
+    graph = a_graph(templated(template), head="inputs: {count: {type: integer}}\n")
+
+    assert graph.work["a"].params == {"x": [template]}
 
 
 @pytest.mark.requirement("W7")

@@ -18,12 +18,13 @@ from dagmaster.workflows.expressions import (
     compile_value,
 )
 
+FILES = [{"name": "b", "size": 2}, {"name": "a", "size": 1}]
 CONTEXT = Context(
     inputs={"name": "dem", "sizes": [5, 20, 12], "flag": False, "zero": 0, "nothing": None, "text": "false"},
     outputs={
         "validate": {"file_size_mb": 120, "items": [1, 2], "_id": "x", "count": 7, "path": "a/b/c.tif"},
         "my-node": {"x": 1},
-        "files": [{"name": "b", "size": 2}, {"name": "a", "size": 1}],
+        "files": FILES,
     },
     job={"job_id": "j1"},
     item={"items": "the key", "a": {"b": [10, 20]}, "values": 3},
@@ -338,10 +339,16 @@ def test_item_index_and_items_exist_only_where_given():
 
 @pytest.mark.requirement("W7")
 @pytest.mark.parametrize(
-    "text", ["{{ nodes.files.output }}", "nodes.files.output", " nodes . files.output ", "inputs.sizes"]
+    ("text", "source"),
+    [
+        ("{{ nodes.files.output }}", FILES),
+        ("nodes.files.output", FILES),
+        (" nodes . files.output ", FILES),
+        ("inputs.sizes", [5, 20, 12]),
+    ],
 )
-def test_a_source_may_be_bare_or_in_braces(text):
-    assert isinstance(compile_expression(text).render(CONTEXT), list)
+def test_a_source_may_be_bare_or_in_braces(text, source):
+    assert compile_expression(text).render(CONTEXT) == source
 
 
 @pytest.mark.requirement("W7")
