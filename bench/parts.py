@@ -21,10 +21,10 @@ from ours import PATIENCE_SECONDS, QUEUE, UNSERVED, Platform, new_database, plat
 from server import Server, Spent, peak_megabytes
 
 Figures = dict[str, list[float]]
-ROLES = {  # what `cli/serve.py` and `cli/serving.py` take in for each
-    "orchestrator": ("cli.serve", "api.app", "api.server", "orchestrator.loop", "orchestrator.tidy"),
-    "worker": ("cli.serve", "worker.loop", "worker.process", "handlers.shipped", "transports.postgres"),
-    "serving": ("cli.serving", "serving.app", "serving.server"),
+ROLES = {  # what the process of each imports
+    "orchestrator": ("cli.roles", "roles.orchestrator", "api.app", "api.server"),
+    "worker": ("cli.roles", "roles.worker", "handlers.shipped"),
+    "serving": ("cli.roles", "roles.serving", "serving.app", "serving.server"),
     "client": ("cli.main", "cli.submit", "client.client"),
     "help": ("cli.main",),
 }

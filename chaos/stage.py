@@ -19,10 +19,10 @@ from tests.engine.processes import FAST, Fleet, Process, Role
 
 from chaos import audit
 from chaos.proxy import Link, Proxy
-from dagmaster.cli.local import fast_profile
 from dagmaster.database.catalog.pgstac import deploy_catalog
 from dagmaster.database.schema.deploy import deploy
 from dagmaster.local.embedded import DATABASE, Cluster
+from dagmaster.local.platform import fast_profile
 from dagmaster.settings import Settings
 
 # What `up` sets on one machine; all else is as it ships.

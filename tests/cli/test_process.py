@@ -18,12 +18,12 @@ from affine import Affine
 
 from dagmaster.cli import incoming, preview, process
 from dagmaster.cli.command import State
-from dagmaster.cli.local import LocalPlatform
-from dagmaster.cli.platform import Platform, awaited_platform, hold, publish, storage_of
 from dagmaster.cli.result_summary import is_still_there
 from dagmaster.errors import Conflict, Unavailable
 from dagmaster.listen import bind
+from dagmaster.local.discovery import Platform, awaited_platform, hold, publish, storage_of
 from dagmaster.local.embedded import Cluster
+from dagmaster.local.platform import LocalPlatform
 from dagmaster.raster.landscape import make_landscape
 from dagmaster.settings import Settings
 from dagmaster.storage.location import Edition, Zone

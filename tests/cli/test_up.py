@@ -16,13 +16,13 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from dagmaster.cli.children import Child
-from dagmaster.cli.local import LocalPlatform
 from dagmaster.cli.main import described
-from dagmaster.cli.platform import hold
 from dagmaster.errors import Conflict, DagmasterError, Unavailable
 from dagmaster.listen import bind
+from dagmaster.local.children import Child
+from dagmaster.local.discovery import hold
 from dagmaster.local.embedded import Cluster
+from dagmaster.local.platform import LocalPlatform
 from dagmaster.settings import Settings
 from tests.cli.processes import Up, alive, call, eventually, start, up
 
@@ -95,7 +95,7 @@ def test_kill_9_leaves_nothing_running_and_the_next_start_finishes_the_job(folde
     assert len(everything) > 4
     assert after.returncode == 5
     assert "no platform is running" in after.stderr
-    assert f"worker 1 (process {worker}) was ended by SIGKILL; it starts again" in err
+    assert f"worker 1 (process {worker}) was ended by SIGKILL; restarting in" in err
     assert json.loads(shown.stdout)["job"]["status"] == "completed"
     assert json.loads(history.stdout)["findings"] == []
 
@@ -130,7 +130,7 @@ def test_a_port_in_use_is_reported_before_anything_is_created(untouched):
 
     assert told.returncode == 5
     assert told.stderr == (
-        f"error: port {port} of 127.0.0.1 is taken\nhint: choose another one with API_PORT=… (0 takes any that is free)\n"
+        f"error: port {port} of 127.0.0.1 is taken\nhint: choose another port with API_PORT=… (0 takes a free one)\n"
     )
 
 
@@ -205,7 +205,7 @@ def test_a_held_role_ends_with_the_process_that_holds_it(role):
         process.kill()
 
     assert process.returncode == 5
-    assert "whoever started this has ended" in err
+    assert "the process that started this one has ended" in err
 
 
 @pytest.mark.parametrize("code", [2, 3])
@@ -220,7 +220,7 @@ def test_a_child_that_refuses_to_run_is_not_started_again(code):
 
     assert child.is_given_up
     assert len(said) == 1
-    assert f"ended with exit code {code}; it is not started again" in said[0]
+    assert f"ended with exit code {code}; it is not restarted" in said[0]
 
 
 def test_a_platform_whose_child_refuses_to_run_ends_at_once(folder):
@@ -229,7 +229,7 @@ def test_a_platform_whose_child_refuses_to_run_ends_at_once(folder):
     assert told.returncode == 5
     assert "CRASH_POINT: " in told.stderr
     assert "does not start" in told.stderr
-    assert "starts again" not in told.stderr
+    assert "restarting" not in told.stderr
 
 
 def test_a_folder_that_cannot_be_used_is_refused(tmp_path):
@@ -245,7 +245,7 @@ def test_a_folder_that_cannot_be_used_is_refused(tmp_path):
 
     for folder, told in refused.items():
         assert told.returncode == 2
-        assert f"can't be used: {folders[folder]}\nhint: choose another one with --data\n" in told.stderr
+        assert f"cannot be used: {folders[folder]}\nhint: choose another one with --data\n" in told.stderr
     assert not (tmp_path / "elsewhere").exists()
 
 
@@ -256,7 +256,7 @@ def test_what_the_system_says_of_a_folder_decides_the_exit_code(tmp_path, monkey
     def refuse(*_: object) -> int:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr("dagmaster.cli.platform.os.open", refuse)
+    monkeypatch.setattr("dagmaster.local.discovery.os.open", refuse)
 
     with pytest.raises(DagmasterError) as raised, hold(tmp_path):
         pass

@@ -38,8 +38,8 @@ def test_without_a_platform_commands_say_how_to_start_or_name_one(dagmaster, tmp
     assert told.code == as_json.code == 5
     assert told.err == (
         f"error: no platform is running on {tmp_path / 'data'}\n"
-        "hint: start one with `dagmaster up`, say --data if yours is in another folder, "
-        "or name one with --server URL (or DAGMASTER_URL)\n"
+        "hint: start one with `dagmaster up`, use --data if yours is in another folder, "
+        "or give the API of another one with --server URL (or DAGMASTER_URL)\n"
     )
     assert json.loads(as_json.err)["error"]["code"] == "platform.none"
     assert as_json.out == ""
@@ -53,7 +53,7 @@ def test_without_a_database_commands_on_it_say_how_to_name_one(dagmaster, tmp_pa
     assert told.code == 5
     assert told.err == (
         f"error: no platform is running on {tmp_path / 'data'}\n"
-        "hint: start one with `dagmaster up`, say --data if yours is in another folder, or set DATABASE_URL\n"
+        "hint: start one with `dagmaster up`, use --data if yours is in another folder, or set DATABASE_URL\n"
     )
 
 
@@ -64,7 +64,7 @@ def test_a_database_alone_is_not_enough_to_ask_about_jobs(dagmaster, monkeypatch
     told = dagmaster("jobs", "ls")
 
     assert told.code == 5
-    assert "DATABASE_URL is not enough: name the API of an orchestrator on it with --server URL" in told.err
+    assert "DATABASE_URL is not enough: give the API of one of its orchestrators with --server URL" in told.err
 
 
 @pytest.mark.requirement("M3")

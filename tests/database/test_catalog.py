@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from psycopg.types.json import Jsonb
 
-from dagmaster.cli import local
 from dagmaster.database.catalog import pgstac as module
 from dagmaster.database.catalog.pgstac import (
     Catalog,
@@ -27,6 +26,7 @@ from dagmaster.database.catalog.pgstac import (
 from dagmaster.database.connect import pool
 from dagmaster.database.queries import all_queries, numbered
 from dagmaster.errors import Conflict, NotFound, Unavailable, UnfitData
+from dagmaster.local import platform
 
 START = datetime(2024, 1, 1, tzinfo=UTC)
 
@@ -111,7 +111,7 @@ def test_the_catalogue_can_be_done_without(database, monkeypatch):
 
     assert ensure_catalog(database, is_enabled=False) is None
     monkeypatch.setitem(all_queries(), "catalog_extensions", "SELECT 'postgis' AS name")
-    local.ensure_catalog(database, told.append, is_wanted=True)
+    platform.ensure_catalog(database, told.append, is_wanted=True)
 
     assert catalog_status(database).deployed is None
     assert len(told) == 1

@@ -14,13 +14,13 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
-from dagmaster.cli import local
 from dagmaster.database.connect import connect, pool, translate_errors
 from dagmaster.database.schema import compare, deploy, guards
 from dagmaster.database.schema.tables import column_names, metadata_of
 from dagmaster.errors import Conflict, InvalidRequest, Unavailable
 from dagmaster.jobs.model import RECORDS, Job, JobEvent, NodeState, Task, Worker, WorkflowDefinition, new_job_id
 from dagmaster.jobs.states import EventType
+from dagmaster.local.platform import complete_schema, ensure_schema
 from dagmaster.records import Index, Record, Table
 
 GUARDED = pytest.mark.parametrize("cycle", guards.LIFE_CYCLES, ids=lambda cycle: cycle.record.table.name)
@@ -262,8 +262,8 @@ def test_a_starting_platform_restores_dropped_objects(database):
     with psycopg.connect(database) as connection:
         connection.execute("ALTER TABLE dagapp.dag_jobs DROP COLUMN deadline_at")
 
-    assert local.ensure_schema(database, said.append) == "current"
-    local.mend_schema(database, said.append)
+    assert ensure_schema(database, said.append) == "current"
+    complete_schema(database, said.append)
 
     assert deploy.status(database).is_current
     assert any("deadline_at" in line for line in said)

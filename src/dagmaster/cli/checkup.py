@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from dagmaster import __version__
 from dagmaster import settings as environment
-from dagmaster.cli import diagnosis, platform
+from dagmaster.cli import diagnosis
 from dagmaster.cli.diagnosis import Api, Finding, Folder, Holder, Level, Need, Private, ok, problem, skipped, warning
 from dagmaster.errors import Conflict, DagmasterError, InvalidRequest, NotAllowed
+from dagmaster.local import discovery
 from dagmaster.observe.log import redact
 
 if TYPE_CHECKING:
@@ -177,15 +178,15 @@ class _Here:
 
     @property
     def folder(self) -> Path:
-        return platform.data_folder(self.settings)
+        return discovery.data_folder(self.settings)
 
     @property
     def is_private(self) -> bool:
         """Whether `up` would run a PostgreSQL of its own."""
         return self.settings.dsn() is None
 
-    def running(self) -> platform.Platform | None:
-        return platform.running_platform(self.folder)
+    def running(self) -> discovery.Platform | None:
+        return discovery.running_platform(self.folder)
 
     def dsn(self) -> str | None:
         """The database that is meant, if there is one to look at."""
@@ -197,7 +198,7 @@ class _Here:
 
     def alive_within(self) -> float:
         """Seconds of silence after which an instance counts as gone; `up` has a profile of its own."""
-        from dagmaster.cli.local import fast_profile
+        from dagmaster.local.platform import fast_profile
 
         usual = self.settings.orphan_threshold_sec
         return fast_profile(self.settings).get("orphan_threshold_sec", usual) if self.running() else usual

@@ -53,7 +53,7 @@ class State:
     @cached_property
     def dsn(self) -> str:
         """The database of the platform that is meant."""
-        from dagmaster.cli.platform import find_database
+        from dagmaster.local.discovery import find_database
 
         self.log()
         return find_database(self.settings)
@@ -61,8 +61,8 @@ class State:
     @cached_property
     def client(self) -> "Client":
         """A client of the platform that is meant."""
-        from dagmaster.cli.platform import find_api
         from dagmaster.client.client import Client
+        from dagmaster.local.discovery import find_api
 
         return Client(lambda: find_api(self.settings, self.server))
 

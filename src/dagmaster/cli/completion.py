@@ -65,8 +65,8 @@ def _completing(ask: "Callable[[Client], list[CompletionItem]]") -> Complete:
 
 
 def _client(context: click.Context) -> "Client":
-    from dagmaster.cli.platform import find_api
     from dagmaster.client.client import Client
+    from dagmaster.local.discovery import find_api
 
     state = context.find_object(State) or State()
     return Client(lambda: find_api(state.settings, state.server), _TIMEOUT_SECONDS)

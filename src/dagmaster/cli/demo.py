@@ -22,11 +22,11 @@ from dagmaster.cli.printable import counted, size_text
 from dagmaster.errors import Conflict
 
 if TYPE_CHECKING:
-    from dagmaster.cli.local import LocalPlatform
     from dagmaster.cli.result_summary import Made
     from dagmaster.cli.show import Page
     from dagmaster.database.reads.jobs import TaskTotals
     from dagmaster.local.embedded import Cluster
+    from dagmaster.local.platform import LocalPlatform
     from dagmaster.settings import Settings
     from dagmaster.storage.location import Location
     from dagmaster.storage.zones import Storage
@@ -55,9 +55,9 @@ _CONTAINERS = {"bronze_container": "bronze", "silver_container": "silver", "exte
 @pass_state
 def demo(state: State, size: int, tile_size: int, output: Path, is_removal: bool) -> int:
     """See it work: a made-up satellite scene becomes COGs, a mosaic, a STAC catalogue and map tiles, live."""
-    from dagmaster.cli.serving import require_software
-    from dagmaster.cli.up import stopping_on_signals
     from dagmaster.local.embedded import Cluster
+    from dagmaster.local.platform import stopping_on_signals
+    from dagmaster.roles.serving import require_software
 
     state.log()
     folder = output.absolute()
@@ -94,7 +94,7 @@ def _farewell(output: Path, code: int) -> str:
 
 
 def _clear(folder: Path, cluster: "Cluster") -> None:
-    from dagmaster.cli.platform import running_platform
+    from dagmaster.local.discovery import running_platform
 
     if not folder.exists():
         if not cluster.is_running():
@@ -129,9 +129,9 @@ def _kept_if(folder: Path, cluster: "Cluster", is_worth_it: Callable[[], bool]) 
 
 
 def _platform(state: State, folder: Path, cluster: "Cluster") -> "tuple[LocalPlatform, Storage]":
-    from dagmaster.cli.local import LocalPlatform
     from dagmaster.cli.process import processes_for
     from dagmaster.cli.up import say_stopping
+    from dagmaster.local.platform import LocalPlatform
     from dagmaster.storage.zones import open_storage
 
     settings = _own_settings(state, folder)

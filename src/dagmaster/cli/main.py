@@ -35,9 +35,9 @@ COMMANDS = {
     "db": "database:db",
     "doctor": "doctor:doctor",
     "verify-history": "history:verify_history",
-    "orchestrator": "serve:orchestrator",
-    "worker": "serve:worker",
-    "serving": "serving:serving",
+    "orchestrator": "roles:orchestrator",
+    "worker": "roles:worker",
+    "serving": "roles:serving",
     "demo": "demo:demo",
     "completion": "completion:completion",
 }

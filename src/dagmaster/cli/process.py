@@ -23,10 +23,10 @@ from dagmaster.client.neutral import neutral
 from dagmaster.errors import Conflict, InvalidRequest, Unavailable
 
 if TYPE_CHECKING:
-    from dagmaster.cli.local import LocalPlatform
-    from dagmaster.cli.platform import Platform
     from dagmaster.client.answers import JobDetail
     from dagmaster.handlers.raster.options import Options
+    from dagmaster.local.discovery import Platform
+    from dagmaster.local.platform import LocalPlatform
     from dagmaster.raster.validation.findings import Checked, Finding
     from dagmaster.settings import Settings
     from dagmaster.storage.location import Edition
@@ -74,7 +74,7 @@ def process(
     was made. Exit code 1 if the file is unfit or the job failed; Ctrl-C leaves the job running, with exit code 130.
     """
     from dagmaster.cli.incoming import place_in_bronze, source_file, take_in
-    from dagmaster.cli.platform import awaited_platform, data_folder
+    from dagmaster.local.discovery import awaited_platform, data_folder
     from dagmaster.storage.zones import open_storage
 
     state.log()
@@ -198,7 +198,7 @@ def _told(given: dict[str, Any]) -> dict[str, Any]:
 
 def _maps_of(folder: Path, known: "Platform") -> str | None:
     """Where maps are served now: a platform that was stopped and started again may have other ports."""
-    from dagmaster.cli.platform import running_platform
+    from dagmaster.local.discovery import running_platform
 
     return (running_platform(folder) or known).maps_url
 
@@ -292,9 +292,9 @@ def _in_short(checked: "Checked") -> str:
 
 
 def _on_own_platform(state: State, task: Task) -> int:
-    from dagmaster.cli.local import LocalPlatform, database_of
-    from dagmaster.cli.platform import data_folder
-    from dagmaster.cli.up import say_stopping, stopping_on_signals
+    from dagmaster.cli.up import say_stopping
+    from dagmaster.local.discovery import data_folder
+    from dagmaster.local.platform import LocalPlatform, database_of, stopping_on_signals
 
     settings = state.settings
     dsn, cluster = database_of(settings)

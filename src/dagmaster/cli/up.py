@@ -1,11 +1,7 @@
 """`dagmaster up`: everything on this machine, until Ctrl-C."""
 
 import os
-import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,9 +9,8 @@ import click
 from dagmaster.cli.command import Command, State, end_the_line, pass_state
 
 if TYPE_CHECKING:
-    from dagmaster.cli.local import LocalPlatform
+    from dagmaster.local.platform import LocalPlatform
 
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _TICK_SECONDS = 0.1
 
 
@@ -29,18 +24,25 @@ def up(state: State, workers: int, orchestrators: int) -> None:
     """Run the whole platform on this machine, with a PostgreSQL of its own.
 
     With DATABASE_URL or POSTGRES_HOST set, that server is used instead of a private one. Ctrl-C stops everything; the
-    data stays, and the next start goes on from there.
+    data stays, and the next start continues from there.
     """
-    from dagmaster.cli.local import LocalPlatform, database_of
-    from dagmaster.cli.platform import data_folder
+    from dagmaster.local.discovery import data_folder
+    from dagmaster.local.platform import LocalPlatform, database_of, stopping_on_signals
 
     state.log()
     settings = state.settings
     dsn, cluster = database_of(settings)
     local = LocalPlatform(
-        settings, data_folder(settings), dsn, state.note, cluster, orchestrators, workers, _log_level(state),
+        settings,
+        data_folder(settings),
+        dsn,
+        state.note,
+        cluster,
+        orchestrators,
+        workers,
+        _log_level(state),
         on_stopping=lambda: say_stopping(state),
-    )  # fmt: skip
+    )
     if not state.json:
         state.say("starting …")
     with stopping_on_signals(local), local.running():
@@ -58,32 +60,8 @@ def say_stopping(state: State) -> None:
         state.say("stopping …")
 
 
-@contextmanager
-def stopping_on_signals(local: "LocalPlatform") -> Iterator[None]:
-    """The first signal ends the block, wherever it is; the next ones only hurry the clean-up."""
-    is_stopping = False
-
-    def stop(_number: int, _frame: FrameType | None) -> None:
-        nonlocal is_stopping
-        if is_stopping:
-            local.hurry()
-            return
-        is_stopping = True
-        raise KeyboardInterrupt
-
-    before = {which: signal.signal(which, stop) for which in _STOP_SIGNALS}
-    try:
-        yield
-    except KeyboardInterrupt:
-        if not is_stopping:
-            raise
-    finally:
-        for which, handler in before.items():
-            signal.signal(which, handler)
-
-
 def _log_level(state: State) -> str:
-    """Quiet unless asked: what the children have to say stands between a person's own lines."""
+    """Warnings only, unless chosen otherwise: logs of the child processes would mix with the output."""
     if state.verbose:
         return "info"
     return state.settings.log_level if "log_level" in state.settings.model_fields_set else "warning"

@@ -1,24 +1,27 @@
 """A whole platform on one machine: a database, orchestrators and workers, from start to stop.
 
-Used by `up`, `process` and `demo`. Everything it starts dies with it, also when it is killed; what is in the database stays, and
-the next start goes on from there.
+Used by `up`, `process` and `demo`. Every process it starts ends with it, even if it is killed. The database keeps its
+contents, and the next start continues from there.
 """
 
 import asyncio
 import os
+import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from importlib import import_module
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
-from dagmaster.cli import platform
-from dagmaster.cli.children import Child, Say, stop_all
 from dagmaster.errors import Conflict, NotAllowed, Unavailable
 from dagmaster.listen import API, HEALTH, SERVING, Entrance, bind, bind_somewhere
+from dagmaster.local import discovery
+from dagmaster.local.children import Child, Say, stop_all
 
 if TYPE_CHECKING:
     from dagmaster.database.schema.deploy import Found
@@ -26,15 +29,16 @@ if TYPE_CHECKING:
     from dagmaster.settings import Settings
 
 READY_PATIENCE_SECONDS = 60.0
-# What a worker may take beyond its handlers' grace: to stop the deaf and to hand in the last reports.
+# What a worker may need after its handlers' grace period: to kill those that still run, and to write the last reports.
 _LEAVING_SECONDS = 18.0
 _DATABASE_CHECK_SECONDS = 1.0
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-# On one machine a crash is noticed within seconds. A group is left alone where one of its settings was chosen.
+# On one machine a crash is noticed within seconds. A group does not apply if the user chose one of its settings.
 _FAST_PROFILE: tuple[dict[str, float], ...] = (
     {"heartbeat_interval_sec": 1, "orphan_threshold_sec": 4, "orphan_scan_interval_sec": 1},
     {"task_lease_sec": 6, "lease_renew_sec": 1.5},
-    # Someone waits for this stop; what is given back goes on at the next start.
+    # A person waits for this stop. Tasks that are given back continue at the next start.
     {"shutdown_grace_sec": 5},
 )
 
@@ -46,7 +50,7 @@ def fast_profile(settings: "Settings") -> dict[str, float]:
 
 @dataclass(slots=True)
 class LocalPlatform:
-    """`cluster` is the private PostgreSQL, None where a server is configured. `overrides` are settings of the children."""
+    """`cluster` is the private PostgreSQL; None if a server is configured. `overrides` are settings of the children."""
 
     settings: "Settings"
     folder: Path
@@ -67,13 +71,14 @@ class LocalPlatform:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Ready inside the block; afterwards nothing of it runs."""
+        """Ready inside the block; stopped after it."""
         begun = time.monotonic()
-        # Ports before anything is made: whoever made a mistake shall find nothing left behind.
+        # Ports first: if one is in use, nothing has been created yet.
         with (
-            platform.hold(self.folder), self._maps_socket() or nullcontext() as maps,
+            discovery.hold(self.folder),
+            self._maps_socket() or nullcontext() as maps,
             self._api_socket() or nullcontext() as api,
-        ):  # fmt: skip
+        ):
             try:
                 self._start_children(api, maps)
                 self._start_database()
@@ -89,29 +94,29 @@ class LocalPlatform:
                 self._stop()
 
     def tend(self) -> None:
-        """To be called now and then: start again what ended by itself."""
+        """Restart what has ended. To be called every moment or so."""
         self._tend_database()
         for child in self.children:
             child.tend(self.say)
 
     def hurry(self) -> None:
-        """Someone does not want to wait: kill instead of asking."""
+        """Do not wait any longer for processes that stop: kill them."""
         self._is_hurried = True
 
     def _start_database(self) -> None:
-        """Release each role as soon as there is what it needs: orchestrators take jobs in while workers get the catalogue."""
+        """Release each role as soon as it can work: orchestrators do not wait for the catalogue, workers do."""
         from dagmaster.database.schema.deploy import Found
 
         if self.cluster:
-            self.cluster.launch(meanwhile=_load)
-        found = ensure_schema(self.dsn, self.say)
+            self.cluster.launch(meanwhile=_preload)
+        schema = ensure_schema(self.dsn, self.say)
         self._release("orchestrator")
         if self.cluster:
             self.cluster.add_postgis()
         ensure_catalog(self.dsn, self.say, is_wanted=self.settings.catalog_enabled)
         self._release("worker")
-        if found is Found.CURRENT:
-            mend_schema(self.dsn, self.say)
+        if schema is Found.CURRENT:
+            complete_schema(self.dsn, self.say)
 
     def _release(self, role: str) -> None:
         for child in self.children:
@@ -123,14 +128,14 @@ class LocalPlatform:
             return
         self._database_checked_at = time.monotonic()
         if not self.cluster.is_running():
-            self.say("PostgreSQL has ended; it starts again")
+            self.say("PostgreSQL has ended; restarting it")
             self.cluster.start()
 
     def _start_children(self, api: socket.socket | None, maps: socket.socket | None) -> None:
         if maps:
             self.maps_url = _url(self.settings.serving_host, maps.getsockname()[1])
         environment = self._environment()
-        # The map server links to the address that it is asked by, and what is catalogued names files by this one.
+        # The map server takes the address for its links from each request; catalogue items use this one.
         if self.maps_url and not self.settings.public_url:
             environment = {**environment, "PUBLIC_URL": self.maps_url}
         roles = [("orchestrator", n) for n in range(self.orchestrators)] + [("worker", n) for n in range(self.workers)]
@@ -146,62 +151,62 @@ class LocalPlatform:
             child.start()
 
     def _start_maps(self, maps: socket.socket | None) -> None:
-        """After the others: it has most to load, and who asks for a map before then is answered once it has."""
+        """After the others, because it loads most. Requests that arrive earlier wait in its socket."""
         if maps:
             self.children.append(Child("serving", 1, self._environment(), maps))
             self.children[-1].start()
 
     def _api_socket(self) -> socket.socket | None:
-        """On the port that was chosen; else on the usual one, or another that is free where someone has it already."""
+        """On the chosen port; else on the default port, or on a free one if the default is in use."""
         settings = self.settings
         if settings.health_enabled:
             bind(settings.health_host, 0, is_insecure=settings.health_insecure, entrance=HEALTH).close()
         if not settings.api_enabled:
             return None
-        return self._taken(API, settings.api_host, settings.api_port, settings.api_insecure)
+        return self._bind(API, settings.api_host, settings.api_port, settings.api_insecure)
 
     def _maps_socket(self) -> socket.socket | None:
-        """Kept, as the API's is, and handed to the map server: until that has started, someone else would take a port that is only
-        looked at, and everything goes on without maps too, with links to theirs."""
-        from dagmaster.cli.serving import is_installed
+        """Bound here and passed on, as the API's is: otherwise another process could take the port before the map
+        server has started, and links would lead there."""
+        from dagmaster.roles.serving import is_installed
 
         settings = self.settings
         if not settings.serving_enabled or not is_installed():
             return None
-        return self._taken(SERVING, settings.serving_host, settings.serving_port, settings.serving_insecure)
+        return self._bind(SERVING, settings.serving_host, settings.serving_port, settings.serving_insecure)
 
-    def _taken(self, entrance: Entrance, host: str, port: int, is_insecure: bool) -> socket.socket:
+    def _bind(self, entrance: Entrance, host: str, port: int, is_insecure: bool) -> socket.socket:
         name = f"{entrance.name}_port"
-        take = bind if name in self.settings.model_fields_set else bind_somewhere
+        bind_port = bind if name in self.settings.model_fields_set else bind_somewhere
         try:
-            return take(host, port, is_insecure=is_insecure, entrance=entrance)
+            return bind_port(host, port, is_insecure=is_insecure, entrance=entrance)
         except Conflict as error:
-            hint = f"choose another one with {name.upper()}=… (0 takes any that is free)"
+            hint = f"choose another port with {name.upper()}=… (0 takes a free one)"
             raise Unavailable(error.message, code=error.code, hint=hint, **error.facts) from None
 
     def _environment(self) -> Mapping[str, str]:
-        """Ours, handed on as it is, with what this machine decides."""
+        """The environment of the child processes: that of this process, with the settings of a local platform."""
         decided = {"DATABASE_URL": self.dsn, "LOG_LEVEL": self.log_level, "DAGMASTER_DATA": str(self.folder)}
         decided |= {name.upper(): str(value) for name, value in fast_profile(self.settings).items()}
         return {**os.environ, **decided, **self.overrides}
 
     async def _wait_until_ready(self) -> None:
-        """Until one orchestrator and one worker of ours have shown themselves."""
+        """Until one orchestrator and one worker of this platform have registered in the database."""
         from dagmaster.database.reads.jobs import Reads
 
         deadline = time.monotonic() + READY_PATIENCE_SECONDS
         async with Reads(self.dsn) as reads:
-            while not self._has_both({(seen.role, seen.pid) for seen in await reads.live_instances()}):
-                self._refuse_hopeless(deadline)
+            while not self._has_both({(instance.role, instance.pid) for instance in await reads.live_instances()}):
+                self._raise_if_broken(deadline)
                 self.tend()
                 await asyncio.sleep(0.05)
 
     def _has_both(self, alive: set[tuple[str, int]]) -> bool:
-        shown = {child.role for child in self.children if child.is_running and (child.role, child.pid) in alive}
-        return shown == {"orchestrator", "worker"}
+        roles = {child.role for child in self.children if child.is_running and (child.role, child.pid) in alive}
+        return roles == {"orchestrator", "worker"}
 
-    def _refuse_hopeless(self, deadline: float) -> None:
-        hint = "see the messages above; -v says more"
+    def _raise_if_broken(self, deadline: float) -> None:
+        hint = "see the messages above; -v shows more"
         for child in self.children:
             if child.failures >= 3 or child.is_given_up:
                 raise Unavailable(f"{child.name} does not start", code="platform.broken", hint=hint)
@@ -211,41 +216,41 @@ class LocalPlatform:
 
     def _publish(self) -> None:
         started_at = datetime.now(UTC).isoformat(timespec="seconds")
-        storage = platform.storage_of(self.settings)
-        here = platform.Platform(self.dsn, os.getpid(), started_at, self.api_url, self.maps_url, storage)
-        platform.publish(self.folder, here)
+        storage = discovery.storage_of(self.settings)
+        running = discovery.Platform(self.dsn, os.getpid(), started_at, self.api_url, self.maps_url, storage)
+        discovery.publish(self.folder, running)
 
     def _stop(self) -> None:
         with suppress(OSError):
-            platform.withdraw(self.folder)
+            discovery.withdraw(self.folder)
         for child in self.children:
             if child.listening:
-                child.listening.close()  # nobody waits for an answer of one that has stopped
+                child.listening.close()  # clients get "connection refused" instead of waiting
         grace = fast_profile(self.settings).get("shutdown_grace_sec", self.settings.shutdown_grace_sec)
         for child in stop_all(self.children, grace + _LEAVING_SECONDS, lambda: self._is_hurried):
-            self.say(f"{child.name} (process {child.pid}) had to be killed; its tasks are run again")
+            self.say(f"{child.name} (process {child.pid}) had to be killed; its tasks will be run again")
         if self.cluster:
             self.cluster.stop()
 
 
 def _url(host: str, port: int) -> str:
-    """Where commands on this machine reach the API: what listens everywhere is asked here."""
-    here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  a name, not a choice
-    return f"http://[{here}]:{port}" if ":" in here else f"http://{here}:{port}"
+    """The address for commands on this machine; loopback if the server listens on all addresses."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  compared, not listened on
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def ensure_schema(dsn: str, say: Say) -> "Found":
-    """Create or extend the schema; what only a person may decide is told. Answers what was there."""
+    """Create or extend the schema; report what only a person may decide. Returns what was there before."""
     from dagmaster.database.schema import deploy
 
-    found = deploy.deploy(dsn)
-    if found is deploy.Found.OTHER:
-        mend_schema(dsn, say)
-    return found
+    schema = deploy.deploy(dsn)
+    if schema is deploy.Found.OTHER:
+        complete_schema(dsn, say)
+    return schema
 
 
-def mend_schema(dsn: str, say: Say) -> None:
-    """Add what the schema lacks, also what someone took away; beside those who use it."""
+def complete_schema(dsn: str, say: Say) -> None:
+    """Add what the schema lacks, including what was dropped by hand. Others may use it meanwhile."""
     from dagmaster.database.schema import deploy
 
     if deploy.pending(dsn):
@@ -254,7 +259,7 @@ def mend_schema(dsn: str, say: Say) -> None:
 
 
 def ensure_catalog(dsn: str, say: Say, *, is_wanted: bool) -> None:
-    """Deploy the STAC catalogue; one that can't be is done without."""
+    """Deploy the STAC catalogue; continue without one if that fails."""
     from dagmaster.database.catalog import pgstac
 
     try:
@@ -263,11 +268,9 @@ def ensure_catalog(dsn: str, say: Say, *, is_wanted: bool) -> None:
         say(f"no STAC catalogue: {error}")
 
 
-def _load() -> None:
-    """What is needed as soon as there is a server."""
-    from importlib import import_module
-
-    for name in ("catalog", "deploy", "reads"):
+def _preload() -> None:
+    """Import the modules needed first, while the server starts."""
+    for name in ("catalog.pgstac", "reads.jobs", "schema.deploy"):
         import_module(f"dagmaster.database.{name}")
 
 
@@ -279,3 +282,27 @@ def database_of(settings: "Settings", name: str = "default") -> "tuple[str, Clus
         return dsn, None
     cluster = Cluster.at(settings.data_folder, name)
     return cluster.dsn, cluster
+
+
+@contextmanager
+def stopping_on_signals(local: LocalPlatform) -> Iterator[None]:
+    """The first signal ends the block, wherever it is; the next ones kill what is still stopping."""
+    is_stopping = False
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        nonlocal is_stopping
+        if is_stopping:
+            local.hurry()
+            return
+        is_stopping = True
+        raise KeyboardInterrupt
+
+    before = {which: signal.signal(which, stop) for which in _STOP_SIGNALS}
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not is_stopping:
+            raise
+    finally:
+        for which, handler in before.items():
+            signal.signal(which, handler)

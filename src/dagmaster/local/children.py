@@ -1,12 +1,12 @@
-"""Orchestrators and workers as child processes of `dagmaster up`: started, watched, started again, stopped.
+"""The roles as child processes of a local platform: started, watched, restarted, stopped.
 
-    held ──▶ starting ──▶ running ──▶ ended by itself ──▶ waiting (longer each time) ──▶ starting
-                             │               └──▶ refused to run as it was asked to ──▶ given up
-                             └──▶ told to stop ──▶ gone, or killed after its grace
+    held ──▶ starting ──▶ running ──▶ ended unasked ──▶ waiting (longer each time) ──▶ starting
+                             │               └──▶ usage error or not allowed ──▶ given up
+                             └──▶ asked to stop ──▶ ended, or killed after its grace period
 
-One that is held has loaded its software, which takes longest, and waits for what it needs: until it is released.
+A held process has loaded its software, which takes longest, and waits until it is released.
 
-Each is a session of its own, so that a terminal's Ctrl-C reaches `up` alone, and each is killed by the kernel when `up`
+Each has its own session, so that Ctrl-C in a terminal reaches only the parent. The kernel kills each when the parent
 dies, however that happens.
 """
 
@@ -25,18 +25,18 @@ from typing import BinaryIO
 Say = Callable[[str], None]
 
 _PR_SET_PDEATHSIG = 1
-# Loaded here, since between fork and exec nothing may be imported.
+# Loaded here, because nothing may be imported between fork and exec.
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.5, 15.0
 _HEALTHY_AFTER_SECONDS = 20.0
-# Usage, and not allowed: it would end the same way again.
+# The exit codes for a usage error and for "not allowed": the process would end the same way again.
 _REFUSALS = frozenset({2, 3})
 _TICK_SECONDS = 0.05
 
 
 @dataclass(slots=True)
 class Child:
-    """One role, which serves on `listening` if it has one. `failures` counts ends that nobody asked for, since it last ran well."""
+    """One process, which serves on `listening`. `failures` counts how often it ended unasked since it last ran well."""
 
     role: str
     number: int
@@ -64,53 +64,51 @@ class Child:
 
     def start(self) -> None:
         """To be called from the main thread: the kernel sends the death signal when the forking thread ends."""
-        handed = {"--fd": self.listening.fileno()} if self.listening else {}
+        passed = {"--fd": self.listening.fileno()} if self.listening else {}
         if self.is_held:
-            handed["--hold"], outside = os.pipe()
-            self._gate = os.fdopen(outside, "wb", buffering=0)
+            passed["--hold"], write_end = os.pipe()
+            self._gate = os.fdopen(write_end, "wb", buffering=0)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "dagmaster", self.role, *(f"{name}={number}" for name, number in handed.items())],
+            [sys.executable, "-m", "dagmaster", self.role, *(f"{name}={number}" for name, number in passed.items())],
             env=dict(self.environment),
             stdin=subprocess.DEVNULL,
-            pass_fds=tuple(handed.values()),
+            pass_fds=tuple(passed.values()),
             start_new_session=True,
             preexec_fn=_die_with(os.getpid()),  # noqa: PLW1509  only a system call, and no import, in the child
         )
         if self.is_held:
-            os.close(handed["--hold"])
+            os.close(passed["--hold"])
         self._started_at, self._start_at = time.monotonic(), None
 
     def release(self) -> None:
-        """What it waits for is there."""
+        """Let a held process begin."""
         self.is_held = False
         if self._gate:
-            with (
-                suppress(BrokenPipeError),
-                self._gate as gate,
-            ):  # one that has ended is started again, and not held then
+            # A process that has ended breaks the pipe; it is restarted, and not held then.
+            with suppress(BrokenPipeError), self._gate as gate:
                 gate.write(b"!")
 
     def tend(self, say: Say) -> None:
-        """Notice an end that nobody asked for; start again once its wait is over."""
+        """Notice that the process has ended unasked; restart it after its wait."""
         if self._start_at is not None:
             if time.monotonic() >= self._start_at:
                 self.start()
-                say(f"{self.name} runs again (process {self.pid})")
+                say(f"{self.name} was restarted (process {self.pid})")
         elif self._process is not None and (code := self._process.poll()) is not None and not self.is_given_up:
             if code in _REFUSALS:
                 self.is_given_up = True
-                say(f"{self.name} (process {self.pid}) {ending(code)}; it is not started again: it would end so again")
+                say(f"{self.name} (process {self.pid}) {ending(code)}; it is not restarted: it would end the same way")
             else:
-                self._wait_before_the_next_start(code, say)
+                self._schedule_restart(code, say)
 
-    def _wait_before_the_next_start(self, code: int, say: Say) -> None:
+    def _schedule_restart(self, code: int, say: Say) -> None:
         now = time.monotonic()
         if now - self._started_at > _HEALTHY_AFTER_SECONDS:
             self.failures = 0
         wait = min(_LONGEST_WAIT_SECONDS, _FIRST_WAIT_SECONDS * 2**self.failures)
         self.failures += 1
         self._start_at = now + wait
-        say(f"{self.name} (process {self.pid}) {ending(code)}; it starts again in {wait:g} s")
+        say(f"{self.name} (process {self.pid}) {ending(code)}; restarting in {wait:g} s")
 
     def signal(self, which: signal.Signals) -> None:
         if self.is_running and self._process:
@@ -118,7 +116,7 @@ class Child:
 
 
 def stop_all(children: Iterable[Child], grace_seconds: float, is_hurried: Callable[[], bool]) -> list[Child]:
-    """Ask all to stop, wait, kill what is left; answers who had to be killed."""
+    """Ask all to stop, wait, kill the remaining ones; returns those that had to be killed."""
     children = list(children)
     for child in children:
         child.signal(signal.SIGTERM)
@@ -143,7 +141,7 @@ def ending(code: int) -> str:
 
 
 def _die_with(parent: int) -> Callable[[], None]:
-    """What a child does first: ask to be killed when its parent dies."""
+    """The first thing a child does: ask the kernel to kill it when its parent dies."""
 
     def ask() -> None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -1,0 +1,70 @@
+"""The commands that run one role: `orchestrator`, `worker` and `serving`."""
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dagmaster.cli.command import Command, State, pass_state
+
+if TYPE_CHECKING:
+    from dagmaster.settings import Settings
+
+
+@click.command(cls=Command)
+@click.option("--host", help="Address on which the API listens (or API_HOST); loopback, unless API_INSECURE")
+@click.option("--port", type=click.IntRange(0, 65535), help="Port of the API (or API_PORT); 0 takes a free one")
+@click.option("--no-api", is_flag=True, help="Serve no API (or API_ENABLED=false)")
+@click.option("--fd", type=int, hidden=True)
+@click.option("--hold", type=int, hidden=True)
+@pass_state
+def orchestrator(
+    state: State, /, *, host: str | None, port: int | None, no_api: bool, fd: int | None, hold: int | None
+) -> None:
+    """Run one orchestrator: it decides what jobs do next. Its process also serves the API."""
+    settings = _settings(state, api_host=host, api_port=port, api_enabled=False if no_api else None)
+    from dagmaster.roles.lifecycle import run_role
+    from dagmaster.roles.orchestrator import orchestrator_role
+
+    asyncio.run(run_role("orchestrator", settings, state.dsn, partial(orchestrator_role, fd=fd), hold))
+
+
+@click.command(cls=Command)
+@click.option("--queues", metavar="A,B", help="Queues to serve (or WORKER_QUEUE)")
+@click.option("--slots", type=click.IntRange(min=1), help="Async handlers run at the same time (or WORKER_SLOTS)")
+@click.option(
+    "--processes", type=click.IntRange(min=1), help="Plain handlers run at the same time (or WORKER_PROCESSES)"
+)
+@click.option("--hold", type=int, hidden=True)
+@pass_state
+def worker(state: State, queues: str | None, slots: int | None, processes: int | None, hold: int | None) -> None:
+    """Run one worker: it runs the handlers of tasks."""
+    names = tuple(part.strip() for part in (queues or "").split(",") if part.strip())
+    settings = _settings(state, worker_queue=names or None, worker_slots=slots, worker_processes=processes)
+    from dagmaster.roles.lifecycle import run_role
+    from dagmaster.roles.worker import worker_role
+
+    asyncio.run(run_role("worker", settings, state.dsn, worker_role, hold))
+
+
+@click.command(cls=Command)
+@click.option("--host", help="Address on which it listens (or SERVING_HOST); loopback, unless SERVING_INSECURE")
+@click.option("--port", type=click.IntRange(0, 65535), help="Port (or SERVING_PORT); 0 takes a free one")
+@click.option("--fd", type=int, hidden=True)
+@pass_state
+def serving(state: State, host: str | None, port: int | None, fd: int | None) -> None:
+    """Serve maps: the STAC catalogue, tiles, files, and web pages that show them."""
+    settings = _settings(state, serving_host=host, serving_port=port)
+    from dagmaster.roles.serving import serve_maps
+
+    asyncio.run(serve_maps(settings, state.dsn, fd))
+
+
+def _settings(state: State, **chosen: Any) -> "Settings":
+    """The settings of a role, with those chosen on the command line. Its logs follow LOG_LEVEL."""
+    from dagmaster.observe import log
+
+    _ = state.dsn  # first: finding the database configures logging the way other commands want it
+    log.configure("debug" if state.verbose else state.settings.log_level, state.settings.log_format)
+    return state.settings.model_copy(update={name: value for name, value in chosen.items() if value is not None})

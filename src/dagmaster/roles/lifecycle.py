@@ -1,0 +1,128 @@
+"""What all roles share: how a process starts, waits for its database, answers probes and stops.
+
+The first SIGTERM or SIGINT stops a role cleanly. The second makes a worker give its unfinished tasks back instead of
+waiting for its handlers, and ends other roles at once; the third ends a worker too. Ending at once is as safe as a
+crash.
+
+`dagmaster up` starts the roles before their database. It passes each a pipe (`--hold`): the role loads its software,
+then waits until a byte arrives on that pipe.
+"""
+
+import asyncio
+import gc
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
+from functools import partial
+from typing import Protocol
+
+from dagmaster import __version__, faults
+from dagmaster.errors import InvalidRequest, Unavailable
+from dagmaster.listen import HEALTH, bind_somewhere
+from dagmaster.observe import log
+from dagmaster.observe.probes import Probes, Subject
+from dagmaster.settings import Settings
+
+DATABASE_PATIENCE_SECONDS = 60.0
+_POLL_SECONDS = 0.2
+# Returns when the role may begin; None if it may begin at once.
+Gate = Callable[[], Awaitable[None]] | None
+
+
+class Role(Protocol):
+    async def run(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+Wiring = Callable[[Settings, str, Gate], AbstractAsyncContextManager[Role]]
+
+
+async def run_role(name: str, settings: Settings, dsn: str, wire: Wiring, hold: int | None) -> None:
+    """Run a role until it is stopped. `hold` is the descriptor of the pipe that releases it."""
+    log_start(name, dsn)
+    if hold is None:
+        await _require_schema(dsn, name)
+    _arm_crash_point(settings)
+    async with wire(settings, dsn, None if hold is None else partial(_wait_for_release, hold, dsn, name)) as role:
+        await run_until_stopped(role)
+
+
+def log_start(name: str, dsn: str) -> None:
+    log.get(name).info("starting", pid=os.getpid(), version=__version__, database=dsn)
+
+
+async def run_until_stopped(role: Role) -> None:
+    stop_on_signals(role)
+    gc.freeze()  # Loaded modules stay. Collecting them again and again would block the event loop.
+    await role.run()
+
+
+def _arm_crash_point(settings: Settings) -> None:
+    try:
+        faults.arm(settings.crash_point)
+    except ValueError as error:
+        raise InvalidRequest(f"CRASH_POINT: {error}", code="settings.invalid") from None
+
+
+def stop_on_signals(role: Role) -> None:
+    loop = asyncio.get_running_loop()
+    hurry: Callable[[], None] | None = getattr(role, "hurry", None)
+    steps = [role.stop, hurry] if hurry else [role.stop]
+
+    def stop(which: signal.Signals) -> None:
+        if not steps:
+            os._exit(128 + which)
+        steps.pop(0)()
+
+    for which in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(which, stop, which)
+
+
+async def _wait_for_release(hold: int, dsn: str, name: str) -> None:
+    with os.fdopen(hold, "rb") as pipe:  # blocks the event loop, on which nothing else runs yet
+        if not pipe.read(1):
+            raise Unavailable("the process that started this one has ended", code="platform.gone")
+    await _require_schema(dsn, name)
+
+
+async def _require_schema(dsn: str, name: str) -> None:
+    """Wait for the database for a while if it is unavailable; refuse one without our schema."""
+    from dagmaster.database.reads.jobs import Reads
+
+    loop = asyncio.get_running_loop()
+    deadline, is_logged = loop.time() + DATABASE_PATIENCE_SECONDS, False
+    async with Reads(dsn, name) as reads:
+        while True:
+            try:
+                return await reads.require_schema()
+            except Unavailable as error:
+                if error.code != "database.unavailable" or loop.time() > deadline:
+                    raise
+                if not is_logged:
+                    log.get(name).warning("waiting for the database", error=error.message)
+                    is_logged = True
+            await asyncio.sleep(_POLL_SECONDS)
+
+
+@contextmanager
+def probed(settings: Settings, subject: Subject, patience_seconds: float) -> Iterator[Probes | None]:
+    """Answer health probes during the block. If another process of this machine has the port, take a free one."""
+    if not settings.health_enabled:
+        yield None
+        return
+    bound = bind_somewhere(
+        settings.health_host, settings.health_port, is_insecure=settings.health_insecure, entrance=HEALTH
+    )
+    with Probes(bound, subject, patience_seconds=patience_seconds, is_open_to_all=settings.health_insecure) as probes:
+        yield probes
+
+
+@asynccontextmanager
+async def closing(*closers: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+    """Close each, the last one first, even if closing another one fails."""
+    async with AsyncExitStack() as stack:
+        for close in closers:
+            stack.push_async_callback(close)
+        yield

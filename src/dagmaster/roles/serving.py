@@ -1,0 +1,39 @@
+"""The map server as a process: STAC API, tiles, files and pages, without jobs.
+
+It starts without its database too: its health probes say whether it is ready, and a restart would not help.
+"""
+
+import socket
+from importlib.util import find_spec
+
+from dagmaster.errors import InvalidRequest
+from dagmaster.listen import SERVING, bind
+from dagmaster.roles.lifecycle import log_start, run_until_stopped
+from dagmaster.settings import Settings
+
+
+def is_installed() -> bool:
+    return all(find_spec(name) for name in ("titiler", "stac_fastapi", "rasterio"))
+
+
+def require_software() -> None:
+    if not is_installed():
+        raise InvalidRequest(
+            "the map server is not installed", code="serving.not-installed", hint="pip install 'dagmaster[serving]'"
+        )
+
+
+async def serve_maps(settings: Settings, dsn: str, fd: int | None) -> None:
+    """`fd` is the socket that `dagmaster up` has bound."""
+    require_software()
+    # Before the imports below, which take seconds: a port in use is reported at once, and earlier requests queue up.
+    bound = socket.socket(fileno=fd) if fd is not None else _socket(settings)
+    log_start("serving", dsn)
+    from dagmaster.serving.app import create_app
+    from dagmaster.serving.server import MapServer
+
+    await run_until_stopped(MapServer(create_app(settings, dsn), bound))
+
+
+def _socket(settings: Settings) -> socket.socket:
+    return bind(settings.serving_host, settings.serving_port, is_insecure=settings.serving_insecure, entrance=SERVING)

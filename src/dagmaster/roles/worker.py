@@ -1,0 +1,48 @@
+"""The worker as a process: it runs the handlers of tasks."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from uuid import uuid4
+
+from dagmaster.database.connect import pool
+from dagmaster.database.ledger.postgres import PostgresLedger
+from dagmaster.database.notify.postgres import PostgresNotifier
+from dagmaster.handlers.registry import installed
+from dagmaster.roles.lifecycle import Gate, Role, closing, probed
+from dagmaster.settings import Settings
+from dagmaster.transports.postgres import PostgresTransport, topics_of
+from dagmaster.worker.health import WorkerHealth
+from dagmaster.worker.loop import Worker
+from dagmaster.worker.process import worker_process
+
+
+@asynccontextmanager
+async def worker_role(settings: Settings, dsn: str, gate: Gate) -> AsyncIterator[Role]:
+    if gate:
+        await gate()
+    queues, worker_id = settings.worker_queue, uuid4()
+    notifier = PostgresNotifier(dsn, topics_of(queues, str(worker_id)))
+    ledger, leases, handlers = (PostgresLedger(dsn, name) for name in ("worker", "lease", "handler"))
+    database = pool(dsn, "handlers", 0, max(4, settings.worker_processes))
+    async with closing(ledger.close, leases.close, handlers.close, notifier.close, database.close):
+        notifier.start()
+        await database.open()
+        worker = Worker(
+            settings,
+            ledger,
+            PostgresTransport(notifier, queues, str(worker_id)),
+            notifier,
+            installed(),
+            lease_ledger=leases,
+            handler_ledger=handlers,
+            database=database,
+            worker_id=worker_id,
+        )
+        # An event loop that is blocked for longer than this misses lease renewals.
+        patience_seconds = settings.lease_renew_sec
+        with (
+            worker_process(settings, worker, lambda: PostgresLedger(dsn, "rescue")),
+            probed(settings, WorkerHealth(worker, settings), patience_seconds) as probes,
+        ):
+            worker.health_url = probes.url if probes else None
+            yield worker
