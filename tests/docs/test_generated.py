@@ -28,7 +28,7 @@ def script(name: str) -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("name", ["draw_states", "list_settings"])
+@pytest.mark.parametrize("name", ["draw_states", "list_settings", "list_requirements"])
 def test_a_generated_page_is_up_to_date(name):
     generator = script(name)
 

@@ -1,4 +1,4 @@
-"""docs/requirements.md lists what the tests' markers name, and the modules that prove it."""
+"""docs/requirements.md lists what the tests' markers name. That it is up to date is tested with the other generated pages."""
 
 import ast
 import re
@@ -37,11 +37,6 @@ By name.
 @pytest.fixture(scope="module")
 def generator() -> ModuleType:
     return script("list_requirements")
-
-
-def test_the_page_is_up_to_date(generator):
-    assert generator.PAGE.read_text() == generator.render(), "run .venv/bin/python scripts/list_requirements.py"
-    assert generator.main(["--check"]) == 0
 
 
 def test_every_tag_in_use_is_on_the_page_and_every_requirement_has_a_test(generator):
