@@ -1,4 +1,4 @@
-"""Where a process listens. Light to import: the port is taken before anything else is done."""
+"""Binding a port. Light to import, because a port is bound before anything else starts."""
 
 import errno
 import ipaddress
@@ -9,34 +9,34 @@ from dagmaster.errors import Conflict, InvalidRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Entrance:
-    """What listens: `name` begins its settings and the codes of its errors."""
+class Endpoint:
+    """A server of this process. `name` is the prefix of its settings and of its error codes."""
 
     name: str
     what: str
     hint_when_taken: str
 
 
-API = Entrance("api", "the API", "another orchestrator? choose a port with --port (0 takes a free one), or --no-api")
-SERVING = Entrance("serving", "the map server", "choose another port with --port (0 takes a free one)")
-HEALTH = Entrance("health", "the health endpoint", "choose another HEALTH_PORT (0 takes a free one)")
+API = Endpoint("api", "the API", "another orchestrator? choose a port with --port (0 takes a free one), or --no-api")
+SERVING = Endpoint("serving", "the map server", "choose another port with --port (0 takes a free one)")
+HEALTH = Endpoint("health", "the health endpoint", "choose another HEALTH_PORT (0 takes a free one)")
 
 
-def bind(host: str, port: int, *, is_insecure: bool = False, entrance: Entrance = API) -> socket.socket:
-    """Take the port before anything else starts: one that is taken already is told at once."""
+def bind(host: str, port: int, *, is_insecure: bool = False, endpoint: Endpoint = API) -> socket.socket:
+    """Bind a port. Done before anything else starts, so that a port in use is reported at once."""
     if not is_loopback(host) and not is_insecure:
-        setting = entrance.name.upper()
+        setting = endpoint.name.upper()
         raise InvalidRequest(
-            f"{entrance.what} would listen on {host}, for anyone who reaches this machine, and it asks nobody who they are",
-            code=f"{entrance.name}.not-loopback",
-            hint=f"set {setting}_HOST=127.0.0.1, or {setting}_INSECURE=true where something in front keeps others out",
+            f"{endpoint.what} would listen on {host}, which other machines can reach, and authentication is disabled",
+            code=f"{endpoint.name}.not-loopback",
+            hint=f"set {setting}_HOST=127.0.0.1, or {setting}_INSECURE=true behind a proxy or firewall that restricts access",
         )
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except socket.gaierror as error:
-        what = f"{entrance.name.upper()}_HOST: {host}: {error.strerror}"
-        raise InvalidRequest(what, code=f"{entrance.name}.bad-host") from None
-    # The protocol by name: asyncio sends small answers at once only on sockets that say they are TCP.
+        what = f"{endpoint.name.upper()}_HOST: {host}: {error.strerror}"
+        raise InvalidRequest(what, code=f"{endpoint.name}.bad-host") from None
+    # With an explicit protocol: asyncio sets TCP_NODELAY only on sockets that are declared as TCP.
     bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -44,16 +44,16 @@ def bind(host: str, port: int, *, is_insecure: bool = False, entrance: Entrance 
         bound.listen(2048)
     except OSError as error:
         bound.close()
-        raise _refused(entrance, host, port, error) from None
+        raise _refused(endpoint, host, port, error) from None
     return bound
 
 
-def bind_somewhere(host: str, port: int, *, is_insecure: bool = False, entrance: Entrance = API) -> socket.socket:
-    """This port, or any free one where someone else has it: for what several processes of one machine do."""
+def bind_somewhere(host: str, port: int, *, is_insecure: bool = False, endpoint: Endpoint = API) -> socket.socket:
+    """Bind this port, or any free one if it is in use: for endpoints of which one machine may have several."""
     try:
-        return bind(host, port, is_insecure=is_insecure, entrance=entrance)
+        return bind(host, port, is_insecure=is_insecure, endpoint=endpoint)
     except Conflict:
-        return bind(host, 0, is_insecure=is_insecure, entrance=entrance)
+        return bind(host, 0, is_insecure=is_insecure, endpoint=endpoint)
 
 
 def url_of(bound: socket.socket) -> str:
@@ -70,13 +70,13 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _refused(entrance: Entrance, host: str, port: int, error: OSError) -> Conflict | InvalidRequest:
+def _refused(endpoint: Endpoint, host: str, port: int, error: OSError) -> Conflict | InvalidRequest:
     if error.errno == errno.EADDRINUSE:
         return Conflict(
-            f"port {port} of {host} is taken",
-            code=f"{entrance.name}.port-taken",
-            hint=entrance.hint_when_taken,
+            f"port {port} of {host} is already in use",
+            code=f"{endpoint.name}.port-taken",
+            hint=endpoint.hint_when_taken,
             port=port,
         )
-    what = f"{entrance.what} can't listen on {host} port {port}: {error.strerror}"
-    return InvalidRequest(what, code=f"{entrance.name}.cannot-listen")
+    what = f"{endpoint.what} cannot listen on {host} port {port}: {error.strerror}"
+    return InvalidRequest(what, code=f"{endpoint.name}.cannot-listen")

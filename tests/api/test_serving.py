@@ -93,7 +93,7 @@ async def test_an_orchestrator_serves_the_api_until_it_stops(database):
     assert ready
     assert claimed["job"]["owner_id"] == instances[0]["owner_id"]
     assert second.returncode == 4
-    assert "is taken" in complaint
+    assert "already in use" in complaint
     assert code == 0
     with pytest.raises(ConnectError), Client(base_url=url) as client:
         client.get("/livez")

@@ -130,16 +130,16 @@ def test_a_port_in_use_is_reported_before_anything_is_created(untouched):
 
     assert told.returncode == 5
     assert told.stderr == (
-        f"error: port {port} of 127.0.0.1 is taken\nhint: choose another port with API_PORT=… (0 takes a free one)\n"
+        f"error: port {port} of 127.0.0.1 is already in use\nhint: choose another port with API_PORT=… (0 takes a free one)\n"
     )
 
 
-@pytest.mark.parametrize("entrance", ["API", "HEALTH"])
-def test_an_address_open_to_all_is_reported_before_anything_is_created(untouched, entrance):
-    told = call("up", "--data", str(untouched), **{f"{entrance}_HOST": "0.0.0.0"})
+@pytest.mark.parametrize("endpoint", ["API", "HEALTH"])
+def test_an_address_open_to_all_is_reported_before_anything_is_created(untouched, endpoint):
+    told = call("up", "--data", str(untouched), **{f"{endpoint}_HOST": "0.0.0.0"})
 
     assert told.returncode == 2
-    assert f"hint: set {entrance}_HOST=127.0.0.1, or {entrance}_INSECURE=true" in told.stderr
+    assert f"hint: set {endpoint}_HOST=127.0.0.1, or {endpoint}_INSECURE=true" in told.stderr
     assert "restart" not in told.stderr
 
 

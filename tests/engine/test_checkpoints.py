@@ -123,7 +123,7 @@ async def test_handlers_in_c_calls_are_given_back_and_a_second_signal_hurries(da
         await running.until(lambda: _held(running, dict(zip(jobs, (1, 2), strict=True))), 30, "the handlers")
 
         stopped.signal(signal.SIGTERM)
-        await running.until(lambda: _says(stopped.log, "worker stops"), 10, "the worker to stop")
+        await running.until(lambda: _says(stopped.log, "worker is stopping"), 10, "the worker to stop")
         await running.start("worker")
         assert stopped.is_running
         stopped.signal(signal.SIGTERM)

@@ -72,17 +72,17 @@ async def test_a_process_that_could_not_be_started_is_not_waited_for():
 
 @virtual_time
 async def test_a_socket_is_waited_for():
-    ours, theirs = socket.socketpair()
-    ours.setblocking(False)
-    timer = threading.Timer(0.05, theirs.send, [b"hello"])
+    local_socket, remote_socket = socket.socketpair()
+    local_socket.setblocking(False)
+    timer = threading.Timer(0.05, remote_socket.send, [b"hello"])
     timer.start()
 
     async with asyncio.timeout(30):
-        assert await asyncio.get_running_loop().sock_recv(ours, 10) == b"hello"
+        assert await asyncio.get_running_loop().sock_recv(local_socket, 10) == b"hello"
 
     timer.join()
-    ours.close()
-    theirs.close()
+    local_socket.close()
+    remote_socket.close()
 
 
 def test_a_wait_that_can_never_end_is_reported():

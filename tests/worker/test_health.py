@@ -180,19 +180,19 @@ async def test_the_port_is_given_back() -> None:
     async with working() as bench:
         async with probed(bench) as probes:
             port = int(probes.url.rpartition(":")[2])
-        with bind("127.0.0.1", port, entrance=HEALTH) as taken:
+        with bind("127.0.0.1", port, endpoint=HEALTH) as taken:
             assert taken.getsockname()[1] == port
 
 
 def test_a_taken_port_is_passed_over_and_an_open_one_refused() -> None:
-    with bind("127.0.0.1", 0, entrance=HEALTH) as first:
+    with bind("127.0.0.1", 0, endpoint=HEALTH) as first:
         port = first.getsockname()[1]
         with pytest.raises(Conflict) as taken:
-            bind("127.0.0.1", port, entrance=HEALTH)
-        with bind_somewhere("127.0.0.1", port, entrance=HEALTH) as second:
+            bind("127.0.0.1", port, endpoint=HEALTH)
+        with bind_somewhere("127.0.0.1", port, endpoint=HEALTH) as second:
             other = second.getsockname()[1]
     with pytest.raises(InvalidRequest) as refused:
-        bind_somewhere("0.0.0.0", 0, entrance=HEALTH)
+        bind_somewhere("0.0.0.0", 0, endpoint=HEALTH)
 
     assert other != port
     assert taken.value.code == "health.port-taken"

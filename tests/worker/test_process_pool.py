@@ -202,11 +202,11 @@ async def test_no_process_outlives_a_supervisor_that_was_stopped_or_killed(
 async def test_a_supervisor_that_does_not_answer_is_killed(
     harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dagmaster.worker.process_pool.KEEPER_SECONDS", 0.3)
+    monkeypatch.setattr("dagmaster.worker.process_pool.SUPERVISOR_SECONDS", 0.3)
     running = asyncio.create_task(harness.run(a_task("daemonize", note=str(tmp_path / "note"))))
     pids = await note(tmp_path / "note")
     (child,) = harness.pool._busy
-    monkeypatch.setattr(child, "let_go", lambda: None)  # as if it were stopped again and again
+    monkeypatch.setattr(child, "end_now", lambda: None)  # as if it were stopped again and again
     os.kill(child.process.pid, signal.SIGSTOP)
 
     running.cancel()
@@ -250,7 +250,7 @@ async def test_children_end_when_they_are_let_go(harness: Harness, tmp_path: Pat
     running = asyncio.create_task(harness.run(a_task("spawn", note=str(tmp_path / "note"))))
     pids = await note(tmp_path / "note")
 
-    harness.pool.let_go()
+    harness.pool.end_now()
 
     assert (await running).status is TaskStatus.FAILED
     assert not any(map(is_alive, pids))
@@ -459,7 +459,7 @@ async def test_a_cancelled_handler_is_notified_and_stops_at_its_next_check(harne
     task = a_task("poll_flags", note=str(tmp_path / "note"))
     context = harness.context(task)
     running = asyncio.create_task(harness.run(task, context))
-    await until(lambda: context.has_news)
+    await until(lambda: context.has_updates)
 
     context.cancel()
 

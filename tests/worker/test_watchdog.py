@@ -39,7 +39,7 @@ async def main():
         return answer
 
     bench.ledger.exchange = exchange
-    rescue = partial(bench.worker.give_up, lambda: bench.ledger)
+    rescue = partial(bench.worker.report_hung_loop, lambda: bench.ledger)
     with Watchdog({patience}, rescue if {has_rescue} else None):
         print("ready", flush=True)
         await bench.worker.run()

@@ -33,10 +33,10 @@ async def test_a_hint_that_comes_during_an_exchange_is_not_lost() -> None:
         bench.add(first := a_task("echo", "first"))
         await until(lambda: bench.ledger.calls_in_flight == 1)
         await asyncio.sleep(0.09)
-        bench.worker._look()  # what a delivery does
+        bench.worker._request_poll()  # what a delivery does
         await bench.report_of(first)
         bench.ledger.queued.append(second := a_task("echo", "second"))
-        bench.worker._look()
+        bench.worker._request_poll()
 
         assert (await bench.report_of(second)).status is TaskStatus.SUCCEEDED
 

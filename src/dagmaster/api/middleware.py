@@ -12,7 +12,7 @@ from dagmaster.web.middleware import RequestMiddleware
 
 
 class ApiMiddleware(RequestMiddleware):
-    entrance = listen.API
+    endpoint = listen.API
     problems = PROBLEMS
     hint_when_too_large = "large data goes to storage, by reference"
 

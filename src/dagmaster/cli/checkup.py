@@ -334,11 +334,11 @@ def _ask_api(url: str) -> Api:
         return Api(url, trouble="what answers there is not the API of a dagmaster")
 
 
-def _holder(host: str, port: int, entrance: Any, *, is_insecure: bool) -> Holder:
+def _holder(host: str, port: int, endpoint: Any, *, is_insecure: bool) -> Holder:
     from dagmaster.listen import bind
 
     try:
-        bind(host, port, is_insecure=is_insecure, entrance=entrance).close()
+        bind(host, port, is_insecure=is_insecure, endpoint=endpoint).close()
     except Conflict:
         return Holder.US if _is_ours(host, port) else Holder.STRANGER
     return Holder.NOBODY

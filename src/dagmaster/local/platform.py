@@ -19,7 +19,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from dagmaster.errors import Conflict, NotAllowed, Unavailable
-from dagmaster.listen import API, HEALTH, SERVING, Entrance, bind, bind_somewhere
+from dagmaster.listen import API, HEALTH, SERVING, Endpoint, bind, bind_somewhere
 from dagmaster.local import discovery
 from dagmaster.local.children import Child, Say, stop_all
 
@@ -160,7 +160,7 @@ class LocalPlatform:
         """On the chosen port; else on the default port, or on a free one if the default is in use."""
         settings = self.settings
         if settings.health_enabled:
-            bind(settings.health_host, 0, is_insecure=settings.health_insecure, entrance=HEALTH).close()
+            bind(settings.health_host, 0, is_insecure=settings.health_insecure, endpoint=HEALTH).close()
         if not settings.api_enabled:
             return None
         return self._bind(API, settings.api_host, settings.api_port, settings.api_insecure)
@@ -175,11 +175,11 @@ class LocalPlatform:
             return None
         return self._bind(SERVING, settings.serving_host, settings.serving_port, settings.serving_insecure)
 
-    def _bind(self, entrance: Entrance, host: str, port: int, is_insecure: bool) -> socket.socket:
-        name = f"{entrance.name}_port"
+    def _bind(self, endpoint: Endpoint, host: str, port: int, is_insecure: bool) -> socket.socket:
+        name = f"{endpoint.name}_port"
         bind_port = bind if name in self.settings.model_fields_set else bind_somewhere
         try:
-            return bind_port(host, port, is_insecure=is_insecure, entrance=entrance)
+            return bind_port(host, port, is_insecure=is_insecure, endpoint=endpoint)
         except Conflict as error:
             hint = f"choose another port with {name.upper()}=… (0 takes a free one)"
             raise Unavailable(error.message, code=error.code, hint=hint, **error.facts) from None

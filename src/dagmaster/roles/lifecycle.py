@@ -113,7 +113,7 @@ def probed(settings: Settings, subject: Subject, patience_seconds: float) -> Ite
         yield None
         return
     bound = bind_somewhere(
-        settings.health_host, settings.health_port, is_insecure=settings.health_insecure, entrance=HEALTH
+        settings.health_host, settings.health_port, is_insecure=settings.health_insecure, endpoint=HEALTH
     )
     with Probes(bound, subject, patience_seconds=patience_seconds, is_open_to_all=settings.health_insecure) as probes:
         yield probes

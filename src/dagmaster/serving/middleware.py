@@ -20,7 +20,7 @@ _FORWARDED = (b"forwarded", b"x-forwarded-host", b"x-forwarded-proto", b"x-forwa
 
 
 class MapMiddleware(RequestMiddleware):
-    entrance = listen.SERVING
+    endpoint = listen.SERVING
     problems = PROBLEMS
     hint_when_foreign = "ask for localhost, or set PUBLIC_URL"
 

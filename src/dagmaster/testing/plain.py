@@ -67,7 +67,7 @@ class InlineContext:
 
     def save_checkpoint(self, name: str, data: Any = None, artifact: Places | None = None) -> None:
         at_once(self._context.keep_checkpoint(checkpoints.pack(name, data, artifact)))
-        if self._context.is_told_to_stop:
+        if self._context.should_stop:
             raise self._context.give_back()
 
     def load_checkpoint(self, is_valid: IsValid | None = None, check: Check | None = None) -> tuple[str, Any] | None:

@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dagmaster.errors import InvalidRequest
-from dagmaster.listen import Entrance, is_loopback
+from dagmaster.listen import Endpoint, is_loopback
 from dagmaster.observe import log
 from dagmaster.web.problems import Problems
 
@@ -26,7 +26,7 @@ _GIVEN_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
 
 class RequestMiddleware:
-    entrance: ClassVar[Entrance]
+    endpoint: ClassVar[Endpoint]
     problems: ClassVar[Problems]
     hint_when_foreign: ClassVar[str] = "ask for localhost"
     hint_when_too_large: ClassVar[str | None] = None
@@ -36,7 +36,7 @@ class RequestMiddleware:
         self._max_body_bytes = max_body_bytes
         self._own_hosts = {"localhost", *own_hosts}
         self._is_open_to_all = is_open_to_all
-        self._log = log.get(self.entrance.name)
+        self._log = log.get(self.endpoint.name)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -61,7 +61,7 @@ class RequestMiddleware:
         host = headers.get("host", "")
         if not self._is_open_to_all and not self._is_own(_name_of(host)):
             return InvalidRequest(
-                f"{self.entrance.what} of this machine does not answer to this host name", code="request.foreign-host",
+                f"{self.endpoint.what} of this machine does not answer to this host name", code="request.foreign-host",
                 hint=self.hint_when_foreign, host=host,
             )  # fmt: skip
         return None

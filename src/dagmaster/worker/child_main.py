@@ -1,6 +1,6 @@
-"""The inside of a child process: takes one task at a time, runs its handler in the main thread, answers.
+"""The main loop of a child process: take one task at a time, run its handler in the main thread, send the result.
 
-A second thread reads the channel, so that cancel and shutdown are seen while the handler computes.
+A second thread reads the channel, so that cancel and shutdown arrive while the handler computes.
 """
 
 import itertools
@@ -28,7 +28,7 @@ from dagmaster.jobs.payload import INLINE_BYTES
 from dagmaster.worker.frames import BrokenChannel, Channel, Frame
 from dagmaster.worker.outcome import describe
 from dagmaster.worker.process_state import ProcessState
-from dagmaster.worker.throttle import Teller
+from dagmaster.worker.throttle import ReportThrottle
 
 _MB = 1024 * 1024
 OWN_THREADS = 2  # the main one, and the reader of the channel
@@ -40,33 +40,33 @@ def serve(descriptor: int) -> None:
     channel = Channel(socket.socket(fileno=descriptor))
     inbox = Inbox(channel)
     start = channel.receive()
-    sys.path[:] = start["path"]  # handlers are found where the worker finds them
+    sys.path[:] = start["path"]  # handlers are imported from the same places as in the worker
     faults.arm(start["crash_point"])
     threading.Thread(target=inbox.read, name="channel", daemon=True).start()
     process_state = ProcessState()
-    plans = Plans(process_state)
-    me = os.getpid()
-    channel.send({"kind": "ready", "pid": me})
+    loaded = LoadedHandlers(process_state)
+    own_pid = os.getpid()
+    channel.send({"kind": "ready", "pid": own_pid})
     while True:
         task = inbox.next_task()
-        answer = _answer_to(task, inbox, plans)
-        if os.getpid() != me:
-            os._exit(0)  # a copy that the handler forked: the answer is not its to give
-        inbox.tell_the_rest()
-        # A thread that the handler left behind would go on beside the next task.
-        is_reusable = process_state.put_back() and threading.active_count() <= OWN_THREADS
+        answer = _answer_to(task, inbox, loaded)
+        if os.getpid() != own_pid:
+            os._exit(0)  # a process that the handler forked; only the original process sends the result
+        inbox.flush_reports()
+        # A thread that the handler left running would run beside the next task.
+        is_reusable = process_state.restore() and threading.active_count() <= OWN_THREADS
         attached = answer.pop("attached", b"")
         channel.send({**answer, "task": task["task_id"], "is_reusable": is_reusable}, attached)
 
 
 class Inbox:
-    """What the worker said and nobody has looked at yet."""
+    """Frames from the worker that have not been handled yet."""
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
         self.cancelled = False
         self.shutting_down = False
-        self.teller: Teller | None = None  # of the task that runs now
+        self.throttle: ReportThrottle | None = None  # of the running task
         self._tasks: queue.SimpleQueue[Frame] = queue.SimpleQueue()
         self._answers: dict[int, queue.SimpleQueue[Frame]] = {}
         self._numbers = itertools.count(1)
@@ -75,7 +75,7 @@ class Inbox:
         return self._tasks.get()
 
     def ask(self, task_id: str, verb: str, **details: Any) -> Any:
-        """Let the worker do something for the handler, and wait for its answer."""
+        """Send a request of the handler to the worker and wait for its answer."""
         number = next(self._numbers)
         answer = self._answers[number] = queue.SimpleQueue()
         self.channel.send({"kind": "ask", "id": number, "task": task_id, "verb": verb, **details})
@@ -84,14 +84,14 @@ class Inbox:
             raise _REFUSALS.get(frame["type"], Unavailable)(error, code=frame["code"])
         return frame["value"]
 
-    def tell_the_rest(self) -> None:
-        """Before the answer: what the task has told and was held back."""
-        teller, self.teller = self.teller, None
-        if teller is not None:
-            teller.flush()
+    def flush_reports(self) -> None:
+        """Send progress and log lines that were held back, before the task's result."""
+        throttle, self.throttle = self.throttle, None
+        if throttle is not None:
+            throttle.flush()
 
     def read(self) -> None:
-        """Reader thread. When the worker is gone so are we, and with us all we have started."""
+        """Runs in the reader thread. When the worker has ended, this process ends too."""
         while True:
             try:
                 frame = self.channel.receive()
@@ -110,8 +110,8 @@ class Inbox:
                 self.cancelled = True
             case "shutdown":
                 self.shutting_down = True
-            case "flush" if (teller := self.teller) is not None:
-                teller.flush()
+            case "flush" if (throttle := self.throttle) is not None:
+                throttle.flush()
 
 
 class ChildContext:
@@ -119,15 +119,15 @@ class ChildContext:
 
     def __init__(self, inbox: Inbox, task: Frame) -> None:
         self._inbox = inbox
-        self._teller = Teller(inbox.channel, task["task_id"])
+        self._throttle = ReportThrottle(inbox.channel, task["task_id"])
         self.task_id: str = task["task_id"]
         self.job_id = UUID(task["job_id"])
         self.node_id: str = task["node_id"]
         self.attempt: int = task["attempt"]
         self.retry_count: int = task["retry_count"]
         self.params: Any = task["params"]
-        self.logger = TaskLogger(self._teller.log)
-        inbox.teller = self._teller
+        self.logger = TaskLogger(self._throttle.log)
+        inbox.throttle = self._throttle
 
     @property
     def cancelled(self) -> bool:
@@ -138,10 +138,10 @@ class ChildContext:
         return self._inbox.shutting_down
 
     def give_back(self) -> GiveBack:
-        return GiveBack("stopped early, as it was told")
+        return GiveBack("stopped early on request")
 
     def progress(self, fraction: float | None = None, message: str | None = None, **counts: int) -> None:
-        self._teller.progress(fraction, message, counts)
+        self._throttle.progress(fraction, message, counts)
 
     def save_checkpoint(self, name: str, data: Any = None, artifact: Places | None = None) -> None:
         phase = checkpoints.pack(name, data, artifact)
@@ -151,7 +151,7 @@ class ChildContext:
 
     def load_checkpoint(self, is_valid: IsValid | None = None, check: Check | None = None) -> tuple[str, Any] | None:
         saved = self._inbox.ask(self.task_id, "load_checkpoints")
-        phases = [checkpoints.phase_of(told) for told in saved]
+        phases = [checkpoints.phase_of(facts) for facts in saved]
         return checkpoints.last_trusted(phases, is_valid, check, self.logger.warning)
 
     def results(self, page: int = 500) -> Iterator[ChildResult]:
@@ -161,73 +161,75 @@ class ChildContext:
             offset += len(rows)
 
     def connect(self) -> Any:
-        import psycopg  # only handlers that ask for it pay for it
+        import psycopg  # imported here, because few handlers need it
 
         return psycopg.connect(self._inbox.ask(self.task_id, "database"))
 
 
-def _answer_to(task: Frame, inbox: Inbox, plans: "Plans") -> Frame:
+def _answer_to(task: Frame, inbox: Inbox, loaded: "LoadedHandlers") -> Frame:
     """Run one task and measure what it takes."""
     usage = Usage()
     _limit_memory(task["memory_mb"])
-    answer = _call(ChildContext(inbox, task), task, plans)
+    answer = _call(ChildContext(inbox, task), task, loaded)
     return {**answer, "metrics": usage.metrics() | answer.get("metrics", {})}
 
 
-def _call(context: ChildContext, task: Frame, plans: "Plans") -> Frame:
-    """The catch-all here is the far half of the one in worker/run."""
+def _call(context: ChildContext, task: Frame, loaded: "LoadedHandlers") -> Frame:
+    """Run the handler. Catches every exception, like worker/run does for async handlers."""
     try:
-        plan = plans.of(task)
+        plan = loaded.of(task)
         context.params = params = plan.parse(task["params"])
         output, metrics = calling.check(plan.call(context, params))
-        _limit_memory(None)  # orjson crashes where it gets none; what it needs now is bounded by the size of an output
+        _limit_memory(None)  # orjson crashes without memory; what it needs now is bounded by the size of an output
         encoded = calling.encode(output)
     except GiveBack:
         return {"kind": "returned"}
-    except BaseException as error:  # whatever a handler raises is an answer, sys.exit() included
-        _limit_memory(None)  # else telling that memory ran out may run out of memory
-        return {"kind": "failed", "error": _told(error, task["memory_mb"])}
-    how = {"output": orjson.Fragment(encoded)} if len(encoded) <= INLINE_BYTES else {"attached": encoded}
-    return {"kind": "done", "metrics": metrics or {}, **how}
+    except BaseException as error:  # everything that a handler raises is a result, sys.exit() included
+        _limit_memory(None)  # reporting that memory ran out needs memory
+        return {"kind": "failed", "error": _describe_failure(error, task["memory_mb"])}
+    payload = {"output": orjson.Fragment(encoded)} if len(encoded) <= INLINE_BYTES else {"attached": encoded}
+    return {"kind": "done", "metrics": metrics or {}, **payload}
 
 
-def _told(error: BaseException, memory_mb: int) -> dict[str, Any]:
-    told = describe(error)
+def _describe_failure(error: BaseException, memory_mb: int) -> dict[str, Any]:
+    facts = describe(error)
     if isinstance(error, MemoryError):
-        details = "" if told["message"] == told["type"] else f": {told['message']}"
-        told["message"] = f"the handler needs more memory than its limit of {memory_mb} MB{details}"
-        told["hint"] = "raise `memory_mb` where the handler is registered, or WORKER_MEMORY_MB"
-    return told
+        details = "" if facts["message"] == facts["type"] else f": {facts['message']}"
+        facts["message"] = f"the handler needs more memory than its limit of {memory_mb} MB{details}"
+        facts["hint"] = "raise `memory_mb` where the handler is registered, or WORKER_MEMORY_MB"
+    return facts
 
 
-class Plans:
-    """Handlers that were loaded in this process."""
+class LoadedHandlers:
+    """Handlers that are loaded in this process."""
 
     def __init__(self, process_state: ProcessState) -> None:
         self._process_state = process_state
-        self._plans: dict[str, calling.Plan] = {}
+        self._loaded: dict[str, calling.Plan] = {}
 
     def of(self, task: Frame) -> calling.Plan:
         target = task["target"]
-        if target not in self._plans:
-            self._plans[target] = calling.plan(Registration(task["handler"], target, is_async=False))
-            self._process_state.note()  # what its modules have set up is for all of its tasks
-        return self._plans[target]
+        if target not in self._loaded:
+            self._loaded[target] = calling.plan(Registration(task["handler"], target, is_async=False))
+            self._process_state.save()  # what its modules set up at import is kept for all of its tasks
+        return self._loaded[target]
 
 
 def _limit_memory(megabytes: int | None) -> None:
-    """Limit what this process may allocate. The soft limit: a child runs handlers with different ones in turn."""
-    _, most = resource.getrlimit(resource.RLIMIT_DATA)  # infinite, unless a handler has lowered it
-    limit = most if megabytes is None else megabytes * _MB
-    resource.setrlimit(resource.RLIMIT_DATA, (limit if most == resource.RLIM_INFINITY else min(limit, most), most))
+    """Limit what this process may allocate, by the soft limit, because each handler may have its own."""
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_DATA)  # infinite, unless a handler has lowered it
+    limit = hard_limit if megabytes is None else megabytes * _MB
+    resource.setrlimit(
+        resource.RLIMIT_DATA, (limit if hard_limit == resource.RLIM_INFINITY else min(limit, hard_limit), hard_limit)
+    )
 
 
 class Usage:
-    """What one task took: processor time with that of the programs it started, and the most memory it had at once."""
+    """Resources of one task: CPU time including the programs it started, and peak memory."""
 
     def __init__(self) -> None:
         self._cpu_before = _cpu_seconds()
-        _forget_peak()
+        _reset_peak()
 
     def metrics(self) -> dict[str, Any]:
         status = _memory_mb()
@@ -243,7 +245,7 @@ def _cpu_seconds() -> float:
     return times.user + times.system + times.children_user + times.children_system
 
 
-def _forget_peak() -> None:
+def _reset_peak() -> None:
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:  # not on every system; the peak is then the process's own

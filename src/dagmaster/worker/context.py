@@ -1,4 +1,4 @@
-"""What the worker knows of one running attempt: an async handler's Context, and the worker's half of a plain one's."""
+"""The state of one running attempt: the Context of an async handler, and the worker's side of a plain handler's."""
 
 import asyncio
 import inspect
@@ -30,18 +30,34 @@ from dagmaster.worker.outcome import bounded
 MAX_LOG_LINES = 100
 MAX_LOG_LINE = 500
 MAX_PROGRESS_BYTES = 4096
-LIVE_LOG_LINES = 20  # of an attempt that still runs
+LIVE_LOG_LINES = 20  # sent while an attempt still runs
 
 OnSignal = Callable[[str], None]
 
 
 class TaskContext:
-    """Progress and log lines stay here until the next renewal of the lease takes the latest along."""
+    """Progress and log lines are kept here until the next renewal of the lease sends the latest ones."""
 
     __slots__ = (
-        "_cancelled", "_database", "_has_lines", "_ledger", "_line_count", "_lines", "_logger", "_progress", "_shutting_down",
-        "_signal", "attempt", "has_news", "job_id", "node_id", "params", "retry_count", "task", "task_id",
-    )  # fmt: skip
+        "_cancelled",
+        "_database",
+        "_has_unsent_lines",
+        "_ledger",
+        "_line_count",
+        "_lines",
+        "_logger",
+        "_progress",
+        "_shutting_down",
+        "_signal",
+        "attempt",
+        "has_updates",
+        "job_id",
+        "node_id",
+        "params",
+        "retry_count",
+        "task",
+        "task_id",
+    )
 
     def __init__(self, task: TaskMessage, ledger: Ledger, database: Database | None = None) -> None:
         self.task = task
@@ -51,7 +67,7 @@ class TaskContext:
         self.attempt: int = task.attempt
         self.retry_count: int = task.retry_count
         self.params: Any = task.params
-        self.has_news = False
+        self.has_updates = False
         self._ledger = ledger
         self._database = database
         self._cancelled = False
@@ -61,7 +77,7 @@ class TaskContext:
         self._logger: Any = None
         self._lines: deque[dict[str, Any]] | None = None
         self._line_count = 0
-        self._has_lines = False  # that nobody was told yet
+        self._has_unsent_lines = False  # log lines that no renewal has sent yet
 
     # What a handler sees
 
@@ -80,28 +96,28 @@ class TaskContext:
     @property
     def database(self) -> Database:
         if self._database is None:
-            raise Unavailable("this worker has no database for its handlers", code="worker.no-database")
+            raise Unavailable("this worker offers its handlers no database", code="worker.no-database")
         return self._database
 
     def give_back(self) -> GiveBack:
-        return GiveBack("stopped early, as it was told")
+        return GiveBack("stopped early on request")
 
     def progress(self, fraction: float | None = None, message: str | None = None, **counts: int) -> None:
-        told: dict[str, Any] = dict(to_json(counts, "progress"))
-        if least_bytes(told) > MAX_PROGRESS_BYTES:  # it travels with the leases of all tasks
-            told = {"dropped": f"counts of more than {MAX_PROGRESS_BYTES:,} bytes"}
+        progress_facts: dict[str, Any] = dict(to_json(counts, "progress"))
+        if least_bytes(progress_facts) > MAX_PROGRESS_BYTES:  # it is sent together with the leases of all tasks
+            progress_facts = {"dropped": f"counts of more than {MAX_PROGRESS_BYTES:,} bytes"}
         if fraction is not None and math.isfinite(fraction):
-            told["fraction"] = min(max(float(fraction), 0.0), 1.0)
+            progress_facts["fraction"] = min(max(float(fraction), 0.0), 1.0)
         if message is not None:
-            told["message"] = bounded(message, MAX_LOG_LINE)
-        self._progress = told
-        self.has_news = True
+            progress_facts["message"] = bounded(message, MAX_LOG_LINE)
+        self._progress = progress_facts
+        self.has_updates = True
 
     async def save_checkpoint(self, name: str, data: Any = None, artifact: Places | None = None) -> None:
         packing = (name, data, artifact)
-        phase = checkpoints.pack(*packing) if artifact is None else await _apart(checkpoints.pack, *packing)
+        phase = checkpoints.pack(*packing) if artifact is None else await _in_thread(checkpoints.pack, *packing)
         await self.keep_checkpoint(phase)
-        if self.is_told_to_stop:
+        if self.should_stop:
             raise self.give_back()
 
     async def load_checkpoint(
@@ -121,14 +137,14 @@ class TaskContext:
                 yield row
             offset += len(rows)
 
-    # What the worker does with it
+    # What the worker calls
 
     @property
-    def is_told_to_stop(self) -> bool:
+    def should_stop(self) -> bool:
         return self._cancelled or self._shutting_down
 
     async def keep_checkpoint(self, phase: Phase) -> None:
-        """Fenced: the task is someone else's by now, and this attempt counts for nothing."""
+        """Raises Fenced if this attempt no longer holds its task."""
         is_kept = await self._ledger.save_checkpoint(self._running(None), **phase.as_json())
         if not is_kept:
             raise Fenced(
@@ -141,7 +157,7 @@ class TaskContext:
         return [checkpoints.phase_of(vars(row)) for row in saved]
 
     async def load_params(self) -> None:
-        """Params that were too large for the message."""
+        """Load params that were too large for the message."""
         if self.task.params_ref is not None:
             encoded = await self._ledger.load_payload(self.job_id, self.task.params_ref)
             self.params = orjson.loads(encoded)
@@ -151,7 +167,7 @@ class TaskContext:
         return await self._ledger.store_payload(self.job_id, encoded)
 
     async def read_results(self, skip: int, page: int, *, decode: bool = True) -> list[ChildResult]:
-        """One page of the results that the params refer to; empty at the end. Without `decode` large outputs come as JSON."""
+        """One page of the results that the params refer to; empty at the end. Without `decode`, large outputs stay JSON."""
         node, offset, limit = _reference(self.task)
         count = page if limit is None else min(page, limit - skip)
         if count <= 0:
@@ -160,23 +176,23 @@ class TaskContext:
 
     def cancel(self) -> None:
         self._cancelled = True
-        self._tell("cancel")
+        self._forward_signal("cancel")
 
     def shut_down(self) -> None:
         self._shutting_down = True
-        self._tell("shutdown")
+        self._forward_signal("shutdown")
 
-    def on_signal(self, tell: OnSignal | None) -> None:
-        """Pass cancel and shutdown on, also those that came before."""
-        self._signal = tell
+    def on_signal(self, on_signal_call: OnSignal | None) -> None:
+        """Call `on_signal_call` for cancel and shutdown, also for those that came before this call."""
+        self._signal = on_signal_call
         if self._cancelled:
-            self._tell("cancel")
+            self._forward_signal("cancel")
         if self._shutting_down:
-            self._tell("shutdown")
+            self._forward_signal("shutdown")
 
     def running(self) -> Running:
-        lines = (self.log_lines() or [])[-LIVE_LOG_LINES:] if self._has_lines else None
-        self.has_news = self._has_lines = False
+        lines = (self.log_lines() or [])[-LIVE_LOG_LINES:] if self._has_unsent_lines else None
+        self.has_updates = self._has_unsent_lines = False
         return self._running(self._progress, lines)
 
     def log(self, level: str, event: str, facts: dict[str, Any]) -> None:
@@ -204,22 +220,22 @@ class TaskContext:
                 "text": bounded(text, MAX_LOG_LINE),
             }
         )
-        self.has_news = self._has_lines = True
+        self.has_updates = self._has_unsent_lines = True
 
     def _running(self, progress: dict[str, Any] | None, lines: list[dict[str, Any]] | None = None) -> Running:
         return Running(self.job_id, self.node_id, self.attempt, progress, lines)
 
-    def _tell(self, what: str) -> None:
+    def _forward_signal(self, what: str) -> None:
         if self._signal is not None:
             self._signal(what)
 
 
-# Whose handler runs: known to every step of it, and to what it has started in the loop, even after its end.
+# The context of the handler that runs. Tasks that a handler starts in the loop inherit it, also after its end.
 HANDLING: ContextVar[TaskContext] = ContextVar("handling")
 
 
-class _Daemons(Executor):
-    """Threads that hold up no end of the process: a large file may take longer than the grace at a stop."""
+class _DaemonThreads(Executor):
+    """Daemon threads, which do not delay the end of the process: reading a large file may outlast the grace time."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()
@@ -235,18 +251,18 @@ class _Daemons(Executor):
             future.set_exception(error)
 
 
-_DAEMONS = _Daemons()
+_DAEMON_THREADS = _DaemonThreads()
 
 
-async def _apart(call: Callable[..., Any], *arguments: Any) -> Any:
-    """In a thread: what reads files would hold up every other handler."""
-    return await asyncio.get_running_loop().run_in_executor(_DAEMONS, call, *arguments)
+async def _in_thread(call: Callable[..., Any], *arguments: Any) -> Any:
+    """Run in a thread, because reading files would block every other handler."""
+    return await asyncio.get_running_loop().run_in_executor(_DAEMON_THREADS, call, *arguments)
 
 
 async def _problem_of(phase: Phase, check: AsyncCheck | None) -> str | None:
     for artifact in phase.artifacts:
         if check is None:
-            if problem := await _apart(problem_of, artifact):
+            if problem := await _in_thread(problem_of, artifact):
                 return str(problem)
             continue
         answer = check(artifact)

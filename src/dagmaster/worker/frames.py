@@ -1,5 +1,5 @@
-"""The words that pass between a worker and its child processes: length-prefixed JSON over a socket pair. A large output follows
-its frame as it is (`attached` is its length), so that the worker can pass it on without taking it apart.
+"""The protocol between a worker and its child processes: length-prefixed JSON frames over a socket pair. A large output
+follows its frame as raw bytes (`attached` is their number), so that the worker can forward it without parsing it.
 
 worker → child    start, run, answer, flush, cancel, shutdown
 child → worker    ready, progress, log, ask (save_checkpoint | load_checkpoints | results), done, failed, returned
@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-MAX_FRAME_BYTES = 110 * 1024 * 1024  # the largest output, and what surrounds it
+MAX_FRAME_BYTES = 110 * 1024 * 1024  # the largest output and its envelope
 _BIT_BYTES = 1024 * 1024
 _LENGTH = struct.Struct("!I")
 
@@ -21,11 +21,11 @@ Frame = dict[str, Any]
 
 
 class BrokenChannel(Exception):
-    """The other side is gone, or doesn't speak our language."""
+    """The other process has ended or sent an invalid frame."""
 
 
 def pack(frame: Frame) -> bytes:
-    # Log facts may be anything: those that JSON doesn't know travel as text.
+    # Values in log lines may have any type: those that JSON does not support are sent as text.
     body = orjson.dumps(frame, default=str, option=orjson.OPT_NON_STR_KEYS)
     if len(body) > MAX_FRAME_BYTES:
         raise ValueError(f"a frame of {len(body):,} bytes exceeds the {MAX_FRAME_BYTES:,} allowed")
@@ -47,12 +47,12 @@ def _unpack(body: bytes) -> Frame:
     try:
         frame: Frame = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise BrokenChannel(f"a frame isn't JSON: {error}") from None
+        raise BrokenChannel(f"a frame is not JSON: {error}") from None
     return frame
 
 
 async def read(reader: asyncio.StreamReader) -> tuple[Frame, int]:
-    """The next frame and its size. What is attached to it takes the place of its length."""
+    """The next frame and its size. The attached bytes replace their number in the frame."""
     try:
         length = _length(await reader.readexactly(_LENGTH.size))
         frame = _unpack(await reader.readexactly(length))
@@ -64,7 +64,7 @@ async def read(reader: asyncio.StreamReader) -> tuple[Frame, int]:
 
 
 async def _attached(reader: asyncio.StreamReader, length: int) -> bytearray:
-    """Bit by bit: in one go it would be in memory twice."""
+    """Read piece by piece; in one call it would be in memory twice."""
     whole = bytearray()
     while len(whole) < length:
         some = await reader.read(min(length - len(whole), _BIT_BYTES))
@@ -75,7 +75,7 @@ async def _attached(reader: asyncio.StreamReader, length: int) -> bytearray:
 
 
 class Channel:
-    """The child's end: blocking, one reader, many writers."""
+    """The child's end of the socket pair: blocking, one reader, many writers."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection

@@ -1,6 +1,6 @@
-"""What a worker tells of itself: whether it lives, whether it gets work done, what it runs now.
+"""Health of a worker: liveness, readiness, running tasks and metrics.
 
-Asked from another thread than the loop's, so that a loop that hangs is told of: it only copies what is there.
+Called from another thread than the event loop's, so that a hanging loop is reported. It only copies state.
 """
 
 import platform
@@ -29,14 +29,14 @@ class WorkerHealth:
         self._started_at = datetime.now(UTC)
 
     def alive(self) -> list[Check]:
-        """Nothing beside the loop: whatever the worker waits for has a time limit."""
+        """No checks besides the event loop's: everything the worker waits for has a time limit."""
         return []
 
     def ready(self) -> list[Check]:
         return [self._database(), self._claiming()]
 
     def _database(self) -> Check:
-        """Renewals are due whether there is work or not, so a worker that is well hears from the database at this rate."""
+        """Renewals are due even without work, so a healthy worker hears from the database at this interval."""
         worker = self._worker
         ages = [age for age in map(age_of, (worker.exchanged_at, worker.renewed_at)) if age is not None]
         if not ages:
@@ -46,8 +46,8 @@ class WorkerHealth:
 
     def _claiming(self) -> Check:
         if self._worker.is_stopping:
-            return Check("claiming", False, "it stops: nothing more is claimed")
-        return Check("claiming", True, "takes tasks as it has room for them")
+            return Check("claiming", False, "stopping: no more tasks are claimed")
+        return Check("claiming", True, "claims tasks while slots are free")
 
     def about(self) -> dict[str, Any]:
         info = self._worker.info()
@@ -74,9 +74,11 @@ class WorkerHealth:
     def metrics(self) -> Iterable[Metric]:
         worker, counters = self._worker, asdict(self._worker.counters)
         yield Metric(
-            "dagmaster_worker_tasks_total", "counter", "Tasks by how their attempt ended",
+            "dagmaster_worker_tasks_total",
+            "counter",
+            "Tasks by how their attempt ended",
             {(("outcome", outcome),): counters[outcome] for outcome in _OUTCOMES},
-        )  # fmt: skip
+        )
         for name, value in counters.items():
             if name not in _OUTCOMES:
                 yield one(

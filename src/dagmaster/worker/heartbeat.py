@@ -1,7 +1,7 @@
-"""Keeps the leases of running tasks, and shows that the worker lives.
+"""Renews the leases of running tasks and sends the worker's heartbeat.
 
-On a connection of its own, so that a long exchange never costs a lease. When renewals fail nothing is stopped: whether
-a late report counts is decided by the database, and the outage may be over before anyone else has claimed the task.
+It uses its own connection, so that a long exchange never delays a renewal. When renewals fail, no task is stopped: the
+database decides whether a late report counts, and the outage may end before another worker claims the task.
 """
 
 import asyncio
@@ -13,29 +13,29 @@ from dataclasses import dataclass
 from dagmaster.database.ledger.protocol import Ledger, Running, WorkerInfo
 from dagmaster.observe import log
 
-PROGRESS_SECONDS = 0.5  # people see progress, and handlers hear that they are to stop, about as soon
+PROGRESS_SECONDS = 0.5  # how long progress and stop requests may wait
 
 _log = log.get("worker")
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """What the keeper needs to know of the worker, at the moment it asks."""
+class HeldTasks:
+    """The worker as the lease keeper sees it: callables that return the state at the time of the call."""
 
     everything: Callable[[], Collection[Running]]
-    with_news: Callable[[], Collection[Running]]  # those that have progress to tell
+    with_updates: Callable[[], Collection[Running]]  # tasks with new progress or log lines
     info: Callable[[], WorkerInfo]
-    lost: Callable[[Iterable[str]], None]  # these are someone else's now: stop them
-    to_stop: Callable[[Iterable[str]], None]  # these are ours, and shall end
+    lost: Callable[[Iterable[str]], None]  # called with tasks that another worker holds now
+    to_stop: Callable[[Iterable[str]], None]  # called with tasks that shall stop on request
 
 
 class LeaseKeeper:
-    """Renews every lease at the set rate, and sooner those of tasks that have progress to tell."""
+    """Renews every lease at the configured interval, and earlier those of tasks with new progress."""
 
     def __init__(
         self,
         ledger: Ledger,
-        held: Held,
+        held: HeldTasks,
         *,
         lease_seconds: float,
         renew_seconds: float,
@@ -52,7 +52,7 @@ class LeaseKeeper:
         self.renewed_at: float | None = None  # on the monotonic clock
 
     async def run(self) -> None:
-        """Beat at once, then go on until cancelled."""
+        """Send a heartbeat at once, then renew until cancelled."""
         loop = asyncio.get_running_loop()
         due_at = loop.time()
         while True:
@@ -60,23 +60,23 @@ class LeaseKeeper:
             is_due = started >= due_at
             if await self._attempt(is_due) and is_due:
                 due_at = started + self._renew_seconds
-            await asyncio.sleep(self._nap_seconds(due_at - loop.time()))
+            await asyncio.sleep(self._sleep_seconds(due_at - loop.time()))
 
-    def _nap_seconds(self, until_due: float) -> float:
-        nap = min(self._renew_seconds, self._progress_seconds)
+    def _sleep_seconds(self, until_due: float) -> float:
+        interval = min(self._renew_seconds, self._progress_seconds)
         if self._is_failing:
-            # An outage ends for all workers at once: they shall not come back in step.
-            return nap * self._rng.uniform(0.5, 1.0)
-        return max(0.0, min(nap, until_due))
+            # An outage ends for all workers at the same time; jitter keeps them from retrying in step.
+            return interval * self._rng.uniform(0.5, 1.0)
+        return max(0.0, min(interval, until_due))
 
     async def _attempt(self, is_due: bool) -> bool:
-        """Renew what is due; False when it could not be done."""
+        """Renew what is due. Returns False if that failed."""
         try:
             async with asyncio.timeout(self._lease_seconds):
                 await self._renew(is_due)
-        except Exception as error:  # whatever it is: a keeper that ends loses every task
+        except Exception as error:  # a lease keeper that ends would lose every task
             if not self._is_failing:
-                _log.warning("leases can't be renewed for now", error=str(error) or type(error).__name__)
+                _log.warning("leases could not be renewed; trying again", error=str(error) or type(error).__name__)
             self._is_failing = True
             return False
         self._is_failing = False
@@ -84,13 +84,13 @@ class LeaseKeeper:
 
     async def _renew(self, is_due: bool) -> None:
         info = self._held.info()
-        running = self._held.everything() if is_due else self._held.with_news()
+        running = self._held.everything() if is_due else self._held.with_updates()
         if running:
-            gone = await self._ledger.renew(info.worker_id, list(running), lease_seconds=self._lease_seconds)
-            if gone:
-                self._held.lost(gone)
-        if self._held.everything() and (asked := await self._ledger.take_stops(info.worker_id)):
-            self._held.to_stop(asked)
+            lost_ids = await self._ledger.renew(info.worker_id, list(running), lease_seconds=self._lease_seconds)
+            if lost_ids:
+                self._held.lost(lost_ids)
+        if self._held.everything() and (stop_ids := await self._ledger.take_stops(info.worker_id)):
+            self._held.to_stop(stop_ids)
         if is_due:
             await self._ledger.beat_worker(info)
             self.renewed_at = time.monotonic()

@@ -1,16 +1,17 @@
-"""The worker's loop: hand in what is finished, claim what fits, run it, rest until something happens.
+"""The worker's loop: report finished tasks, claim new ones, run them, wait for the next event.
 
-One exchange with the ledger is in flight at a time; it carries every finished report and asks for as many tasks as
-there are free places. Handlers run meanwhile, each as a task of the event loop, and leave their reports for the next.
+At most one exchange with the ledger is in flight. It carries every finished report and asks for as many tasks as
+there are free slots. Meanwhile handlers run, each as a task of the event loop, and queue their reports for the next
+exchange.
 
-    claimed ─▶ held (running) ─▶ finished ─▶ handed in         leases are renewed until the report is accepted
+    claimed ─▶ held (running) ─▶ finished ─▶ reported          leases are renewed until the report is accepted
                   │                  ▲
                   ├─ cancelled, timed out, failed
-                  └─ lost: no longer ours, stopped, its report dropped
+                  └─ lost: another worker holds the task; the handler is stopped and its report dropped
 
-A task with which workers have vanished repeatedly may be what ends them. It runs alone, so that no other is lost with it:
-nothing is claimed until all that runs has ended and is handed in, then until it has ended. If that takes long it is given
-back: another worker may be less busy.
+A task whose workers have died repeatedly may be the cause. Such a suspect runs alone, so that no other task is lost
+with it: the worker claims nothing until all running tasks have ended and are reported, and until the suspect has ended.
+If that takes too long, the suspect is returned to the queue, because another worker may be less busy.
 """
 
 import asyncio
@@ -46,16 +47,16 @@ from dagmaster.worker.run import Runner
 MAX_CLAIM = 200
 MAX_REPORTS = 500
 MAX_REPORT_BYTES = 8 * 1024 * 1024
-LINGER_SECONDS = 0.002  # how long a report waits for those of its batch
-FRESH_SECONDS = 0.005  # handlers claimed this recently are about to finish
+LINGER_SECONDS = 0.002  # how long a report waits for other reports of its batch
+FRESH_SECONDS = 0.005  # handlers of tasks claimed this recently may finish in the next moments
 SHOW_RUNNING_SECONDS = 0.2
 BACKOFF_SECONDS = (0.05, 5.0)
 LAST_REPORTS_SECONDS = 5.0
 SUSPECT_LOSSES = 2
-SUSPECT_SECONDS = 30.0  # how long a suspect waits to be alone
-STOPPING_SECONDS = 12.0  # for handlers that were cancelled to end; a kill takes milliseconds
+SUSPECT_SECONDS = 30.0  # how long a suspect waits until it can run alone
+STOPPING_SECONDS = 12.0  # how long cancelled handlers may take to end; a kill takes milliseconds
 
-CANCEL_GRACE_SECONDS = 5.0  # between telling a handler to stop and ending it
+CANCEL_GRACE_SECONDS = 5.0  # between asking a handler to stop and killing it
 
 _OUTAGES = (Unavailable, OSError)  # TimeoutError is one
 
@@ -98,9 +99,9 @@ class Finished:
 class Worker:
     """`run` until `stop`.
 
-    A ledger serves one call at a time. So that none waits for another there may be three: `ledger` for claims and
-    reports, `lease_ledger` for leases and beats, `handler_ledger` for what handlers read and keep. `database` is the open pool
-    that handlers may use themselves.
+    A ledger serves one call at a time. To keep calls from waiting for each other there may be three: `ledger` for
+    claims and reports, `lease_ledger` for leases and heartbeats, `handler_ledger` for checkpoints, payloads and results
+    of handlers. `database` is the open connection pool that handlers may use.
     """
 
     def __init__(
@@ -121,7 +122,7 @@ class Worker:
         progress_seconds: float = heartbeat.PROGRESS_SECONDS,
         rng: random.Random | None = None,
     ) -> None:
-        self.worker_id = worker_id or uuid4()  # fresh per start: nobody is mistaken for its predecessor
+        self.worker_id = worker_id or uuid4()  # new at every start, so that it is never mistaken for an earlier process
         self.name = name or socket.gethostname()
         self.counters = Counters()
         self.exchanged_at: float | None = None  # on the monotonic clock
@@ -142,7 +143,7 @@ class Worker:
 
         self._held: dict[str, HeldTask] = {}
         self._light_running = 0
-        self._suspects: dict[str, TaskMessage] = {}  # claimed, and not started until nothing else runs
+        self._suspects: dict[str, TaskMessage] = {}  # claimed; started when no other task runs
         self._alone: str | None = None  # the suspect that runs
         self._suspected_at = 0.0
         self._finished: list[Finished] = []
@@ -152,25 +153,31 @@ class Worker:
         self._wake = asyncio.Event()
         self._stop = asyncio.Event()
         self._grace_seconds = settings.shutdown_grace_sec
-        self._shall_look = True
-        self._may_be_light = self._may_be_heavy = True  # tasks left to claim, of each kind
+        self._poll_now = True
+        self._light_tasks_left = self._heavy_tasks_left = True  # whether the queue may have more of each kind
         self._claimed_at = 0.0
         self._failures = 0
 
     def _lease_keeper(self, ledger: Ledger, progress_seconds: float) -> heartbeat.LeaseKeeper:
         settings = self._settings
-        held = heartbeat.Held(self._held_now, self._held_with_news, self.info, self._lose, self._end_early)
+        held = heartbeat.HeldTasks(
+            self._held_now, self._held_with_updates, self.info, self._lose, self._stop_on_request
+        )
         return heartbeat.LeaseKeeper(
-            ledger, held, lease_seconds=settings.task_lease_sec, renew_seconds=settings.lease_renew_sec,
-            progress_seconds=progress_seconds, rng=self._rng,
-        )  # fmt: skip
+            ledger,
+            held,
+            lease_seconds=settings.task_lease_sec,
+            renew_seconds=settings.lease_renew_sec,
+            progress_seconds=progress_seconds,
+            rng=self._rng,
+        )
 
-    # What others may ask
+    # Control and inspection
 
     def stop(self, grace_seconds: float | None = None) -> None:
-        """Stop claiming, tell the handlers, give them their grace, return the rest. Safe from a signal handler.
+        """Stop claiming, ask handlers to stop, wait for the grace time, return what still runs. Safe from a signal handler.
 
-        Again with less grace, it hurries.
+        Call it again with a shorter grace time to stop sooner.
         """
         if grace_seconds is not None:
             self._grace_seconds = grace_seconds
@@ -178,13 +185,13 @@ class Worker:
         self._wake.set()
 
     def hurry(self) -> None:
-        """Wait no longer for handlers: what runs is ended and given back, which costs it nothing but its work."""
-        _log.warning("worker is told to hurry", running=len(self._held))
+        """End the grace time now: running handlers are killed and their tasks returned, which charges no attempt."""
+        _log.warning("worker stops without grace", running=len(self._held))
         self.stop(grace_seconds=0)
 
     @property
     def held(self) -> tuple[HeldTask, ...]:
-        """Also for other threads: the copy is a single step of the interpreter."""
+        """Safe from other threads: copying is atomic under the interpreter's lock."""
         return tuple(self._held.values())
 
     @property
@@ -212,7 +219,7 @@ class Worker:
         return WorkerInfo(self.worker_id, self.name, os.getpid(), __version__, kind, queues, handlers, stats)
 
     async def run(self) -> None:
-        """Work until `stop`; then hand everything back and leave. Never ends because a call failed."""
+        """Work until `stop`, then report or return every task. A failed call never ends the loop."""
         keeper = asyncio.create_task(self._keeper.run(), name="lease keeper")
         _log.info("worker started", worker_id=str(self.worker_id), queues=self._settings.worker_queue)
         try:
@@ -220,10 +227,10 @@ class Worker:
                 await self._turn()
             await self._drain()
         finally:
-            await asyncio.shield(self._leave(keeper))
+            await asyncio.shield(self._clean_up(keeper))
         _log.info("worker stopped", **asdict(self.counters))
 
-    async def _leave(self, keeper: asyncio.Task[None]) -> None:
+    async def _clean_up(self, keeper: asyncio.Task[None]) -> None:
         tasks: list[asyncio.Task[Any]] = [keeper, *(held.job for held in self._held.values())]
         if self._receiving:
             tasks.append(self._receiving)
@@ -232,34 +239,36 @@ class Worker:
         await asyncio.wait(tasks, timeout=STOPPING_SECONDS)
         await self._pool.close()
 
-    async def give_up(self, open_ledger: Callable[[], Ledger], culprit: TaskContext, error: HandlerFailed) -> None:
-        """The loop hangs for good, and this is another thread's: report the task at fault, give all the others back.
+    async def report_hung_loop(
+        self, open_ledger: Callable[[], Ledger], culprit: TaskContext, error: HandlerFailed
+    ) -> None:
+        """Called from another thread when the loop hangs: report the culprit as failed and return all other tasks.
 
-        Nobody else writes meanwhile, and should the loop wake up after all, each attempt is still reported once.
+        The loop cannot write meanwhile. If it continues after all, each attempt is still accepted only once.
         """
-        self._pool.let_go()  # before others may take up what runs there
+        self._pool.end_now()  # before another worker can claim the same tasks
         ledger = open_ledger()
         held = [task.context for task in self.held if not task.is_lost]
         reports = [_failed(each.task, error) if each is culprit else _returned(each.task) for each in held]
         reports += [_returned(task) for task in tuple(self._suspects.values())]
         finished = [*self._in_flight, *self._finished]
-        await self._hand_in(ledger, [Finished(report, 1000) for report in reports])
-        await self._hand_in(ledger, finished)
+        await self._report_all(ledger, [Finished(report, 1000) for report in reports])
+        await self._report_all(ledger, finished)
 
-    async def _hand_in(self, ledger: Ledger, items: Sequence[Finished]) -> None:
-        nothing = Demand(self._settings.worker_queue)
+    async def _report_all(self, ledger: Ledger, items: Sequence[Finished]) -> None:
+        no_demand = Demand(self._settings.worker_queue)
         while items:
             batch = _batch_of(items)
             items = items[len(batch) :]
             reports = [item.report for item in batch]
-            await ledger.exchange(self.worker_id, reports, nothing, lease_seconds=self._settings.task_lease_sec)
+            await ledger.exchange(self.worker_id, reports, no_demand, lease_seconds=self._settings.task_lease_sec)
 
     # One turn
 
     async def _turn(self) -> None:
         self._wake.clear()
         if self._suspects:
-            self._look_after_suspects()
+            self._start_or_return_suspects()
         demand = self._demand()
         if self._finished:
             await self._linger()
@@ -267,7 +276,7 @@ class Worker:
         elif demand.total and not demand.is_speculative:
             await self._exchange(demand)
         else:
-            await self._rest(demand)
+            await self._wait_for_work(demand)
 
     def _demand(self) -> Demand:
         if self._suspects or self._alone in self._held:
@@ -276,36 +285,40 @@ class Worker:
         light = self._settings.worker_slots - self._light_running if self._light_handlers else 0
         heavy = self._settings.worker_processes - heavy_running if self._heavy_handlers else 0
         light, heavy = max(0, min(light, MAX_CLAIM)), max(0, min(heavy, MAX_CLAIM))
-        is_called_for = self._shall_look or (light and self._may_be_light) or (heavy and self._may_be_heavy)
+        has_reason = self._poll_now or (light and self._light_tasks_left) or (heavy and self._heavy_tasks_left)
         return Demand(
-            self._settings.worker_queue, self._light_handlers, light, self._heavy_handlers, heavy,
-            is_speculative=not is_called_for,
-        )  # fmt: skip
+            self._settings.worker_queue,
+            self._light_handlers,
+            light,
+            self._heavy_handlers,
+            heavy,
+            is_speculative=not has_reason,
+        )
 
     async def _linger(self) -> None:
-        """Handlers of the last claim that are about to finish shall share the exchange."""
+        """Give handlers of the last claim a moment to finish, so that their reports share this exchange."""
         if self._light_running and asyncio.get_running_loop().time() - self._claimed_at < FRESH_SECONDS:
             await asyncio.sleep(LINGER_SECONDS)
 
-    async def _rest(self, demand: Demand) -> None:
-        """Until a handler finishes, the transport has news, or it is time to look anyway."""
+    async def _wait_for_work(self, demand: Demand) -> None:
+        """Wait until a handler finishes, the transport delivers, or the poll interval is over."""
         if demand.total:
-            self._listen()
+            self._start_receiving()
         interval = self._settings.worker_poll_interval * self._rng.uniform(0.5, 1.0)
-        timer = asyncio.get_running_loop().call_later(interval, self._look)
+        timer = asyncio.get_running_loop().call_later(interval, self._request_poll)
         try:
             await self._wake.wait()
         finally:
             timer.cancel()
 
-    def _look(self) -> None:
-        self._shall_look = True
+    def _request_poll(self) -> None:
+        self._poll_now = True
         self._wake.set()
 
-    # News of work
+    # Deliveries
 
-    def _listen(self) -> None:
-        """Receive in the background: an unfinished receive is kept, so that none is lost by cancelling it."""
+    def _start_receiving(self) -> None:
+        """Receive in the background. An unfinished receive is kept, because cancelling it could lose a delivery."""
         if self._receiving is None:
             receive = self._transport.receive(self._settings.worker_poll_interval)
             self._receiving = asyncio.ensure_future(receive)
@@ -315,78 +328,78 @@ class Worker:
         if receiving.cancelled():
             self._receiving = None
         elif error := receiving.exception():
-            _log.warning("the transport can't be reached; polling goes on", error=str(error))
-            asyncio.get_running_loop().call_later(self._settings.worker_poll_interval, self._forget_receiving)
+            _log.warning("the transport is unavailable; the worker continues to poll", error=str(error))
+            asyncio.get_running_loop().call_later(self._settings.worker_poll_interval, self._end_receiving)
         else:
             self._receiving = None
             self._deliveries.extend(receiving.result())
             if self._deliveries:
                 faults.reach("worker.after-receive")
-                self._look()
+                self._request_poll()
             else:
                 self._wake.set()
 
-    def _forget_receiving(self) -> None:
+    def _end_receiving(self) -> None:
         self._receiving = None
         self._wake.set()
 
     async def _settle(self) -> None:
-        """Whatever was announced before this exchange has been claimed by now, by us or by someone else."""
+        """Settle deliveries that came before the last exchange: their tasks are claimed by now, here or elsewhere."""
         deliveries, self._deliveries = self._deliveries, []
         faults.reach("worker.before-settle")
         try:
             await self._transport.settle(deliveries)
         except _OUTAGES as error:
-            _log.warning("deliveries could not be settled; they will come again and find nothing", error=str(error))
+            _log.warning("deliveries could not be settled; they will be delivered again", error=str(error))
             return
         faults.reach("worker.after-settle")
 
     # Exchanging reports for tasks
 
     async def _exchange(self, demand: Demand) -> None:
-        handed = self._take_finished()
+        finished = self._take_finished()
         if demand.total:
-            # Before the call: a hint that comes while it is under way may be of something it doesn't see.
-            self._shall_look = False
+            # Reset before the call: a notification that arrives during the call may announce a task that it does not see.
+            self._poll_now = False
         faults.reach("worker.before-claim")
         try:
-            answer = await self._hand_over(handed, demand)
-        except Exception as error:  # one bad report, or a bug in a statement, must not end the loop
-            await self._recover(handed, error)
+            answer = await self._send(finished, demand)
+        except Exception as error:  # a bad report or a failing statement must not end the loop
+            await self._recover(finished, error)
             return
         self._failures = 0
         self.exchanged_at = time.monotonic()
-        self._after_exchange(answer, handed, demand)
+        self._after_exchange(answer, finished, demand)
         if self._deliveries:
             await self._settle()
 
-    async def _recover(self, handed: Sequence[Finished], error: Exception) -> None:
-        """Keep the reports and wait; or, where it is a report's fault, find out which one's."""
-        self._shall_look = True
-        if handed and not isinstance(error, _OUTAGES):
-            _log.error("an exchange was refused", error=str(error), reports=len(handed))
-            await self._hand_over_singly(handed)
+    async def _recover(self, finished: Sequence[Finished], error: Exception) -> None:
+        """During an outage keep the reports and back off; otherwise send them one by one to find the bad one."""
+        self._poll_now = True
+        if finished and not isinstance(error, _OUTAGES):
+            _log.error("an exchange was refused", error=str(error), reports=len(finished))
+            await self._report_singly(finished)
         else:
-            self._keep(handed)
+            self._keep(finished)
             await self._back_off(error)
 
     def _take_finished(self) -> Sequence[Finished]:
-        """As many reports as one statement should carry, oldest first."""
+        """The oldest reports, as many as one statement should carry."""
         taken = _batch_of(self._finished)
         self._finished = self._finished[len(taken) :]
         return taken
 
-    def _keep(self, handed: Sequence[Finished]) -> None:
-        self._finished = [*handed, *self._finished]
+    def _keep(self, finished: Sequence[Finished]) -> None:
+        self._finished = [*finished, *self._finished]
 
-    async def _hand_over(self, handed: Sequence[Finished], demand: Demand) -> Exchange:
+    async def _send(self, finished: Sequence[Finished], demand: Demand) -> Exchange:
         self.counters.exchanges += 1
-        self._in_flight = handed
+        self._in_flight = finished
         lease_seconds = self._settings.task_lease_sec
         patience_seconds = LAST_REPORTS_SECONDS if self._stop.is_set() else lease_seconds
         try:
-            async with asyncio.timeout(patience_seconds):  # a half-open connection would hang for ever
-                reports = [item.report for item in handed]
+            async with asyncio.timeout(patience_seconds):  # a half-open connection would hang forever
+                reports = [item.report for item in finished]
                 tell = (RESULTS,) if reports else ()
                 return await self._ledger.exchange(
                     self.worker_id, reports, demand, lease_seconds=lease_seconds, tell=tell
@@ -394,8 +407,8 @@ class Worker:
         finally:
             self._in_flight = ()
 
-    def _after_exchange(self, answer: Exchange, handed: Sequence[Finished], demand: Demand) -> None:
-        if handed:
+    def _after_exchange(self, answer: Exchange, finished: Sequence[Finished], demand: Demand) -> None:
+        if finished:
             faults.reach("worker.after-report")
             self._note_late(answer)
             if not answer.is_told:
@@ -403,28 +416,30 @@ class Worker:
         if answer.claimed:
             faults.reach("worker.after-claim")
             self._start(answer.claimed)
-        self._note_what_is_left(answer.claimed, demand)
+        self._note_tasks_left(answer.claimed, demand)
 
-    def _note_what_is_left(self, claimed: Sequence[TaskMessage], demand: Demand) -> None:
-        """A kind that got less than it asked for has no more. One that got all may have; so may one that could not ask, and it
-        asks when there is room again."""
+    def _note_tasks_left(self, claimed: Sequence[TaskMessage], demand: Demand) -> None:
+        """A kind that returned fewer tasks than requested is exhausted. One that filled the request, or for which there was
+        no free slot, may have more."""
         heavy = sum(1 for task in claimed if task.handler in self._heavy_names) if self._heavy_names else 0
-        self._may_be_heavy = heavy >= demand.heavy
-        self._may_be_light = len(claimed) - heavy >= demand.light
+        self._heavy_tasks_left = heavy >= demand.heavy
+        self._light_tasks_left = len(claimed) - heavy >= demand.light
 
     def _note_late(self, answer: Exchange) -> None:
         if answer.late:
             self.counters.late_reports += len(answer.late)
-            _log.warning("reports came too late to count", tasks=list(answer.late[:10]), count=len(answer.late))
+            _log.warning(
+                "reports arrived too late and are ignored", tasks=list(answer.late[:10]), count=len(answer.late)
+            )
 
-    async def _hand_over_singly(self, handed: Sequence[Finished]) -> None:
-        """The batch was refused: one report at a time, so that only the one at fault is."""
-        nothing = Demand(self._settings.worker_queue)
-        for position, item in enumerate(handed):
+    async def _report_singly(self, finished: Sequence[Finished]) -> None:
+        """Send a refused batch one report at a time, so that only the bad report is refused."""
+        no_demand = Demand(self._settings.worker_queue)
+        for position, item in enumerate(finished):
             try:
-                self._note_late(await self._hand_over([item], nothing))
+                self._note_late(await self._send([item], no_demand))
             except _OUTAGES as error:
-                self._keep(handed[position:])
+                self._keep(finished[position:])
                 await self._back_off(error)
                 break
             except Exception as error:  # see _exchange
@@ -432,26 +447,26 @@ class Worker:
         self._notifier.notify(RESULTS)
 
     def _replace_refused(self, report: Report, error: Exception) -> None:
-        """Say at least that the result could not be stored. If even that is refused, the lease will lapse."""
+        """Report instead that the result could not be stored. If that is refused too, the lease will expire."""
         self.counters.refused_reports += 1
         task_id = task_id_of(report.job_id, report.node_id, report.attempt)
-        _log.error("a report can't be stored", task_id=task_id, error=str(error))
+        _log.error("a report could not be stored", task_id=task_id, error=str(error))
         if report.error and report.error.get("code") == "worker.report-refused":
             return
-        told = describe(error) | {"blame": Blame.ENGINE.value, "code": "worker.report-refused"}
-        told["message"] = f"the result could not be stored: {told['message']}"
-        substitute = Report(report.job_id, report.node_id, report.attempt, TaskStatus.FAILED, error=told)
+        error_facts = describe(error) | {"blame": Blame.ENGINE.value, "code": "worker.report-refused"}
+        error_facts["message"] = f"the result could not be stored: {error_facts['message']}"
+        substitute = Report(report.job_id, report.node_id, report.attempt, TaskStatus.FAILED, error=error_facts)
         self._finished.append(Finished(substitute, 1000))
 
     async def _back_off(self, error: Exception) -> None:
-        """Wait longer after each failure, with jitter; a stop ends the wait."""
+        """Exponential backoff with jitter; a stop ends the wait."""
         self.counters.outages += self._failures == 0
         if self._failures == 0:
-            _log.warning("the database can't be used for now; reports are kept", error=str(error))
+            _log.warning("the database is unavailable; reports are kept", error=str(error))
         low, high = BACKOFF_SECONDS
         seconds = min(high, low * 2**self._failures) * self._rng.uniform(0.5, 1.0)
         self._failures = min(self._failures + 1, 20)
-        self._shall_look = True
+        self._poll_now = True
         if self._stop.is_set():
             await asyncio.sleep(min(seconds, 0.2))
             return
@@ -486,13 +501,13 @@ class Worker:
 
     def _hold_suspects_back(self, claimed: Sequence[TaskMessage]) -> Sequence[TaskMessage]:
         suspects = {task.task_id: task for task in claimed if task.losses >= SUSPECT_LOSSES}
-        _log.warning("workers have vanished with these tasks; they will run alone", tasks=list(suspects)[:10])
+        _log.warning("workers died while running these tasks; each will run alone", tasks=list(suspects)[:10])
         self._suspects |= suspects
         self._suspected_at = asyncio.get_running_loop().time()
         return [task for task in claimed if task.task_id not in suspects]
 
-    def _look_after_suspects(self) -> None:
-        """Start the next one if nothing else could be lost with it; give all back when they have waited for long."""
+    def _start_or_return_suspects(self) -> None:
+        """Start the next suspect if no other task runs; return all of them when they have waited too long."""
         loop = asyncio.get_running_loop()
         if not self._held and not self._finished:
             task = self._suspects.pop(next(iter(self._suspects)))
@@ -510,7 +525,7 @@ class Worker:
 
     def _on_done(self, held: HeldTask, job: asyncio.Task[tuple[Report, int]]) -> None:
         if self._held.pop(held.task_id, None) is None:
-            return  # given up on: it was returned while it still ran
+            return  # abandoned while it still ran; its task was returned
         self._light_running -= held.is_light
         self._wake.set()
         if held.is_lost:
@@ -528,8 +543,8 @@ class Worker:
                 self._withdraw(held.context.task.handler)
 
     def _withdraw(self, handler: str) -> None:
-        """What can't be loaded here may run elsewhere: stop asking for it."""
-        _log.error("a handler can't be loaded; this worker no longer offers it", handler=handler)
+        """Stop claiming tasks of a handler that cannot be loaded here; another worker may be able to."""
+        _log.error("a handler could not be loaded; this worker no longer offers it", handler=handler)
         self._light_handlers = tuple(name for name in self._light_handlers if name != handler)
         self._heavy_handlers = tuple(name for name in self._heavy_handlers if name != handler)
 
@@ -543,24 +558,24 @@ class Worker:
         self._finished.append(Finished(report, size_bytes))
 
     def _show_running(self, batch: Sequence[HeldTask]) -> None:
-        """The owner shows `running` for what takes a while, and hears of it now."""
+        """Notify the owners of tasks that still run, so that their nodes show `running`."""
         if any(not held.job.done() for held in batch):
             self._notifier.notify(RESULTS)
 
     # Leases
 
     def _held_now(self) -> Collection[Running]:
-        """What runs, and what is finished but not handed in: that must not be taken for lost in an outage either."""
+        """Running tasks, and finished ones that are not reported yet: their leases must not expire in an outage either."""
         waiting = [*self._in_flight, *self._finished]
         running = [held.context.running() for held in self._held.values() if not held.is_lost]
         running += [Running(task.job_id, task.node_id, task.attempt) for task in self._suspects.values()]
         return running + [Running(item.report.job_id, item.report.node_id, item.report.attempt) for item in waiting]
 
-    def _held_with_news(self) -> Collection[Running]:
-        return [held.context.running() for held in self._held.values() if held.context.has_news and not held.is_lost]
+    def _held_with_updates(self) -> Collection[Running]:
+        return [held.context.running() for held in self._held.values() if held.context.has_updates and not held.is_lost]
 
     def _lose(self, task_ids: Iterable[str]) -> None:
-        """Stop what is someone else's by now. Finished reports are still handed in: recorded, and ignored."""
+        """Stop tasks that another worker holds by now. Their finished reports are still sent; the ledger ignores them."""
         for task_id in task_ids:
             self._suspects.pop(task_id, None)
             held = self._held.get(task_id)
@@ -568,13 +583,13 @@ class Worker:
                 continue
             held.is_lost = True
             self.counters.lost_tasks += 1
-            _log.warning("a task is no longer ours; stopping it", task_id=task_id)
+            _log.warning("this worker no longer holds a task; stopping it", task_id=task_id)
             held.context.cancel()
             if held.is_light:
                 held.job.cancel()
 
-    def _end_early(self, task_ids: Iterable[str]) -> None:
-        """People want these to end: the handlers are told, and after their grace ended. Plain ones are the pool's to kill."""
+    def _stop_on_request(self, task_ids: Iterable[str]) -> None:
+        """Stop tasks on request: handlers are asked to stop and cancelled after the grace time; the pool kills plain ones."""
         for task_id in task_ids:
             if task := self._suspects.pop(task_id, None):
                 self._finish(_returned(task), 4)
@@ -582,7 +597,7 @@ class Worker:
             held = self._held.get(task_id)
             if held is None or held.context.cancelled:
                 continue
-            _log.info("a task is to stop", task_id=task_id)
+            _log.info("stopping a task on request", task_id=task_id)
             held.context.cancel()
             if held.is_light:
                 asyncio.get_running_loop().call_later(CANCEL_GRACE_SECONDS, held.job.cancel)
@@ -590,10 +605,10 @@ class Worker:
     # Stopping
 
     async def _drain(self) -> None:
-        """Give handlers their grace, stop the rest, hand everything in."""
+        """Wait for handlers during the grace time, cancel the remaining ones, report everything."""
         loop = asyncio.get_running_loop()
         started = loop.time()
-        _log.info("worker stops", running=len(self._held), grace_seconds=self._grace_seconds)
+        _log.info("worker is stopping", running=len(self._held), grace_seconds=self._grace_seconds)
         self._return_suspects()
         for held in self._held.values():
             held.context.shut_down()
@@ -602,39 +617,43 @@ class Worker:
             held.job.cancel()
         killed_at = loop.time()
         await self._await_handlers(lambda: killed_at + STOPPING_SECONDS)
-        self._give_up_on_the_deaf()
-        await self._hand_in_the_last(loop.time() + LAST_REPORTS_SECONDS)
+        self._abandon_unresponsive()
+        await self._report_remaining(loop.time() + LAST_REPORTS_SECONDS)
 
     async def _await_handlers(self, deadline: Callable[[], float]) -> None:
-        """Until they have ended, or the deadline, which may come closer meanwhile."""
-        nothing = Demand(self._settings.worker_queue)
+        """Wait until all handlers have ended or the deadline, which may be moved closer meanwhile."""
+        no_demand = Demand(self._settings.worker_queue)
         loop = asyncio.get_running_loop()
         while self._held and loop.time() < deadline():
             self._wake.clear()
             if self._finished:
-                await self._exchange(nothing)
+                await self._exchange(no_demand)
                 continue
             timer = loop.call_at(deadline(), self._wake.set)
             await self._wake.wait()
             timer.cancel()
 
-    def _give_up_on_the_deaf(self) -> None:
-        """Async handlers that swallow their cancellation: the process ends, and with it they."""
+    def _abandon_unresponsive(self) -> None:
+        """Return the tasks of async handlers that ignore their cancellation; they end with the process."""
         deaf, self._held = self._held, {}
         for held in deaf.values():
             _log.error("a handler ignores its cancellation", task_id=held.task_id)
             if not held.is_lost:
                 self._finish(_returned(held.context.task), 4)
 
-    async def _hand_in_the_last(self, deadline: float) -> None:
-        nothing = Demand(self._settings.worker_queue)
+    async def _report_remaining(self, deadline: float) -> None:
+        no_demand = Demand(self._settings.worker_queue)
         try:
             async with asyncio.timeout_at(deadline):
                 while self._finished:
-                    await self._exchange(nothing)
+                    await self._exchange(no_demand)
                 await self._ledger.retire_worker(self.worker_id)
         except _OUTAGES as error:
-            _log.warning("could not say goodbye; leases will lapse", unreported=len(self._finished), error=str(error))
+            _log.warning(
+                "the last reports could not be sent; leases will expire",
+                unreported=len(self._finished),
+                error=str(error),
+            )
 
 
 def _batch_of(items: Sequence[Finished]) -> Sequence[Finished]:
@@ -656,5 +675,5 @@ def _failed(task: TaskMessage, error: BaseException) -> Report:
 
 
 def _broken(task: TaskMessage, error: BaseException) -> Report:
-    told: dict[str, Any] = describe(error) | {"blame": Blame.ENGINE.value}
-    return Report(task.job_id, task.node_id, task.attempt, TaskStatus.FAILED, error=told)
+    error_facts: dict[str, Any] = describe(error) | {"blame": Blame.ENGINE.value}
+    return Report(task.job_id, task.node_id, task.attempt, TaskStatus.FAILED, error=error_facts)

@@ -1,7 +1,7 @@
-"""Finds and ends the processes of a child whose keeper can't: it was stopped, or killed.
+"""Kills the processes that a child started when its supervisor was stopped or killed and cannot do so.
 
-They are known by the mark in the environment they were started with, which copies and programs inherit, or by their session.
-A program that was given neither, after its keeper was killed, is not found.
+They are recognised by a marker in their initial environment, which forked processes and programs inherit, or by their
+session. A process with neither, whose supervisor was killed, is not found.
 """
 
 import contextlib
@@ -16,23 +16,23 @@ MARK = "DAGMASTER_CHILD"
 _ROUND_SECONDS = 0.01
 
 
-def end(mark: str, sessions: set[int], seconds: float) -> None:
-    """Kill until none is left: while one is killed it may start another."""
+def kill_marked(mark: str, sessions: set[int], seconds: float) -> None:
+    """Kill until none is left, because a process may start another one while it is being killed."""
     deadline = time.monotonic() + seconds
-    wanted = f"{MARK}={mark}".encode()
-    while _kill_all(wanted, sessions) and time.monotonic() < deadline:
+    marker = f"{MARK}={mark}".encode()
+    while _kill_all(marker, sessions) and time.monotonic() < deadline:
         time.sleep(_ROUND_SECONDS)
 
 
-def _kill_all(wanted: bytes, sessions: set[int]) -> bool:
-    """Whether there were any."""
-    found = False
+def _kill_all(marker: bytes, sessions: set[int]) -> bool:
+    """Kill every matching process once. Returns whether there were any."""
+    has_killed = False
     for pid in _pids():
-        if pid != os.getpid() and _belongs(pid, wanted, sessions):
-            found = True
+        if pid != os.getpid() and _belongs(pid, marker, sessions):
+            has_killed = True
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-    return found
+    return has_killed
 
 
 def _pids() -> Iterator[int]:
@@ -42,12 +42,12 @@ def _pids() -> Iterator[int]:
         return iter(())
 
 
-def _belongs(pid: int, wanted: bytes, sessions: set[int]) -> bool:
-    """The dead, whose environment is gone, don't."""
+def _belongs(pid: int, marker: bytes, sessions: set[int]) -> bool:
+    """Whether a process carries the marker or belongs to one of the sessions. Zombies do not count."""
     try:
         state, _, _, session = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:4]
         if state in "ZX":
             return False
-        return int(session) in sessions or wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except (OSError, ValueError):  # it is gone, or someone else's
+        return int(session) in sessions or marker in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except (OSError, ValueError):  # it has ended, or belongs to another user
         return False

@@ -1,4 +1,4 @@
-"""How an attempt ended, and whose move it is when it failed."""
+"""How an attempt ended, and who is to blame when it failed: the data, the environment, the handler or the engine."""
 
 import errno
 import socket
@@ -18,16 +18,30 @@ MAX_TRACEBACK = 8_000
 LONGEST_SECRET = 1_000
 OUT_OF_MEMORY = "handler.out-of-memory"
 
-_ENVIRONMENT_ERRNOS = frozenset({
-    errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN,
-    errno.ESTALE, errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ETIMEDOUT,
-})  # fmt: skip
+_ENVIRONMENT_ERRNOS = frozenset(
+    {
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EROFS,
+        errno.EIO,
+        errno.ENOMEM,
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.EAGAIN,
+        errno.ESTALE,
+        errno.ENETDOWN,
+        errno.ENETUNREACH,
+        errno.EHOSTDOWN,
+        errno.EHOSTUNREACH,
+        errno.ETIMEDOUT,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`status` is succeeded, failed, or returned: stopped early because it was told to. An output that is too large for a
-    report is there as JSON (`encoded`), and once that is stored by reference."""
+    """`status` is succeeded, failed, or returned (stopped early on request). An output that is too large for a report is
+    kept as JSON (`encoded`) until it is stored, then as a reference."""
 
     status: TaskStatus
     output: Any = None
@@ -43,7 +57,7 @@ CANCELLED = Outcome(TaskStatus.CANCELLED)
 
 
 def succeeded(returned: Returned) -> Outcome:
-    """What a handler returned, in the form in which it will be reported."""
+    """What a handler returned, in the form that is reported."""
     size = len(returned.encoded)
     if size <= INLINE_BYTES:
         return Outcome(TaskStatus.SUCCEEDED, returned.output, None, returned.metrics, size)
@@ -65,18 +79,18 @@ def blame_of(error: BaseException) -> Blame:
 
 
 def describe(error: BaseException) -> dict[str, Any]:
-    """The error as it is stored and shown: bounded, without secrets."""
-    told: dict[str, Any] = {
+    """The error as it is stored and shown: limited in size and without secrets."""
+    facts: dict[str, Any] = {
         "message": bounded(_message(error), MAX_MESSAGE),
         "blame": blame_of(error).value,
         "code": _code(error),
         "type": type(error).__qualname__,
     }
     if isinstance(error, DagmasterError) and error.hint:
-        told["hint"] = bounded(_text(error.hint), MAX_MESSAGE)
+        facts["hint"] = bounded(_text(error.hint), MAX_MESSAGE)
     if error.__traceback__ is not None:
-        told["traceback"] = bounded("".join(traceback.format_exception(error)), MAX_TRACEBACK, keep_end=True)
-    return told
+        facts["traceback"] = bounded("".join(traceback.format_exception(error)), MAX_TRACEBACK, keep_end=True)
+    return facts
 
 
 def _message(error: BaseException) -> str:
@@ -88,7 +102,7 @@ def _message(error: BaseException) -> str:
 
 
 def _text(value: object, how: Callable[[object], str] = str) -> str:
-    """The handler's objects decide what their text is, and may fail at it."""
+    """The text of an object of the handler, whose `__str__` may itself fail."""
     try:
         return how(value)
     except BaseException as error:
@@ -104,8 +118,8 @@ def _code(error: BaseException) -> str:
 
 
 def bounded(text: str, limit: int, *, keep_end: bool = False) -> str:
-    """The text without secrets, fit for jsonb and no longer than the limit."""
-    # Redact before the last cut: one through the middle of a secret would hide it from the pattern.
+    """The text without secrets, valid for jsonb and no longer than the limit."""
+    # Redact before the final cut: a cut through a secret would hide the rest of it from the pattern.
     near = text[-limit - LONGEST_SECRET :] if keep_end else text[: limit + LONGEST_SECRET]
     clean = redact(near).replace("\x00", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()
     if len(clean) <= limit:

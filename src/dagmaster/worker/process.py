@@ -1,4 +1,4 @@
-"""A process that is a worker and nothing else: what is set up for the whole of it."""
+"""Process-wide set-up for a process that runs nothing but a worker."""
 
 import asyncio
 import os
@@ -19,25 +19,25 @@ from dagmaster.worker.watchdog import Watchdog
 
 @contextmanager
 def worker_process(settings: Settings, worker: Worker, open_ledger: Callable[[], Ledger]) -> Iterator[None]:
-    """Enter inside the loop. `open_ledger` is for the case that the loop hangs: a connection that needs none of it."""
+    """Enter inside the event loop. `open_ledger` opens a connection that does not need the loop, in case the loop hangs."""
     print_to_the_log()
     loop = asyncio.get_running_loop()
     loop.set_task_factory(_task)
-    with _copies_leaving(loop), Watchdog(settings.task_lease_sec, partial(worker.give_up, open_ledger)):
+    with _copies_leaving(loop), Watchdog(settings.task_lease_sec, partial(worker.report_hung_loop, open_ledger)):
         yield
 
 
 @contextmanager
 def _copies_leaving(loop: Any) -> Iterator[None]:
-    """A copy of this process that a handler has forked ends where it would go on with the loop, whose connections it shares.
+    """A process that a handler forked ends before it would continue with the loop, whose connections it shares.
 
-    What it does before is its own: multiprocessing, and programs that are prepared in Python, never come back to the loop.
+    What it does before that is not affected: multiprocessing and subprocesses never return to the loop.
     """
     is_over = False
 
     def leave() -> None:
         if not is_over:
-            loop._ready.appendleft(asyncio.Handle(os._exit, (0,), loop))  # ahead of all that is due already
+            loop._ready.appendleft(asyncio.Handle(os._exit, (0,), loop))  # before all callbacks that are due already
 
     os.register_at_fork(after_in_child=leave)
     try:
@@ -47,14 +47,14 @@ def _copies_leaving(loop: Any) -> Iterator[None]:
 
 
 def print_to_the_log() -> None:
-    """What handlers print, and the programs they start, belongs to the log: standard output may be someone's data."""
+    """Redirect standard output to the log: handlers and their programs print, and standard output may carry data."""
     sys.stdout.flush()
     os.dup2(2, 1)
     sys.stdout = sys.stderr
 
 
 def _task(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
-    """asyncio lets these two exceptions of any task end the loop; a task that a handler started shall not."""
+    """asyncio lets SystemExit and KeyboardInterrupt of any task end the loop; a task that a handler started must not."""
     if HANDLING.get(None) is not None:
         coroutine = _contained(coroutine)
     return asyncio.Task(coroutine, loop=loop, **options)

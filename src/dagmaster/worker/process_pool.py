@@ -1,11 +1,11 @@
-"""Plain handlers run here: in warm, reused child processes that can be killed.
+"""Runs plain handlers in warm, reused child processes that can be killed.
 
-A child is a runner of handlers and its keeper, which ends everything the handler has started once the runner has ended, by
-whatever cause; a timeout ends it by SIGKILL at once, since a hung C call hears nothing gentler. See `child`. A keeper that was
-itself stopped or killed is ended by force, and what it leaves is found by the mark that all of them bear.
+A child is a runner of handlers and its supervisor, which kills everything that the handler started once the runner has
+ended for any reason (see `supervisor`). A timeout kills it with SIGKILL, because a hung C call reacts to nothing else. If
+the supervisor was itself stopped or killed, it is killed, and the processes it leaves are found by their marker.
 
-    start ─▶ idle ─▶ busy ─▶ idle …      after `recycle_after` tasks, or grown too large: killed, a fresh one follows
-                       └──▶ killed       timed out, told to stop and didn't, died, spoke nonsense
+    start ─▶ idle ─▶ busy ─▶ idle …      after `recycle_after` tasks, or when grown too large: killed and replaced
+                       └──▶ killed       timed out, ignored a stop, died, sent an invalid frame
 """
 
 import asyncio
@@ -35,8 +35,8 @@ from dagmaster.worker.supervisor import ALL_DEAD
 
 START_SECONDS = 60.0
 DEATH_SECONDS = 10.0
-KEEPER_SECONDS = 3.0  # for a keeper to end all; it takes milliseconds
-LAST_WORDS_SECONDS = 0.2  # for what a process wrote before its end to be read
+SUPERVISOR_SECONDS = 3.0  # how long a supervisor may take to kill all; it takes milliseconds
+LAST_WORDS_SECONDS = 0.2  # time to read what a process wrote before it ended
 SAMPLE_SECONDS = 1.0
 
 _STATUSES = {"done": TaskStatus.SUCCEEDED, "failed": TaskStatus.FAILED, "returned": TaskStatus.RETURNED}
@@ -50,8 +50,8 @@ class Child:
     def __init__(
         self, process: asyncio.subprocess.Process, streams: "_Streams", lifeline: socket.socket, mark: str
     ) -> None:
-        self.process = process  # the keeper
-        self.pid = process.pid  # the runner's, once it has told
+        self.process = process  # the supervisor
+        self.pid = process.pid  # the runner's, once it is ready
         self.tasks_run = 0
         self.resident_mb = 0.0
         self.peak_mb: float | None = None
@@ -62,29 +62,29 @@ class Child:
 
     @classmethod
     async def start(cls) -> "Child":
-        ours, theirs = socket.socketpair()
-        lifeline, its_end = socket.socketpair()
+        local_socket, remote_socket = socket.socketpair()
+        lifeline, remote_lifeline = socket.socketpair()
         lifeline.setblocking(False)
         mark = uuid4().hex
-        streams = _Streams(*await asyncio.open_connection(sock=ours))
+        streams = _Streams(*await asyncio.open_connection(sock=local_socket))
         try:
-            process = await _spawn(theirs.fileno(), its_end.fileno(), mark)
+            process = await _spawn(remote_socket.fileno(), remote_lifeline.fileno(), mark)
         except BaseException:
             streams.writer.close()
             lifeline.close()
             raise
         finally:
-            theirs.close()
-            its_end.close()
+            remote_socket.close()
+            remote_lifeline.close()
         child = cls(process, streams, lifeline, mark)
         try:
-            await child._greet()
+            await child._wait_until_ready()
         except BaseException:
             await asyncio.shield(child.kill())
             raise
         return child
 
-    async def _greet(self) -> None:
+    async def _wait_until_ready(self) -> None:
         try:
             async with asyncio.timeout(START_SECONDS):
                 await self.send({"kind": "start", "path": sys.path, "crash_point": faults.armed()})
@@ -97,12 +97,12 @@ class Child:
     def is_alive(self) -> bool:
         return self.process.returncode is None and not self._streams.reader.at_eof()
 
-    def say(self, frame: Frame) -> None:
-        """Write without waiting; a child that is gone is noticed elsewhere."""
+    def write(self, frame: Frame) -> None:
+        """Write without waiting. That a child has ended is noticed by `receive`."""
         self._streams.writer.write(frames.pack(frame))
 
     async def send(self, frame: Frame) -> None:
-        self.say(frame)
+        self.write(frame)
         with contextlib.suppress(ConnectionError):
             await self._streams.writer.drain()
 
@@ -110,22 +110,22 @@ class Child:
         return await frames.read(self._streams.reader)
 
     async def kill(self) -> None:
-        """End it and all it has started, and wait until they are dead."""
-        self.let_go()
+        """Kill the child and all processes it started, and wait until they are dead."""
+        self.end_now()
         try:
-            await self._await_end(KEEPER_SECONDS)
+            await self._await_end(SUPERVISOR_SECONDS)
             if not self._are_all_dead():
-                await self._end_by_force()
+                await self._kill_by_mark()
         except TimeoutError:
-            _log.error("a killed child process does not die; it hangs in the kernel", pid=self.pid)
+            _log.error("a killed child process does not end; it hangs in the kernel", pid=self.pid)
         finally:
             self._end.cancel()
             self._lifeline.close()
             self._streams.writer.close()
 
-    def let_go(self) -> None:
-        """Have its keeper end it, without waiting. Safe from another thread."""
-        with contextlib.suppress(OSError):  # it is gone
+    def end_now(self) -> None:
+        """Ask its supervisor to kill it, without waiting. Safe from another thread."""
+        with contextlib.suppress(OSError):  # it has ended
             self._lifeline.shutdown(socket.SHUT_WR)
         if self.process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
@@ -140,23 +140,23 @@ class Child:
         except OSError:
             return False
 
-    async def _end_by_force(self) -> None:
-        """The keeper was stopped, or killed before it had ended the others."""
-        _log.warning("a child process has lost its keeper; ending all that it has started", pid=self.pid)
+    async def _kill_by_mark(self) -> None:
+        """Kill by marker, because the supervisor was stopped, or killed before it had killed the others."""
+        _log.warning("a child process has lost its supervisor; killing all processes it started", pid=self.pid)
         with contextlib.suppress(ProcessLookupError):
             self.process.kill()
         async with asyncio.timeout(DEATH_SECONDS):
             await self.process.wait()
-            await asyncio.to_thread(orphans.end, self._mark, {self.process.pid, self.pid}, DEATH_SECONDS)
+            await asyncio.to_thread(orphans.kill_marked, self._mark, {self.process.pid, self.pid}, DEATH_SECONDS)
 
     async def _close_at_the_end(self) -> None:
-        """A copy of the runner may hold the channel open when the child itself is gone."""
+        """Close the channel when the child has ended; a forked copy of the runner may still hold it open."""
         await self.process.wait()
         await asyncio.sleep(LAST_WORDS_SECONDS)
         self._streams.writer.transport.abort()
 
     def sample_peak(self) -> None:
-        """Remember the most memory seen, for the case that the process is killed for it."""
+        """Record peak memory, in case the process is killed for it."""
         with contextlib.suppress(OSError, ValueError, IndexError):
             status = Path(f"/proc/{self.pid}/status").read_text()
             self.peak_mb = round(int(status.split("VmHWM:")[1].split()[0]) / 1024, 1)
@@ -169,17 +169,21 @@ class _Streams:
 
 
 async def _spawn(channel: int, lifeline: int, mark: str) -> asyncio.subprocess.Process:
-    # -P: the child's import path comes from the worker, not from whatever folder it happens to stand in.
+    # -P: the child's import path comes from the worker, not from the working directory.
     arguments = ("-u", "-P", "-m", "dagmaster.worker.supervisor", str(channel), str(lifeline))
     return await asyncio.create_subprocess_exec(
-        sys.executable, *arguments, pass_fds=(channel, lifeline), start_new_session=True,
-        stdin=asyncio.subprocess.DEVNULL, stdout=2,  # what a handler prints belongs to the log
+        sys.executable,
+        *arguments,
+        pass_fds=(channel, lifeline),
+        start_new_session=True,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=2,  # what a handler prints goes to the log
         env=os.environ | {orphans.MARK: mark},
-    )  # fmt: skip
+    )
 
 
 class Pool:
-    """Runs plain handlers, each in a child process; starts children when they are needed and keeps them warm."""
+    """Runs plain handlers, each in a child process; starts children when needed and reuses them."""
 
     def __init__(self, *, memory_mb: int, recycle_after: int = 100, cancel_grace_seconds: float = 5.0) -> None:
         self._memory_mb = memory_mb
@@ -191,7 +195,7 @@ class Pool:
 
     @property
     def children(self) -> list[dict[str, Any]]:
-        """Every child and the task it runs, if any. Also for other threads: each copy is a single step."""
+        """Every child and the task it runs, if any. Safe from other threads: copying is atomic."""
         busy, idle = tuple(self._busy.items()), tuple(self._idle)
         return [
             {"pid": child.pid, "task_id": task_id, "tasks_run": child.tasks_run}
@@ -205,18 +209,20 @@ class Pool:
     async def run(
         self, registration: Registration, task: TaskMessage, timeout_seconds: float, context: TaskContext
     ) -> Outcome:
-        """Run a task to its end, or end it. When this call is cancelled the child is killed before it returns."""
+        """Run a task until it ends or is killed. When this call is cancelled, the child is killed before it returns."""
         memory_mb = registration.memory_mb or self._memory_mb
         try:
             child = await self._take()
         except (DagmasterError, OSError) as error:
-            return failed(Unavailable(f"no process for the handler: {error}", code="worker.child-not-started"))
-        visit = Visit(child, context, timeout_seconds, self._grace_seconds, memory_mb)
+            return failed(
+                Unavailable(f"no process for the handler could be started: {error}", code="worker.child-not-started")
+            )
+        child_run = ChildRun(child, context, timeout_seconds, self._grace_seconds, memory_mb)
         is_reusable = False
         self._busy[child] = task.task_id
         try:
-            outcome = await visit.run(_run_frame(registration, task, memory_mb))
-            is_reusable = visit.is_clean and self._may_serve_again(child, memory_mb)
+            outcome = await child_run.run(_run_frame(registration, task, memory_mb))
+            is_reusable = child_run.is_clean and self._may_serve_again(child, memory_mb)
         finally:
             del self._busy[child]
             if is_reusable:
@@ -230,10 +236,10 @@ class Pool:
         children, self._idle = self._idle, []
         await asyncio.gather(*(child.kill() for child in children))
 
-    def let_go(self) -> None:
-        """End every child without waiting. Safe from another thread."""
+    def end_now(self) -> None:
+        """Ask for the end of every child without waiting. Safe from another thread."""
         for child in (*self._busy, *self._idle):
-            child.let_go()
+            child.end_now()
 
     async def _take(self) -> Child:
         while self._idle:
@@ -244,27 +250,34 @@ class Pool:
         return await Child.start()
 
     def _may_serve_again(self, child: Child, memory_mb: int) -> bool:
-        # A process that stays large would leave the next handler less than its share.
+        # A process that stays large would leave the next handler less memory than its limit.
         is_slim = child.resident_mb < memory_mb / 2
         return child.is_alive and is_slim and child.tasks_run < self._recycle_after and not self._is_closed
 
 
 def _run_frame(registration: Registration, task: TaskMessage, memory_mb: int) -> Frame:
     return {
-        "kind": "run", "handler": registration.name, "target": registration.target, "memory_mb": memory_mb,
-        "task_id": task.task_id, "job_id": task.job_id, "node_id": task.node_id, "attempt": task.attempt,
-        "retry_count": task.retry_count, "params": task.params,
-    }  # fmt: skip
+        "kind": "run",
+        "handler": registration.name,
+        "target": registration.target,
+        "memory_mb": memory_mb,
+        "task_id": task.task_id,
+        "job_id": task.job_id,
+        "node_id": task.node_id,
+        "attempt": task.attempt,
+        "retry_count": task.retry_count,
+        "params": task.params,
+    }
 
 
-class Visit:
-    """One task in one child: from the run frame to its end. `is_clean` when the child is ready for another."""
+class ChildRun:
+    """One task in one child, from the run frame to its end. `is_clean`: the child may run another task."""
 
     def __init__(
         self, child: Child, context: TaskContext, timeout_seconds: float, grace_seconds: float, memory_mb: int
     ) -> None:
         self.is_clean = False
-        self._is_haunted = False
+        self._has_foreign_frames = False
         self._child = child
         self._context = context
         self._timeout_seconds = timeout_seconds
@@ -275,13 +288,13 @@ class Visit:
         deadline = asyncio.timeout(self._timeout_seconds)
         try:
             async with deadline:
-                self._child.say(frame)
-                with self._looking_after(), self._passing_signals_on(deadline):
-                    return await self._converse()
+                self._child.write(frame)
+                with self._sampling(), self._passing_signals_on(deadline):
+                    return await self._handle_frames()
         except TimeoutError:
             if not deadline.expired():
                 raise
-            return self._overran()
+            return self._timed_out()
         except BrokenChannel:
             return await self._died()
 
@@ -292,7 +305,7 @@ class Visit:
         def pass_on(what: str) -> None:
             if deadline.expired():
                 return
-            self._child.say({"kind": what})
+            self._child.write({"kind": what})
             if what == "cancel":
                 soon = loop.time() + self._grace_seconds
                 deadline.reschedule(min(soon, deadline.when() or soon))
@@ -303,13 +316,13 @@ class Visit:
         finally:
             self._context.on_signal(None)
 
-    def _overran(self) -> Outcome:
+    def _timed_out(self) -> Outcome:
         if self._context.cancelled:
-            return RETURNED  # told to stop, and didn't within its grace
+            return RETURNED  # asked to stop, and did not within the grace time
         return failed(TimedOut(f"killed after {self._timeout_seconds:g} s", timeout_seconds=self._timeout_seconds))
 
-    async def _converse(self) -> Outcome:
-        # Never waits for the child to read: it may be waiting for us to.
+    async def _handle_frames(self) -> Outcome:
+        # Writes never wait for the child to read: it may be waiting for the worker to read.
         while True:
             frame, size = await self._child.receive()
             if frame.get("task") != self._context.task_id:
@@ -321,26 +334,26 @@ class Visit:
                 case "log":
                     self._context.log(frame["level"], frame["event"], frame["facts"])
                 case "ask":
-                    self._child.say({"kind": "answer", "id": frame["id"], **await self._answer(frame)})
+                    self._child.write({"kind": "answer", "id": frame["id"], **await self._answer(frame)})
                 case "done" | "failed" | "returned":
                     return self._outcome(frame, size)
                 case unknown:
                     raise BrokenChannel(f"unknown frame {unknown!r}")
 
     def _refuse(self, frame: Frame) -> None:
-        """Something of an earlier task is still at work in this child: it gets no answer but no, and no other task after this."""
-        self._is_haunted = True
+        """Refuse a frame of an earlier task: something of it still runs, so this child gets no further task."""
+        self._has_foreign_frames = True
         if frame["kind"] == "ask":
-            refusal = {"error": "this task is over", "code": "worker.task-over", "type": "Fenced"}
-            self._child.say({"kind": "answer", "id": frame["id"], **refusal})
+            refusal = {"error": "this task has ended", "code": "worker.task-over", "type": "Fenced"}
+            self._child.write({"kind": "answer", "id": frame["id"], **refusal})
 
     async def _answer(self, frame: Frame) -> Frame:
         try:
-            return {"value": await self._do(frame)}
+            return {"value": await self._carry_out(frame)}
         except DagmasterError as error:
             return {"error": error.message, "code": error.code, "type": type(error).__name__}
 
-    async def _do(self, frame: Frame) -> Any:
+    async def _carry_out(self, frame: Frame) -> Any:
         match frame["verb"]:
             case "save_checkpoint":
                 return await self._context.keep_checkpoint(phase_of(frame["phase"]))
@@ -351,10 +364,10 @@ class Visit:
             case "database":
                 return self._context.database.conninfo
             case unknown:
-                raise Unavailable(f"the worker can't {unknown!r}", code="worker.unknown-verb")
+                raise Unavailable(f"the worker does not know the request {unknown!r}", code="worker.unknown-verb")
 
     def _outcome(self, frame: Frame, size: int) -> Outcome:
-        self.is_clean = frame["is_reusable"] and not self._is_haunted
+        self.is_clean = frame["is_reusable"] and not self._has_foreign_frames
         self._child.tasks_run += 1
         metrics = frame["metrics"]
         self._child.resident_mb = metrics.pop("resident_mb", None) or 0.0
@@ -370,20 +383,22 @@ class Visit:
         error = Unavailable(
             f"the handler's process {how}{memory}",
             code="worker.child-died",
-            hint=f"perhaps for want of memory: its limit is {self._memory_mb} MB" if _is_often_memory(code) else None,
+            hint=f"it may have run out of memory: its limit is {self._memory_mb} MB"
+            if _suggests_memory(code)
+            else None,
             exit_code=code,
         )
         return failed(error, metrics={"peak_mb": peak} if peak else None)
 
     @contextlib.contextmanager
-    def _looking_after(self) -> Iterator[None]:
+    def _sampling(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
         timer: asyncio.TimerHandle
 
         def sample() -> None:
             nonlocal timer
             self._child.sample_peak()
-            self._child.say({"kind": "flush"})
+            self._child.write({"kind": "flush"})
             timer = loop.call_later(SAMPLE_SECONDS, sample)
 
         self._child.peak_mb = None
@@ -394,6 +409,6 @@ class Visit:
             timer.cancel()
 
 
-def _is_often_memory(exit_code: int | None) -> bool:
-    """The system's killer, and C code that takes no refusal of memory into account."""
+def _suggests_memory(exit_code: int | None) -> bool:
+    """Signals of the kernel's out-of-memory killer, and of C code that does not handle a failed allocation."""
     return exit_code is not None and -exit_code in {signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS}

@@ -1,8 +1,8 @@
-"""What a handler may change of its process for itself: put back before the next task, which runs in the same one.
+"""Process state that a handler may change, restored before the next task runs in the same process.
 
-Folder, umask, environment, import path, standard streams, signal handlers and timers are put back. Limits, priority, modules
-that are gone and processes that still run are not: then the process serves no other task. What modules change while a
-handler is imported stays: it happens once, and belongs to all of its tasks.
+Working directory, umask, environment, import path, standard streams, signal handlers and timers are restored. Resource
+limits, priority, removed modules and processes that still run cannot be: such a process serves no other task. What
+modules change while a handler is imported is kept, because it happens once and applies to all of its tasks.
 """
 
 import os
@@ -12,21 +12,30 @@ import sys
 from typing import cast
 
 _SIGNALS = (
-    signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE, signal.SIGALRM,
-    signal.SIGTERM, signal.SIGCHLD, signal.SIGVTALRM, signal.SIGPROF,
-)  # fmt: skip
+    signal.SIGHUP,
+    signal.SIGINT,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGPIPE,
+    signal.SIGALRM,
+    signal.SIGTERM,
+    signal.SIGCHLD,
+    signal.SIGVTALRM,
+    signal.SIGPROF,
+)
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _LIMITS = tuple(getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_"))
 
 
 class ProcessState:
-    """Of the main thread of this process, as they were when last noted."""
+    """The state of this process's main thread when it was last saved."""
 
     def __init__(self) -> None:
         self._folder = -1
-        self.note()
+        self.save()
 
-    def note(self) -> None:
+    def save(self) -> None:
         if self._folder >= 0:
             os.close(self._folder)
         self._folder = os.open(".", os.O_RDONLY)
@@ -37,23 +46,23 @@ class ProcessState:
         self._handlers = [(number, signal.getsignal(number)) for number in _SIGNALS]
         self._blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         self._search = (sys.path, sys.meta_path, sys.path_hooks)
-        self._places = [list(places) for places in self._search]
+        self._search_entries = [list(entries) for entries in self._search]
         self._modules = dict(sys.modules)
-        self._standing = _standing()
+        self._limits_and_priority = _limits_and_priority()
         self._processes = _processes()
 
-    def put_back(self) -> bool:
-        """Put back what can be. False when something can't, so that this process shall serve no other task."""
+    def restore(self) -> bool:
+        """Restore the saved state. Returns False if something cannot be restored: the process serves no other task then."""
         try:
             self._restore()
-            return self._are_whole()
-        except Exception:  # whatever the handler did to be in the way
+            return self._is_restored()
+        except Exception:  # the handler may have broken anything
             return False
 
     def _restore(self) -> None:
         for timer in _TIMERS:
             signal.setitimer(timer, 0)
-        os.fchdir(self._folder)  # by descriptor: its name may be gone
+        os.fchdir(self._folder)  # by descriptor, because its path may be deleted
         os.umask(self._umask)
         sys.stdin, sys.stdout, sys.stderr = self._streams
         if dict(os.environ) != self._environment:
@@ -64,20 +73,20 @@ class ProcessState:
                 signal.signal(number, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, self._blocked)
         sys.path, sys.meta_path, sys.path_hooks = self._search
-        for places, noted in zip(self._search, self._places, strict=True):
-            cast("list[object]", places)[:] = noted
+        for entries, saved in zip(self._search, self._search_entries, strict=True):
+            cast("list[object]", entries)[:] = saved
 
-    def _are_whole(self) -> bool:
+    def _is_restored(self) -> bool:
         return (
             not any(stream.closed for stream in self._streams)
-            and self._standing == _standing()
+            and self._limits_and_priority == _limits_and_priority()
             and self._modules.items() <= sys.modules.items()
             and self._processes >= _processes()
         )
 
 
-def _standing() -> list[object]:
-    """What the system grants this process. The soft limit of its memory differs by task."""
+def _limits_and_priority() -> list[object]:
+    """Resource limits, priority and CPU affinity. The soft memory limit differs by task and is left out."""
     limits = [resource.getrlimit(kind) for kind in _LIMITS if kind != resource.RLIMIT_DATA]
     _, most_memory = resource.getrlimit(resource.RLIMIT_DATA)
     affinity = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
@@ -85,11 +94,11 @@ def _standing() -> list[object]:
 
 
 def _processes() -> set[bytes]:
-    """Those that this one has started, and their orphans, which its keeper has taken in."""
-    keeper = os.getppid()
+    """Processes that this one started, and their orphans, which its supervisor has adopted."""
+    supervisor = os.getppid()
     try:
-        own = os.listdir("/proc/self/task")  # noqa: PTH208 - after every task: the short way
-        started = _children(f"/proc/{keeper}/task/{keeper}").union(
+        own = os.listdir("/proc/self/task")  # noqa: PTH208 - called after every task, so speed matters
+        started = _children(f"/proc/{supervisor}/task/{supervisor}").union(
             *(_children(f"/proc/self/task/{thread}") for thread in own)
         )
     except FileNotFoundError:  # not on every system

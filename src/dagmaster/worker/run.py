@@ -1,8 +1,6 @@
-"""From a claimed task to its report, as a chain of named steps: resolve, parse, run with a deadline, store what is large,
-classify.
+"""From a claimed task to its report: resolve the handler, parse params, run with a deadline, store large outputs, classify.
 
-Whatever a handler does, the answer is a report. The catch-all of the worker is here and only here (its far half, for
-plain handlers, is in `inside`).
+Whatever a handler does, the result is a report. The worker's catch-all is here and, for plain handlers, in `child_main`.
 """
 
 import asyncio
@@ -25,7 +23,7 @@ from dagmaster.worker.process_pool import Pool
 from dagmaster.worker.watchdog import Blocked
 
 T = TypeVar("T")
-PAUSE_SECONDS = (0.05, 5.0)  # between tries to reach the database
+PAUSE_SECONDS = (0.05, 5.0)  # between attempts to reach the database
 _log = log.get("worker")
 
 
@@ -50,36 +48,36 @@ class Runner:
 
     async def _classified(self, task: TaskMessage, context: TaskContext) -> Outcome:
         try:
-            registration = self._find(task)
+            registration = self._registration(task)
             if task.params_ref is not None:
-                await _through_outages(context.load_params)
+                await _retry_during_outage(context.load_params)
             return await _stored(await self._outcome(registration, context), context)
         except GiveBack:
             return RETURNED
         except asyncio.CancelledError:
-            if _is_from_outside():
+            if _was_cancelled_by_worker():
                 if context.cancelled or context.shutting_down:
                     return RETURNED
                 raise
-            return failed(HandlerFailed("the handler was cancelled from within", code="handler.cancelled"))
+            return failed(HandlerFailed("the handler cancelled itself", code="handler.cancelled"))
         except Blocked as blocked:
             return failed(blocked.error.with_traceback(blocked.__traceback__))
-        except BaseException as error:  # the catch-all: a handler's failure is an answer, whatever it raises
+        except BaseException as error:  # the catch-all: everything that a handler raises is a result
             return failed(error)
 
     async def _outcome(self, registration: Registration, context: TaskContext) -> Outcome:
         task = context.task
         if registration.is_async:
-            return await self._run_here(registration, task, context)
+            return await self._run_async(registration, task, context)
         return await self._pool.run(registration, task, task.timeout_seconds, context)
 
-    def _find(self, task: TaskMessage) -> Registration:
+    def _registration(self, task: TaskMessage) -> Registration:
         try:
             return self._registry[task.handler]
         except NotFound as error:
             raise Unavailable(f"this worker has {error.message}", code=calling.UNLOADABLE) from None
 
-    async def _run_here(self, registration: Registration, task: TaskMessage, context: TaskContext) -> Outcome:
+    async def _run_async(self, registration: Registration, task: TaskMessage, context: TaskContext) -> Outcome:
         plan = self._plan(registration)
         context.params = params = plan.parse(task.params)
         HANDLING.set(context)
@@ -89,8 +87,8 @@ class Runner:
                 value = await plan.call(context, params)
         except TimeoutError:
             if not deadline.expired():
-                raise  # the handler's own
-        if deadline.expired():  # also when the handler swallowed its cancellation and went on
+                raise  # a timeout of the handler's own
+        if deadline.expired():  # also when the handler ignored its cancellation
             raise TimedOut(f"stopped after {task.timeout_seconds:g} s", timeout_seconds=task.timeout_seconds)
         return succeeded(calling.accept(value))
 
@@ -102,48 +100,57 @@ class Runner:
 
 
 async def _stored(outcome: Outcome, context: TaskContext) -> Outcome:
-    """A large output is stored before it is reported: what a report refers to is there."""
+    """Store a large output before it is reported, so that a report never refers to a missing payload."""
     encoded = outcome.encoded
     if encoded is None:
         return outcome
     faults.reach("worker.before-store")
-    reference = await _through_outages(lambda: context.store_output(encoded))
+    reference = await _retry_during_outage(lambda: context.store_output(encoded))
     faults.reach("worker.after-store")
     return replace(outcome, encoded=None, output_ref=reference)
 
 
-async def _through_outages(call: Callable[[], Awaitable[T]]) -> T:
-    """Try until the database is there again. The lease is kept meanwhile, as that of a report which waits: an outage costs no
-    attempt. A worker that stops cancels this."""
+async def _retry_during_outage(call: Callable[[], Awaitable[T]]) -> T:
+    """Retry until the database is available. The lease is renewed meanwhile, so an outage charges no attempt. A stopping
+    worker cancels this."""
     seconds, longest = PAUSE_SECONDS
     while True:
         try:
             return await call()
         except (Unavailable, OSError) as error:
-            _log.warning("a payload has to wait for the database", error=str(error))
+            _log.warning("a payload waits for the database", error=str(error))
             await asyncio.sleep(seconds)
             seconds = min(longest, 2 * seconds)
 
 
-def _is_from_outside() -> bool:
-    """Whether someone cancelled this very task; a handler may also leak the cancellation of something it awaited."""
+def _was_cancelled_by_worker() -> bool:
+    """Whether this task was cancelled; a handler may also pass on the cancellation of something it awaited."""
     current = asyncio.current_task()
     return current is not None and current.cancelling() > 0
 
 
 def _settle(outcome: Outcome, context: TaskContext) -> Outcome:
     if outcome.status is TaskStatus.RETURNED and not (context.cancelled or context.shutting_down):
-        # Else a handler could go round for ever without it counting as an attempt.
-        return failed(HandlerFailed("the handler gave its task back unasked", code="handler.gave-back"))
+        # Otherwise a handler could return its task forever without being charged an attempt.
+        return failed(
+            HandlerFailed("the handler returned its task without being asked to stop", code="handler.gave-back")
+        )
     if outcome.status is not TaskStatus.SUCCEEDED and context.cancelled:
-        return CANCELLED  # whatever it stumbled over, it was told to stop
+        return CANCELLED  # it was asked to stop, so its error does not count
     return outcome
 
 
 def _report(task: TaskMessage, outcome: Outcome, metrics: dict[str, Any], lines: list[dict[str, Any]] | None) -> Report:
-    metrics.pop("log", None)  # the name is ours
+    metrics.pop("log", None)  # reserved for the log lines
     if lines:
         metrics["log"] = lines
     return Report(
-        task.job_id, task.node_id, task.attempt, outcome.status, outcome.output, outcome.error, metrics, outcome.output_ref
-    )  # fmt: skip
+        task.job_id,
+        task.node_id,
+        task.attempt,
+        outcome.status,
+        outcome.output,
+        outcome.error,
+        metrics,
+        outcome.output_ref,
+    )

@@ -1,13 +1,13 @@
 """Start of a child: `python -m dagmaster.worker.supervisor CHANNEL LIFELINE`.
 
-Two processes, forked while they are small. The keeper, which is the one that the worker started, takes in every process
-whose parent dies, and ends them all when the runner has ended, or when the worker's end of the lifeline is closed, be it on
-purpose or by the worker's death. So nothing that a handler starts outlives it, whatever session it has put itself in. Once
-all are dead it says so on the lifeline; where it can't, the worker looks for them itself. The runner imports what is heavy
-and serves.
+A child consists of two processes, forked before anything large is imported. The worker starts the supervisor. It adopts
+every descendant whose parent dies, and kills all of them when the runner has ended or when the worker's end of the
+lifeline is closed, by the worker or by its death. So no process that a handler starts outlives the handler, not even one
+in another session. When all are dead, the supervisor confirms it on the lifeline; if it cannot, the worker searches for
+them itself. The runner imports the handlers and runs tasks.
 
-    worker ── keeper ── runner ── programs of the handler
-                 ╰── … and those whose parent has ended
+    worker ── supervisor ── runner ── programs of the handler
+                   ╰── … and those whose parent has ended
 """
 
 import contextlib
@@ -23,29 +23,31 @@ from pathlib import Path
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
-ALL_DEAD = b"."  # the keeper's last word
+ALL_DEAD = b"."  # the supervisor's confirmation that every process has ended
 
 
 def main(channel: int, lifeline: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _adopt_orphans()
-    _at_the_death_of_its_parent(signal.SIGCONT)  # a keeper that a handler has stopped shall see the lifeline close
-    keeper = os.getpid()
+    _signal_when_parent_dies(
+        signal.SIGCONT
+    )  # wakes a supervisor that a handler has stopped, so that it sees the lifeline close
+    supervisor = os.getpid()
     runner = os.fork()
     if runner:
         os.close(channel)
-        _keep(runner, lifeline)
+        _supervise(runner, lifeline)
     else:
         os.close(lifeline)
-        _run(channel, keeper)
+        _run(channel, supervisor)
 
 
 # The runner
 
 
-def _run(channel: int, keeper: int) -> None:
-    os.setsid()  # a handler that signals its group shall not reach the keeper
-    _die_with(keeper)
+def _run(channel: int, supervisor: int) -> None:
+    os.setsid()  # a handler that signals its process group must not reach the supervisor
+    _die_with_parent(supervisor)
     # Programs that a handler starts must not hold the channel open.
     os.set_inheritable(channel, False)
     from dagmaster.worker import child_main
@@ -53,18 +55,18 @@ def _run(channel: int, keeper: int) -> None:
     child_main.serve(channel)
 
 
-def _die_with(parent: int) -> None:
-    _at_the_death_of_its_parent(signal.SIGKILL)
-    if os.getppid() != parent:  # it died before we could ask
+def _die_with_parent(parent: int) -> None:
+    _signal_when_parent_dies(signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the signal was set up
         os._exit(1)
 
 
-def _at_the_death_of_its_parent(number: signal.Signals) -> None:
+def _signal_when_parent_dies(number: signal.Signals) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
 
 
-# The keeper
+# The supervisor
 
 
 def _adopt_orphans() -> None:
@@ -72,21 +74,21 @@ def _adopt_orphans() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def _keep(runner: int, lifeline: int) -> None:
+def _supervise(runner: int, lifeline: int) -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     wake = _wake_on_deaths()
-    status = _bury()[1].get(runner)
+    status = _reap()[1].get(runner)
     while status is None:
         ready, _, _ = select.select([lifeline, wake], [], [])
-        if lifeline in ready:  # the worker is gone, or wants this to end
+        if lifeline in ready:  # the worker has ended or asks for the end
             break
         os.read(wake, 4096)
-        status = _bury()[1].get(runner)
-    status = _end_all(runner, status)
-    with contextlib.suppress(OSError):  # the worker is gone
+        status = _reap()[1].get(runner)
+    status = _kill_all(runner, status)
+    with contextlib.suppress(OSError):  # the worker has ended
         os.write(lifeline, ALL_DEAD)
-    _end_like(status)
+    _exit_like(status)
 
 
 def _wake_on_deaths() -> int:
@@ -98,8 +100,8 @@ def _wake_on_deaths() -> int:
     return read
 
 
-def _bury() -> tuple[bool, dict[int, int]]:
-    """Take leave of the dead. Whether others live, and how these ended."""
+def _reap() -> tuple[bool, dict[int, int]]:
+    """Reap ended child processes. Returns whether others still run, and the wait status of each ended one."""
     statuses: dict[int, int] = {}
     try:
         while True:
@@ -111,20 +113,20 @@ def _bury() -> tuple[bool, dict[int, int]]:
         return False, statuses
 
 
-def _end_all(runner: int, status: int | None) -> int | None:
-    """Kill until nobody is left; the wait status of the runner.
+def _kill_all(runner: int, status: int | None) -> int | None:
+    """Kill until no child process is left. Returns the wait status of the runner.
 
-    Only our own children are killed: who dies leaves its own to us, and no number that we have not taken leave of can mean
-    someone else.
+    Only direct children are killed. The children of a killed process are adopted here, and a pid that has not been
+    reaped cannot belong to another process.
     """
     pause_seconds = 0.001
     while True:
         for pid in _children(runner if status is None else None):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        some_live, dead = _bury()
+        has_live_children, dead = _reap()
         status = dead.get(runner, status)
-        if not some_live:
+        if not has_live_children:
             return status
         time.sleep(pause_seconds)
         pause_seconds = min(2 * pause_seconds, 0.05) if not dead else 0.001
@@ -133,15 +135,15 @@ def _end_all(runner: int, status: int | None) -> int | None:
 def _children(runner: int | None) -> list[int]:
     try:
         return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
-    except OSError:  # not on every system
+    except OSError:  # not available on every system
         return [runner] if runner else []
 
 
-def _end_like(status: int | None) -> None:
-    """The worker shall see how the runner ended."""
+def _exit_like(status: int | None) -> None:
+    """Exit as the runner did, so that the worker sees its exit code or signal."""
     if status is not None and os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
-        with contextlib.suppress(OSError):  # SIGKILL can't be set
+        with contextlib.suppress(OSError):  # SIGKILL has no handler to reset
             signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
     os._exit(os.WEXITSTATUS(status) if status is not None else 0)

@@ -1,22 +1,22 @@
-"""Deals with an async handler that blocks the worker's loop, so that it alone pays for it.
+"""Ends an async handler that blocks the worker's event loop, so that only its own task fails.
 
-The loop ticks; a thread takes samples and counts those between which neither a tick came nor the step changed that the
-loop is at. It counts its own samples, not time, so that a process which was stopped as a whole (SIGSTOP, a suspended
-machine) isn't taken for hung: its thread slept as well. Samples that could not be taken while the loop used the processor
-count too. Three things happen, in parts of its patience, which is a lease:
+The loop ticks. A thread samples it and counts consecutive samples without a tick in which the loop is still in the same
+callback. It counts samples, not time: a process that was stopped as a whole (SIGSTOP, a suspended machine) is not taken
+for hung, because the thread slept as well. Samples that were missed while the loop used the CPU count too. There are
+three reactions, at fractions of the patience, which is the length of a lease:
 
-    a half           a signal raises Blocked in the very step that hangs: the task fails, the worker goes on. It ends what
-                     waits in Python, or in a system call made from there: sleep, recv, a program, a lock, a regex.
-    soon after       a C call that hears no signal is still there. From the thread, with a connection of its own, the task
-                     is reported failed and all others are given back, before their leases lapse; the process ends.
-    all of it        it is no handler's step that hangs, or there was no way to give anything back: the process ends.
+    a half           A signal raises Blocked in the callback that hangs: the task fails and the worker continues. This
+                     ends whatever waits in Python or in a system call made from there: sleep, recv, a lock, a regex.
+    soon after       A C call does not react to signals. The thread, with its own connection, reports the task as failed
+                     and returns all other tasks before their leases expire. Then the process ends.
+    all of it        The callback belongs to no handler, or the tasks could not be returned: the process ends.
 
-What a handler has left in the loop is its own, also when it has ended.
+Callbacks that a handler left in the loop count as the handler's, also after it has ended.
 
-A call that also keeps the interpreter's lock stops the thread. For that case there are two timers of processor time, set
-anew at each tick: the first sends the same signal, which some such calls look for (regexes, large integers), early, since
-on a busy machine processor time passes slowly; the second lets the kernel end the process, with a traceback. A stopped
-process uses no processor time.
+A call that holds the interpreter's lock also stops the thread. For this case there are two CPU timers, reset at each
+tick. The first sends the same signal, which some such calls check for (regexes, large integers); it fires early, because
+on a busy machine CPU time passes slowly. With the second, the kernel ends the process, with a traceback. A stopped
+process uses no CPU time.
 """
 
 import asyncio
@@ -38,9 +38,9 @@ from dagmaster.worker.context import HANDLING, TaskContext
 EXIT_CODE = 70
 _SAMPLES = 20
 _STDERR = 2
-_INTERRUPT, _RESCUE = 0.5, 0.6  # of the patience; when it began, a lease was up to a quarter old already
-_LOOK = 0.25  # of the patience, in processor time: when a step that lets no sample be taken is looked at
-_SHARE = 4  # how many may share the processor with a loop that hangs, and its samples still be counted in full
+_INTERRUPT, _RESCUE = 0.5, 0.6  # fractions of the patience; a lease may be a quarter old when the hang begins
+_LOOK = 0.25  # fraction of the patience in CPU time after which a callback that prevents sampling is checked
+_SHARE = 4  # a hung loop that gets at least this fraction (1/4) of a CPU is still counted in full
 _STEP = asyncio.Handle._run.__code__
 
 Rescue = Callable[[TaskContext, HandlerFailed], Coroutine[Any, Any, None]]
@@ -49,7 +49,7 @@ _log = log.get("worker")
 
 
 class Blocked(BaseException):
-    """Raised in a handler that blocks the loop. No Exception: those are what handlers catch and go on after."""
+    """Raised in a handler that blocks the loop. Not an Exception, because handlers catch those and continue."""
 
     def __init__(self, error: HandlerFailed) -> None:
         super().__init__(error.message)
@@ -60,15 +60,16 @@ def _blocked(context: TaskContext, seconds: float) -> HandlerFailed:
     return HandlerFailed(
         f"handler '{context.task.handler}' blocked the worker's event loop for {seconds:.3g} s",
         code="handler.blocked-loop",
-        hint="make it a plain `def`, which runs in a process of its own, or await what takes long",
+        hint="make it a plain `def`, which runs in its own process, or await what takes long",
         handler=context.task.handler,
     )
 
 
 class Watchdog:
-    """Use as a context manager, inside the loop to watch, in the main thread.
+    """Use as a context manager inside the event loop to watch, in the main thread.
 
-    `rescue` is told whose handler blocks the loop for good, in a loop of another thread, and gives the other tasks back.
+    `rescue` is called in an event loop of another thread with the context of the handler that blocks the loop. It
+    reports that task as failed and returns the others.
     """
 
     def __init__(self, patience_seconds: float, rescue: Rescue | None = None) -> None:
@@ -79,7 +80,7 @@ class Watchdog:
         self._over = threading.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._thread_id = threading.get_ident()
-        self._stuck: tuple[asyncio.Handle, float] | None = None  # a step that hangs, and since how many seconds
+        self._stuck: tuple[asyncio.Handle, float] | None = None  # the callback that hangs, and for how many seconds
         self._sampled_at = time.monotonic()
         self._handler_before: Any = None
 
@@ -101,7 +102,7 @@ class Watchdog:
 
     def _tick(self) -> None:
         self._ticks += 1
-        # All threads' processor time counts: the last means has twice the patience.
+        # The CPU time of all threads counts, so the last resort has twice the patience.
         self._set_timers(_LOOK * self._patience, 2 * self._patience)
         self._timer = asyncio.get_running_loop().call_later(self._period / 2, self._tick)
 
@@ -122,7 +123,7 @@ class Watchdog:
             used_before, used = used, time.clock_gettime(clock)
             now = time.monotonic()
             silent = silent + self._period if ticks == ticks_before and step is step_before else 0.0
-            # Whoever kept this thread from its samples, and used the processor, is still at it.
+            # A callback that used the CPU and kept this thread from sampling still runs.
             missed = min(now - self._sampled_at, _SHARE * (used - used_before)) - self._period
             silent += max(0.0, missed)
             self._sampled_at = now
@@ -144,22 +145,22 @@ class Watchdog:
     def _give_back(self, rescue: Coroutine[Any, Any, None]) -> None:
         try:
             asyncio.run(asyncio.wait_for(rescue, (1 - _RESCUE) * self._patience))
-        except Exception as error:  # whatever it is: the leases lapse, and the process must end
-            _log.error("tasks could not be given back; their leases will lapse", error=str(error))
+        except Exception as error:  # the process must end in any case, and the leases will expire
+            _log.error("tasks could not be returned; their leases will expire", error=str(error))
 
     def _end(self, seconds: float) -> None:
         if self._over.is_set():
             return
-        _log.error("the worker's loop hangs; ending the process", silent_seconds=round(seconds, 1))
+        _log.error("the worker's event loop hangs; ending the process", silent_seconds=round(seconds, 1))
         with contextlib.suppress(OSError, RuntimeError, ValueError):
             faulthandler.dump_traceback(file=_STDERR, all_threads=True)
         os._exit(EXIT_CODE)
 
-    # In the step that hangs
+    # In the callback that hangs
 
     def _interrupt(self, _signal: int, frame: FrameType | None) -> None:
         if frame is not None and frame.f_code is _STEP:
-            return  # it has just ended
+            return  # the callback has just ended
         step = _step(frame)
         culprit = _handling(step)
         if culprit is None:
@@ -168,12 +169,12 @@ class Watchdog:
             raise Blocked(_blocked(culprit, self._stuck[1]))
         seconds = time.monotonic() - self._sampled_at
         if seconds > _INTERRUPT * self._patience:
-            # The thread could not run: this very step has kept the interpreter's lock.
+            # The thread could not run, because this callback held the interpreter's lock.
             raise Blocked(_blocked(culprit, seconds))
 
 
 def _step(frame: FrameType | None) -> asyncio.Handle | None:
-    """What the loop is at, from a frame of its thread. None while it waits."""
+    """The callback that the loop runs, from a frame of its thread. None while it waits."""
     while frame is not None:
         if frame.f_code is _STEP:
             step: asyncio.Handle = frame.f_locals["self"]
@@ -183,5 +184,5 @@ def _step(frame: FrameType | None) -> asyncio.Handle | None:
 
 
 def _handling(step: asyncio.Handle | None) -> TaskContext | None:
-    """Whose handler a step belongs to."""
+    """The context of the handler that a callback belongs to."""
     return step._context.get(HANDLING) if step is not None else None  # type: ignore[attr-defined]
