@@ -10,8 +10,6 @@ from datetime import UTC, datetime, timedelta
 
 import psycopg
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from psycopg.types.json import Jsonb
 
 from dagmaster.database.catalog import pgstac as module
@@ -21,7 +19,6 @@ from dagmaster.database.catalog.pgstac import (
     deploy_catalog,
     ensure_catalog,
     software_version,
-    union_box,
 )
 from dagmaster.database.connect import pool
 from dagmaster.database.queries import all_queries, numbered
@@ -435,48 +432,3 @@ async def test_what_others_made_fail_is_tried_again(catalog_database, monkeypatc
 
         assert faults == []
         assert await catalog.missing_items("dem", ["a", "b"]) == []
-
-
-# Extents
-
-LONGITUDES = st.integers(-180, 180)
-BOXES = st.lists(st.tuples(LONGITUDES, st.integers(-90, 0), LONGITUDES, st.integers(0, 90)), min_size=1, max_size=6)
-
-
-@pytest.mark.requirement("C1")
-@given(BOXES)
-def test_a_union_holds_every_box_and_crosses_only_where_it_must(boxes):
-    west, south, east, north = union_box(boxes)
-
-    assert -180 <= west <= 180
-    assert -180 <= east <= 180
-    assert (south, north) == (min(box[1] for box in boxes), max(box[3] for box in boxes))
-    for box in boxes:
-        middles = [(box[0] + step * ((box[2] - box[0]) % 360) / 4) for step in range(5)]
-        assert all(is_inside(longitude, west, east) for longitude in middles), (box, west, east)
-    if all(box[0] <= box[2] for box in boxes) and not (
-        min(b[0] for b in boxes) == -180 and max(b[2] for b in boxes) == 180
-    ):
-        assert (west, east) == (min(box[0] for box in boxes), max(box[2] for box in boxes))
-
-
-def is_inside(longitude: float, west: float, east: float) -> bool:
-    width = 360 if (west, east) == (-180, 180) else (east - west) % 360
-    return (longitude - west) % 360 <= width + 1e-9
-
-
-@pytest.mark.requirement("C1")
-@pytest.mark.parametrize(
-    ("boxes", "expected"),
-    [
-        ([(10, 0, 20, 5), (30, -5, 40, 1)], (10, -5, 40, 5)),
-        ([(178, 0, 180, 5), (-180, 0, -177, 5)], (178, 0, -177, 5)),
-        ([(179, 0, -179, 5)], (179, 0, -179, 5)),
-        ([(179, 0, -179, 5), (170, 0, 171, 5)], (170, 0, -179, 5)),
-        ([(140, 0, 141, 5), (-120, 0, -119, 5)], (-120, 0, 141, 5)),
-        ([(-180, -90, 180, 90), (0, 0, 1, 1)], (-180, -90, 180, 90)),
-        ([(-180, 0, 0, 1), (0, 0, 180, 1)], (-180, 0, 180, 1)),
-    ],
-)
-def test_unions_at_the_antimeridian(boxes, expected):
-    assert union_box(boxes) == expected

@@ -2,11 +2,11 @@
 
 import pytest
 
+from dagmaster.bbox import BBox
 from dagmaster.errors import InvalidRequest, UnfitData
 from dagmaster.handlers.raster.options import (
     TILE_ABOVE_MB,
     Options,
-    _meet,
     advice_on,
     claim,
     recipe_of,
@@ -27,7 +27,7 @@ HEIGHTS = (BandFacts("float32", "gray"),)
 
 
 def facts(bands=PICTURE, *, crs="EPSG:32632", at=(10, 0, 5e5, 0, -10, 5.2e6), box=(9.0, 46.9, 9.1, 47.0), side=1000):
-    return RasterFacts("a.tif", "GTiff", side, side, bands, crs, at, (0, 0, 1, 1), box, size_bytes=77)
+    return RasterFacts("a.tif", "GTiff", side, side, bands, crs, at, (0, 0, 1, 1), BBox(*box), size_bytes=77)
 
 
 POLAR = facts(crs="EPSG:3413", at=(500, 0, -250_000, 0, -500, 250_000), box=(-180.0, 86.7, 180.0, 90.0))
@@ -93,21 +93,6 @@ def test_one_cog_can_t_cross_the_antimeridian_and_tiles_can():
         require_possible(Options(), across, RasterType.RGB)
     assert require_possible(Options(tile_above_mb=500), across, RasterType.RGB)
     assert Options(tile_above_mb=500).is_tiled(across)
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "is_met"),
-    [
-        ((0, 0, 10, 10), (5, 5, 15, 15), True),
-        ((0, 0, 10, 10), (11, 5, 15, 15), False),
-        ((0, 0, 10, 10), (5, 11, 15, 15), False),
-        ((160, -60, -170, -25), (-175, -40, -172, -30), True),
-        ((160, -60, -170, -25), (175, -40, -175, -30), True),
-        ((160, -60, -170, -25), (-160, -40, 150, -30), False),
-    ],
-)
-def test_areas_meet_also_across_the_antimeridian(one, other, is_met):
-    assert _meet(one, other) is _meet(other, one) is is_met
 
 
 def advised(options, of):

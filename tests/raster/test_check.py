@@ -19,6 +19,7 @@ from rasterio.enums import ColorInterp
 from rasterio.rpc import RPC
 from rasterio.transform import from_bounds, from_origin
 
+from dagmaster.bbox import BBox
 from dagmaster.errors import InvalidRequest, NotFound, UnfitData
 from dagmaster.raster.source.facts import BandFacts, RasterFacts, RasterType
 from dagmaster.raster.source.sample import BandRange, Sample
@@ -483,7 +484,7 @@ def a_header() -> RasterFacts:
     band = BandFacts("uint8", nodata=0, block_shape=(512, 512), mask=("nodata",))
     return RasterFacts(
         path="a.tif", driver="GTiff", width=1000, height=1000, bands=(band,) * 3, crs="EPSG:32633", file_crs="EPSG:32633",
-        transform=tuple(TRANSFORM)[:6], bounds=(500_000, 4_990_000, 510_000, 5_000_000), bounds_4326=(15, 45, 15.1, 45.1),
+        transform=tuple(TRANSFORM)[:6], bounds=(500_000, 4_990_000, 510_000, 5_000_000), bounds_4326=BBox(15, 45, 15.1, 45.1),
         is_tiled=True,
     )  # type: ignore[arg-type]  # fmt: skip
 

@@ -13,7 +13,7 @@ from shapely.geometry import Point, shape
 
 from dagmaster.errors import UnfitData
 from dagmaster.raster.analysis import footprint as module
-from dagmaster.raster.analysis.footprint import Footprint, around, footprint, outline, union
+from dagmaster.raster.analysis.footprint import Footprint, footprint, outline, union
 from dagmaster.raster.cog.grid import output_grid
 from dagmaster.raster.cog.write import make_cog
 from dagmaster.raster.source.facts import RasterType, read_facts
@@ -322,21 +322,6 @@ def test_the_union_of_tiles_has_no_inner_edges(tmp_path):
         "coordinates": [[[10.0, 49.0], [13.7, 49.0], [13.7, 50.0], [10.0, 50.0], [10.0, 49.0]]],
     }
     assert union([None]) is None
-
-
-@pytest.mark.parametrize(
-    ("boxes", "expected"),
-    [
-        ([(0, 0, 10, 10), (20, -5, 30, 10)], (0, -5, 30, 10)),
-        ([(170, -10, 180, 0), (-180, -5, -170, 3)], (170, -10, -170, 3)),
-        ([(178, 0, 179, 1), (-179, 0, -178, 1)], (178, 0, -178, 1)),
-        ([(170, 0, -170, 1), (165, 0, 168, 1)], (165, 0, -170, 1)),
-        ([(170, 0, -170, 1), (0, 0, 10, 1)], (-180, 0, 180, 1)),
-        ([(-180, 0, 180, 1), (3, 0, 4, 1)], (-180, 0, 180, 1)),
-    ],
-)
-def test_a_box_around_boxes_may_cross_the_antimeridian(boxes, expected):
-    assert around(boxes) == expected
 
 
 def test_a_raster_without_crs_is_refused(tmp_path):

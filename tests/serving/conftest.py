@@ -19,6 +19,7 @@ from pypgstac.db import PgstacDB
 from pypgstac.load import Loader, Methods
 from starlette.testclient import TestClient
 
+from dagmaster.bbox import BBox
 from dagmaster.database.catalog.pgstac import deploy_catalog
 from dagmaster.local.embedded import Cluster
 from dagmaster.serving.app import create_app
@@ -31,7 +32,7 @@ from tests.serving.data import FORMER, PUBLIC, collection, href, item, stored
 from tests.web.conftest import plain_logs
 
 NODATA = -9999.0
-BOX = (10.0, 50.0, 11.0, 51.0)
+BOX = BBox(10.0, 50.0, 11.0, 51.0)
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ from titiler.core.resources.enums import ImageType
 from titiler.core.utils import render_image
 
 from dagmaster.serving.readers import GDAL_ENVIRONMENT
-from dagmaster.serving.tiles import _middle, _unwrapped, picture
+from dagmaster.serving.tiles import picture
 from tests.serving.conftest import BOX
 from tests.serving.data import decoded, rounded
 
@@ -278,22 +278,6 @@ def test_a_colormap_is_served_as_a_picture(client):
     assert picture.shape == (4, 1, 256)
     assert picture[:3, 0, 0].tolist() == [68, 1, 84]
     assert client.get("/colormaps/nonsense.png").status_code == 404
-
-
-@pytest.mark.parametrize(
-    ("bounds", "told"),
-    [((170.0, -10.0, -170.0, 10.0), (-180, -10, 180, 10)), ((-180.0, -9.0, 180.0, 9.0), (-180, -9, 180, 9))],
-)
-def test_tilejsons_bounds_do_not_cross_the_antimeridian(bounds, told):
-    assert _unwrapped(bounds) == told
-
-
-@pytest.mark.parametrize(
-    ("bounds", "lon"),
-    [((170.0, 0.0, -160.0, 2.0), -175), ((160.0, 0.0, -170.0, 2.0), 175), ((10.0, 0.0, 20.0, 2.0), 15)],
-)
-def test_the_middle_lies_within_the_data(bounds, lon):
-    assert _middle(bounds) == (lon, 1)
 
 
 def test_a_map_across_the_antimeridian_opens_on_the_data(client):

@@ -12,6 +12,7 @@ from urllib.parse import quote
 from pydantic import BaseModel, Field
 
 from dagmaster import __version__
+from dagmaster.bbox import BBox
 from dagmaster.database.catalog.pgstac import Said
 from dagmaster.errors import InvalidRequest
 from dagmaster.raster.analysis.footprint import Footprint
@@ -210,7 +211,7 @@ def item_of(
 def collection_of(
     about: About,
     addresses: Addresses,
-    bbox: tuple[float, float, float, float],
+    bbox: BBox,
     sample_items: Sequence[Json],
     *,
     mosaic: Location | None = None,

@@ -14,8 +14,9 @@ from functools import lru_cache
 from cogeo_mosaic.mosaic import MosaicJSON
 from pydantic import ValidationError
 
+from dagmaster.bbox import BBox
 from dagmaster.errors import InvalidRequest, UnfitData
-from dagmaster.serving.sources import BBox, location_of
+from dagmaster.serving.sources import location_of
 from dagmaster.storage.location import Location
 
 # What one answer may be made of. Lower zooms are for overviews, and the mosaic's `minzoom` says where they begin.
@@ -73,7 +74,7 @@ def parse(document: bytes, location: Location) -> Mosaic:
         raise UnfitData(f"the mosaic's index is not {_TILE_MATRIX_SET}", code="mosaic.other-grid")
     prefix = read.asset_prefix or ""
     return Mosaic(
-        bounds=read.bounds,
+        bounds=BBox(*read.bounds),
         minzoom=read.minzoom,
         maxzoom=read.maxzoom,
         quadkey_zoom=read.quadkey_zoom if read.quadkey_zoom is not None else read.minzoom,

@@ -24,10 +24,11 @@ from rio_tiler.models import BandStatistics, ImageData, Info, PointData
 from rio_tiler.mosaic import mosaic_reader
 from rio_tiler.utils import CRS_to_uri, inherit_rasterio_env
 
+from dagmaster.bbox import BBox
 from dagmaster.errors import InvalidRequest, NotFound
 from dagmaster.serving.handles import Handles
 from dagmaster.serving.mosaics import MOST_ASSETS, Mosaic, Mosaics
-from dagmaster.serving.sources import BBox, Kind, Source
+from dagmaster.serving.sources import Kind, Source
 from dagmaster.storage.location import Location
 from dagmaster.storage.zones import Storage
 
@@ -97,7 +98,7 @@ class CogReader(Reader):
         longest: Any = max_size or _LARGEST_PICTURE
         if self._dataset.crs and self._dataset.crs.is_geographic:
             largest = max(self._dataset.width, self._dataset.height)
-            width, height = _size(_shape_on_ground(tuple(self._dataset.bounds)), min(longest, largest), width, height)
+            width, height = _size(_shape_on_ground(BBox(*self._dataset.bounds)), min(longest, largest), width, height)
         if width or height:
             longest = None  # rio-tiler takes one or the other
         return super().preview(indexes=self._shown(indexes), max_size=longest, width=width, height=height, **options)
@@ -115,8 +116,7 @@ class CogReader(Reader):
         return list(self._dataset.indexes)
 
     def extent(self) -> BBox:
-        west, south, east, north = self.get_geographic_bounds(WGS84_CRS)
-        return west, south, east, north
+        return BBox(*self.get_geographic_bounds(WGS84_CRS))
 
     def _shown(self, chosen: Sequence[int] | None) -> Sequence[int]:
         if chosen:
@@ -162,7 +162,7 @@ class MosaicReader(BaseReader):
                 f"tiles are made from zoom {self.minzoom} to {self.maxzoom}", code="tiles.outside-zooms",
                 hint="bounds and zooms are in the TileJSON",
             )  # fmt: skip
-        area = self.tms.bounds(Tile(tile_x, tile_y, tile_z))
+        area = BBox(*self.tms.bounds(Tile(tile_x, tile_y, tile_z)))
         found = self._near(self.mosaic.below(tile_x, tile_y, tile_z), area)
         return self._merged(found, lambda cog: cog.tile(tile_x, tile_y, tile_z, **options))
 
@@ -173,7 +173,7 @@ class MosaicReader(BaseReader):
 
     def _picture(self, box: BBox, width: int, height: int, dst_crs: CRS | None = None, **options: Any) -> ImageData:
         def read(cog: CogReader) -> ImageData:
-            area = box if cog.extent()[2] > box[0] else _a_turn_less(box)
+            area = box if cog.extent().east > box.west else box._replace(west=box.west - 360, east=box.east - 360)
             return cog.part(
                 area, bounds_crs=WGS84_CRS, dst_crs=dst_crs or WGS84_CRS, width=width, height=height, **options
             )
@@ -182,8 +182,8 @@ class MosaicReader(BaseReader):
 
     def _shown_box(self) -> BBox:
         """Its bounds; across the antimeridian, where MosaicJSON can't say them, the catalogue's, on beyond 180."""
-        west, south, east, north = self.input.source.bounds
-        return (west, south, east + 360, north) if west > east else self.bounds
+        bounds = self.input.source.bounds
+        return bounds.unrolled() if bounds.crosses_antimeridian else self.mosaic.bounds
 
     def point(self, lon: float, lat: float, **options: Any) -> PointData:
         """Of the first COG that has data there, else of the first."""
@@ -191,7 +191,7 @@ class MosaicReader(BaseReader):
         x, y, _ = self.tms.tile(lon, lat, zoom)
         require_tile(x, y, zoom)
         seen: PointData | None = None
-        for location in self._near(self.mosaic.below(x, y, zoom), (lon, lat, lon, lat)):
+        for location in self._near(self.mosaic.below(x, y, zoom), BBox(lon, lat, lon, lat)):
             try:
                 with self._opened(location) as cog:
                     found: PointData = cog.point(lon, lat, **options)
@@ -237,7 +237,7 @@ class MosaicReader(BaseReader):
     def _near(self, locations: list[Location], area: BBox) -> list[Location]:
         """Those that are not known to be elsewhere."""
         extents = self.mosaic.extents
-        return [place for place in locations if place not in extents or _touch(extents[place], area)]
+        return [place for place in locations if place not in extents or extents[place].intersects(area)]
 
     def _merged(self, locations: list[Location], read: Callable[[CogReader], ImageData]) -> ImageData:
         if not locations:
@@ -282,17 +282,6 @@ class MosaicReader(BaseReader):
 def require_tile(x: int, y: int, z: int) -> None:
     if not (0 <= z <= _DEEPEST_ZOOM and 0 <= x < 2**z and 0 <= y < 2**z):
         raise TileOutsideBounds("there is no such tile")
-
-
-def _touch(one: BBox, other: BBox) -> bool:
-    if one[0] > one[2]:  # across the antimeridian
-        return _touch((one[0], one[1], 180, one[3]), other) or _touch((-180, one[1], one[2], one[3]), other)
-    return one[0] <= other[2] and other[0] <= one[2] and one[1] <= other[3] and other[1] <= one[3]
-
-
-def _a_turn_less(box: BBox) -> BBox:
-    west, south, east, north = box
-    return west - 360, south, east - 360, north
 
 
 def _size(shape: float, longest: int | None, width: int | None, height: int | None) -> tuple[int, int]:

@@ -17,6 +17,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
+from dagmaster.bbox import BBox
 from dagmaster.database.catalog.datasets import Dataset, Served
 from dagmaster.errors import InvalidRequest, NotFound, UnfitData
 from dagmaster.serving.rendering import Rendering, rendering_of
@@ -24,14 +25,13 @@ from dagmaster.storage.location import Location, Zone
 
 SERVED_ZONES = (Zone.SILVER, Zone.EXTERNAL)
 LATEST = "latest"
-BBox = tuple[float, float, float, float]
 
 # How long an answer of the catalogue is used again: a map asks for some forty tiles at once.
 _LATEST_SECONDS, _PINNED_SECONDS = 1.5, 30.0
 _MOST_REMEMBERED = 1024
 _EDITION = re.compile(r"/v(\d{1,9})/r(\d{1,9})/")
 _MOSAIC = re.compile(r"mosaic(?:[-_].*)?")
-_WORLD: BBox = (-180.0, -90.0, 180.0, 90.0)
+_WORLD = BBox(-180.0, -90.0, 180.0, 90.0)
 
 
 class Kind(StrEnum):
@@ -48,7 +48,7 @@ class Source:
     ordinal: int
     revision: int
     location: Location
-    bounds: BBox  # in EPSG:4326; west > east: it crosses the antimeridian
+    bounds: BBox
     digest: str  # another one as soon as the catalogue says anything else
     rendering: Rendering = field(default_factory=Rendering)
     title: str | None = None
@@ -229,11 +229,8 @@ def _digest(asset: Mapping[str, Any], updated: object) -> str:
 
 
 def _flat(bbox: Any) -> BBox:
-    """Four numbers, also of a box with heights."""
-    if not bbox or len(bbox) not in (4, 6):
-        return _WORLD
-    west, south, east, north = (bbox[i] for i in ((0, 1, 3, 4) if len(bbox) == 6 else (0, 1, 2, 3)))
-    return float(west), float(south), float(east), float(north)
+    """Of a STAC document; the world if it has none that can be read."""
+    return BBox.of(map(float, bbox)) if bbox and len(bbox) in (4, 6) else _WORLD
 
 
 def _no_version() -> NotFound:

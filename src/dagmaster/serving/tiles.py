@@ -43,7 +43,7 @@ from dagmaster.serving.caching import mark
 from dagmaster.serving.pages import page
 from dagmaster.serving.readers import GDAL_ENVIRONMENT, Readable, open_source
 from dagmaster.serving.services import Services
-from dagmaster.serving.sources import LATEST, BBox, Source
+from dagmaster.serving.sources import LATEST, Source
 
 PREFIX = "/tiles/{asset_id}"
 GRID = "WebMercatorQuad"
@@ -345,12 +345,12 @@ def get_tilejson(
         "tiles": [_tiles_url(request, source, tilesize, tile_format)],
         "minzoom": minzoom,
         "maxzoom": maxzoom,
-        "bounds": _unwrapped(source.bounds),
-        "center": [*_middle(source.bounds), minzoom],
+        "bounds": source.bounds.widened().as_list(),
+        "center": [*source.bounds.centre, minzoom],
         "vector_layers": [],
         "dagmaster": {
             "asset_id": source.asset_id, "version": source.ordinal, "revision": source.revision, "kind": source.kind,
-            "bbox": source.bounds,
+            "bbox": source.bounds.as_list(),
             "data_type": info.dtype, "bands": info.band_descriptions, "shown": list(source.rendering.bands),
             "rescale": source.rendering.rescale_for(None), "colormap_name": source.rendering.colormap_name,
             "is_palette": bool(source.rendering.colormap or getattr(info, "colormap", None)),
@@ -415,18 +415,6 @@ def _tiles_url(request: Request, source: Source, tilesize: int, tile_format: str
     ending = f".{tile_format}" if tile_format else ""
     place = f"tiles/{quote(source.asset_id, safe='')}/tiles/{GRID}"
     return f"{request.base_url}{place}/{{z}}/{{x}}/{{y}}{ending}?{query}"
-
-
-def _unwrapped(bounds: BBox) -> BBox:
-    """TileJSON's bounds may not cross the antimeridian."""
-    west, south, east, north = bounds
-    return bounds if west <= east else (-180.0, south, 180.0, north)
-
-
-def _middle(bounds: BBox) -> tuple[float, float]:
-    west, south, east, north = bounds
-    lon = (west + east) / 2 if west <= east else (west + east + 360) / 2
-    return lon - 360 if lon > 180 else lon, (south + north) / 2
 
 
 def _range(text: str) -> tuple[float, float]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from dagmaster.bbox import BBox
 from dagmaster.errors import InvalidRequest
 from dagmaster.stac.addresses import public
 from dagmaster.stac.bands import bands
@@ -23,7 +24,7 @@ from dagmaster.stac.item import (
     thumbnail_asset,
     version_fields,
 )
-from dagmaster.stac.values import BBox, Cog, Dataset, Json, Links, Version
+from dagmaster.stac.values import Cog, Dataset, Json, Links, Version
 from dagmaster.stac.when import When, rfc3339
 
 # What each file has of its own.

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol, TypeAlias
 
+from dagmaster.bbox import BBox
 from dagmaster.errors import InvalidRequest
 
 Json: TypeAlias = dict[str, Any]
-BBox: TypeAlias = tuple[float, float, float, float]  # west, south, east, north; west > east: over the antimeridian
 
 _DATASET = re.compile(r"[a-z0-9]([a-z0-9._-]*[a-z0-9])?")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -51,7 +51,7 @@ class Facts(Protocol):
     @property
     def transform(self) -> tuple[float, float, float, float, float, float] | None: ...
     @property
-    def bounds(self) -> BBox | None: ...
+    def bounds(self) -> tuple[float, float, float, float] | None: ...
     @property
     def is_point(self) -> bool: ...
 

@@ -20,6 +20,7 @@ from psycopg.rows import dict_row
 from psycopg_pool import ConnectionPool
 
 from dagmaster import faults
+from dagmaster.bbox import BBox
 from dagmaster.database.connect import Connection, Database, conninfo, require_version, translate_errors
 from dagmaster.database.queries import query
 from dagmaster.database.session import dicts
@@ -27,7 +28,6 @@ from dagmaster.errors import Conflict, NotAllowed, NotFound, Unavailable, UnfitD
 
 T = TypeVar("T")
 Json = dict[str, Any]
-Box = tuple[float, float, float, float]
 Moments = tuple[datetime, datetime]
 Base = tuple[Json, int | None]
 Join = Callable[[Json, Json], Json]
@@ -351,44 +351,9 @@ def _dumped(value: Any) -> str:
 
 def _extent_of(rows: Iterable[Mapping[str, Any]]) -> Json:
     rows = list(rows)
-    box = union_box([_flat(row["bbox"]) for row in rows])
+    box = BBox.union(BBox.of(row["bbox"]) for row in rows)
     begin, end = min(row["datetime"] for row in rows), max(row["end_datetime"] for row in rows)
-    return {"spatial": {"bbox": [list(box)]}, "temporal": {"interval": [[_rfc3339(begin), _rfc3339(end)]]}}
-
-
-def _flat(bbox: Sequence[float]) -> Box:
-    """West, south, east, north, also of a box with heights."""
-    half = len(bbox) // 2
-    return (bbox[0], bbox[1], bbox[half], bbox[half + 1])
-
-
-def union_box(boxes: Sequence[Box]) -> Box:
-    """The box around boxes. It crosses the antimeridian (west > east) only where a box does, or where some meet there."""
-    south, north = min(box[1] for box in boxes), max(box[3] for box in boxes)
-    wests, easts = [box[0] for box in boxes], [box[2] for box in boxes]
-    meets = any(west > east for west, east in zip(wests, easts, strict=True)) or (
-        min(wests) <= -180 and max(easts) >= 180
-    )
-    if not meets:
-        return (min(wests), south, max(easts), north)
-    west, east = _around(
-        sorted((west, east if west <= east else east + 360) for west, east in zip(wests, easts, strict=True))
-    )
-    return (west, south, east, north)
-
-
-def _around(spans: list[tuple[float, float]]) -> tuple[float, float]:
-    """The shortest way along a parallel that passes all spans, which are sorted: all but the widest gap between them."""
-    west, east = spans[0][0], max(end for _, end in spans)
-    gap = west + 360 - east
-    reached = max(spans[0][1], east - 360)  # the last one may reach around to the first
-    for begin, end in spans[1:]:
-        if begin - reached > gap:
-            gap, west, east = begin - reached, begin, reached
-        reached = max(reached, end)
-    if gap <= 0:
-        return (-180.0, 180.0)
-    return (west, east - 360 if east > 180 else east)
+    return {"spatial": {"bbox": [box.as_list()]}, "temporal": {"interval": [[_rfc3339(begin), _rfc3339(end)]]}}
 
 
 def _rfc3339(moment: datetime) -> str:

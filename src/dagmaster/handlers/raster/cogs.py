@@ -155,7 +155,7 @@ def make(
         "cog_blob": made.location.blob,
         "cog_container": made.location.container,
         "tile_id": part,
-        "bounds_4326": cog.bounds_4326,
+        "bounds_4326": cog.bounds_4326.as_list(),
         "shape": [cog.height, cog.width],
         "size_mb": megabytes(cog.size_bytes),
         "size_bytes": cog.size_bytes,
@@ -169,7 +169,9 @@ def make(
         "seconds": {step: round(seconds, 3) for step, seconds in cog.seconds.items()},
         "partials": [partial.pack() for partial in made.partials],
         "asset": _asset_entry(asset),
-        "footprint": None if made.ground is None else {"geometry": made.ground.geometry, "bbox": made.ground.bbox},
+        "footprint": None
+        if made.ground is None
+        else {"geometry": made.ground.geometry, "bbox": made.ground.bbox.as_list()},
         "stac_item": item,
     }
 
@@ -235,6 +237,6 @@ def _lineage(params: OutputParams, cog: CogFacts) -> str:
 
 def _asset_entry(asset: mosaics.MosaicAsset) -> Json:
     return {
-        "name": asset.name, "geometry": asset.geometry, "bbox": list(asset.bbox), "resolution": asset.resolution,
+        "name": asset.name, "geometry": asset.geometry, "bbox": asset.bbox.as_list(), "resolution": asset.resolution,
         "data_type": asset.data_type,
     }  # fmt: skip

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import orjson
 from pydantic import BaseModel
 
+from dagmaster.bbox import BBox
 from dagmaster.errors import UnfitData
 from dagmaster.handlers.context import SyncContext
 from dagmaster.handlers.describing import About, Json, cog_of, collection_of
@@ -57,7 +58,7 @@ def create_mosaic(ctx: SyncContext, params: MosaicParams) -> Json:
         "minzoom": document["minzoom"],
         "maxzoom": document["maxzoom"],
         "bounds": document["bounds"],
-        "bbox": ground.bbox,
+        "bbox": ground.bbox.as_list(),
         "statistics": [None if band is None else band.as_json() for band in statistics],
         "size_mb": megabytes(gathered.size_bytes),
         "collection": collection,
@@ -88,8 +89,8 @@ def _gather(ctx: SyncContext) -> _Gathered:
         found.count += 1
         found.size_bytes += cog["size_bytes"]
         if cog["footprint"]:  # a tile without data has none, no item either, and nothing to show
-            found.assets.append(mosaics.MosaicAsset(**{**cog["asset"], "bbox": tuple(cog["asset"]["bbox"])}))
-            found.grounds.append(Footprint(cog["footprint"]["geometry"], tuple(cog["footprint"]["bbox"])))
+            found.assets.append(mosaics.MosaicAsset(**{**cog["asset"], "bbox": BBox.of(cog["asset"]["bbox"])}))
+            found.grounds.append(Footprint(cog["footprint"]["geometry"], BBox.of(cog["footprint"]["bbox"])))
         if cog["stac_item"] and len(found.some_items) < 2:
             found.some_items.append(cog["stac_item"])
     if found is None or not found.assets:
@@ -123,7 +124,7 @@ class DescribeParams(BaseModel):
 def describe_dataset(_ctx: SyncContext, params: DescribeParams) -> Json:
     """The collection of a dataset that is a single COG."""
     place = place_of_work()
-    bbox = params.item["bbox"]
-    collection = collection_of(params.about, place.addresses, tuple(bbox), [params.item])
+    bbox = BBox.of(params.item["bbox"])
+    collection = collection_of(params.about, place.addresses, bbox, [params.item])
     place.storage.put(place.silver(params.about.edition.stac(COLLECTION)), orjson.dumps(collection))
     return {"collection": collection, **served_at(place, params.about)}

@@ -16,7 +16,6 @@ from dagmaster.errors import DagmasterError, InvalidRequest, UnfitData
 from dagmaster.raster.cog.grid import BLOCK, OutputGrid, auto_tile_size, output_grid
 from dagmaster.raster.cog.profiles import profile_of, require_fit
 from dagmaster.raster.source.crs import describe_crs, parse_crs
-from dagmaster.raster.source.extent import Bounds
 from dagmaster.raster.source.facts import RasterFacts, RasterType
 from dagmaster.raster.validation.findings import Finding, info, warn
 from dagmaster.raster.validation.header_rules import Ceilings
@@ -47,7 +46,7 @@ class Options(BaseModel):
     def is_tiled(self, facts: RasterFacts) -> bool:
         if self.tile_above_mb is None:
             return False
-        crosses = facts.bounds_4326 is not None and facts.bounds_4326[0] > facts.bounds_4326[2]
+        crosses = facts.bounds_4326 is not None and facts.bounds_4326.crosses_antimeridian
         return crosses or facts.raw_bytes > self.tile_above_mb * 1e6
 
 
@@ -158,7 +157,7 @@ _RULES: dict[str, Callable[[Options, RasterFacts], None]] = {
 
 def _grid(options: Options, facts: RasterFacts) -> OutputGrid:
     area = describe_crs(options.target_crs).area_of_use
-    if area and facts.bounds_4326 and not _meet(area, facts.bounds_4326):
+    if area and facts.bounds_4326 and not area.intersects(facts.bounds_4326):
         raise UnfitData(
             "the file lies nowhere near the area that this CRS is made for", code="raster.outside-crs",
             hint="take a CRS of its place, or EPSG:4326",
@@ -177,13 +176,6 @@ def _grid(options: Options, facts: RasterFacts) -> OutputGrid:
             hint="take a CRS of its place, or process it in tiles",
         )  # fmt: skip
     return grid
-
-
-def _meet(one: Bounds, other: Bounds) -> bool:
-    """Whether two boxes in degrees have something in common; each may cross the antimeridian."""
-    spans = [[(west, east)] if west <= east else [(west, 180.0), (-180.0, east)] for west, _, east, _ in (one, other)]
-    is_beside = all(a[1] < b[0] or b[1] < a[0] for a in spans[0] for b in spans[1])
-    return not is_beside and one[1] <= other[3] and other[1] <= one[3]
 
 
 def _dtype(facts: RasterFacts) -> str:

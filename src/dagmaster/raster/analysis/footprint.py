@@ -8,7 +8,6 @@ How a polygon gets to degrees: its edges are divided until they are straight the
 ring, and a ring that goes once around the Earth is closed over the pole which it encloses.
 """
 
-import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from rasterio.features import shapes
 from rasterio.warp import transform as transform_points
 from shapely.geometry import MultiPolygon, Point, Polygon, box, mapping, shape
 
+from dagmaster.bbox import BBox
 from dagmaster.errors import UnfitData
 from dagmaster.raster.analysis.corners import without_steps
 from dagmaster.raster.source.reading import data_bands, is_all_data, open_raster, read_with_validity
@@ -38,7 +38,6 @@ _STRAIGHT = 0.03  # pixels by which an edge in degrees may miss the true one
 _NEAR_A_POLE = 0.02  # pixels
 _CELLS = 256  # along a side
 
-BBox: TypeAlias = tuple[float, float, float, float]  # west, south, east, north
 Floats: TypeAlias = NDArray[np.float64]
 Polygons: TypeAlias = Any  # shapely's Polygon or MultiPolygon
 ToDegrees: TypeAlias = Callable[[Floats], Floats]  # (n, 2) pixels to (n, 2) longitudes and latitudes
@@ -93,34 +92,6 @@ def union(footprints: Iterable[Footprint | None]) -> Footprint | None:
     found = [shape(footprint.geometry) for footprint in footprints if footprint]
     # Corners of tiles that lie on a common edge are none of the whole.
     return _published(shapely.simplify(shapely.unary_union(found), 10**-DECIMALS)) if found else None
-
-
-def around(boxes: Iterable[BBox]) -> BBox:
-    """The box that holds all boxes. It crosses the antimeridian where that makes it narrower than half the globe."""
-    boxes = list(boxes)
-    south, north = min(box_[1] for box_ in boxes), max(box_[3] for box_ in boxes)
-    spans = _merged(sorted(span for west, _, east, _ in boxes for span in _spans(west, east)))
-    west, east = spans[0][0], spans[-1][1]
-    gaps = [(after[0] - before[1], after[0], before[1]) for before, after in itertools.pairwise(spans)]
-    if gaps:
-        gap, start, end = max(gaps)
-        if 360 - gap < min(180, east - west):
-            west, east = start, end
-    return (west, south, east, north)
-
-
-def _spans(west: float, east: float) -> list[tuple[float, float]]:
-    return [(west, east)] if west <= east else [(west, 180.0), (-180.0, east)]
-
-
-def _merged(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    merged = spans[:1]
-    for west, east in spans[1:]:
-        if west <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(merged[-1][1], east))
-        else:
-            merged.append((west, east))
-    return merged
 
 
 @dataclass(frozen=True, slots=True)
@@ -418,7 +389,7 @@ def _published(polygons: Polygons) -> Footprint:
     if found.is_empty:
         raise UnfitData("the data cover no area that can be told in degrees", code="raster.no-footprint")
     found = shapely.orient_polygons(shapely.normalize(found))
-    return Footprint(_plain(mapping(found)), around(_rounded(part.bounds) for part in _parts(found)))
+    return Footprint(_plain(mapping(found)), BBox.shortest_union(_rounded(part.bounds) for part in _parts(found)))
 
 
 def _plain(geometry: Any) -> dict[str, Any]:
@@ -432,8 +403,7 @@ def _lists(coordinates: Any) -> Any:
 
 
 def _rounded(bounds: Iterable[float]) -> BBox:
-    west, south, east, north = (round(number, DECIMALS) + 0.0 for number in bounds)
-    return (west, south, east, north)
+    return BBox.of(round(number, DECIMALS) + 0.0 for number in bounds)
 
 
 def _parts(polygons: Polygons) -> Iterator[Polygon]:

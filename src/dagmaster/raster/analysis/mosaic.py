@@ -32,8 +32,9 @@ from rasterio.crs import CRS
 from rasterio.warp import calculate_default_transform
 from shapely.geometry import box, shape
 
+from dagmaster.bbox import BBox
 from dagmaster.errors import InvalidRequest
-from dagmaster.raster.analysis.footprint import BBox, around, degrees_of_a_pixel, outline
+from dagmaster.raster.analysis.footprint import degrees_of_a_pixel, outline
 from dagmaster.raster.source.reading import open_raster
 
 VERSION = "0.0.3"
@@ -88,8 +89,8 @@ def mosaic(
     maxzoom = max(_zoom(asset.resolution) for asset in assets)
     quadkey_zoom = _quadkey_zoom(assets, maxzoom)
     tiles = _index(assets, quadkey_zoom)
-    minzoom = _minzoom(assets, tiles, maxzoom, assets_per_tile)
-    bounds = around(asset.bbox for asset in assets)
+    bounds = BBox.shortest_union(BBox.of(asset.bbox) for asset in assets)  # assets read from JSON have lists
+    minzoom = _minzoom(assets, bounds, tiles, maxzoom, assets_per_tile)
     document: dict[str, Any] = {
         "mosaicjson": VERSION,
         "name": name,
@@ -99,8 +100,8 @@ def mosaic(
         "minzoom": minzoom,
         "maxzoom": maxzoom,
         "quadkey_zoom": quadkey_zoom,
-        "bounds": list(bounds) if bounds[0] <= bounds[2] else [-180.0, bounds[1], 180.0, bounds[3]],
-        "center": [*_centre(bounds), minzoom],
+        "bounds": bounds.widened().as_list(),
+        "center": [*(float(np.round(degrees, 7)) for degrees in bounds.centre), minzoom],
         "asset_type": "COG",
         "asset_prefix": asset_prefix,
         "data_type": _common_type(assets),
@@ -184,7 +185,7 @@ def _bounds(column: int, row: int, zoom: int) -> BBox:
             return 90.0 if edge == 0 else -90.0
         return math.degrees(math.atan(math.sinh(math.pi * (1 - 2 * edge / number))))
 
-    return (column / number * 360 - 180, latitude(row + 1), (column + 1) / number * 360 - 180, latitude(row))
+    return BBox(column / number * 360 - 180, latitude(row + 1), (column + 1) / number * 360 - 180, latitude(row))
 
 
 def _quadkey(column: int, row: int, zoom: int) -> str:
@@ -213,10 +214,10 @@ def _number_of_tiles(bounds: Sequence[float], zoom: int) -> int:
 
 
 def _minzoom(
-    assets: Sequence[MosaicAsset], tiles: Mapping[str, Sequence[str]], maxzoom: int, assets_per_tile: int
+    assets: Sequence[MosaicAsset], bounds: BBox, tiles: Mapping[str, Sequence[str]], maxzoom: int, assets_per_tile: int
 ) -> int:
     finest = min(asset.resolution for asset in assets)
-    lowest = min(_zoom(finest * 2 ** _overviews(around(asset.bbox for asset in assets), finest)), maxzoom)
+    lowest = min(_zoom(finest * 2 ** _overviews(bounds, finest)), maxzoom)
     for zoom in range(lowest, maxzoom):
         if _busiest(tiles, zoom) <= assets_per_tile:
             return zoom
@@ -225,9 +226,9 @@ def _minzoom(
 
 def _overviews(bounds: BBox, resolution: float) -> int:
     """How often a raster of these bounds can be halved until its shorter side fits a tile."""
-    west, south, east, north = bounds
+    west, south, east, north = bounds.unrolled()
     left, top = _place(west, min(north, _END_OF_MAP), 0)
-    right, bottom = _place(east if east >= west else east + 360, max(south, -_END_OF_MAP), 0)
+    right, bottom = _place(east, max(south, -_END_OF_MAP), 0)
     side = round(min(right - left, bottom - top) * _WORLD / resolution)
     halvings = 0
     while side >> halvings > _TILE_PIXELS:
@@ -254,8 +255,8 @@ def _resolution(dataset: Any, bounds: BBox) -> float:
     web_map = CRS.from_epsg(3857)
     if dataset.crs == web_map:
         return float(max(abs(dataset.transform.a), abs(dataset.transform.e)))
-    west, south, east, north = bounds
-    if west <= east and south > -_END_OF_MAP and north < _END_OF_MAP:
+    _, south, _, north = bounds
+    if not bounds.crosses_antimeridian and south > -_END_OF_MAP and north < _END_OF_MAP:
         place, *_ = calculate_default_transform(dataset.crs, web_map, dataset.width, dataset.height, *dataset.bounds)
         return float(max(abs(place.a), abs(place.e)))
     # There GDAL would take the whole width of the map, or its infinite height, for the extent: the middle tells better.
@@ -266,15 +267,6 @@ def _resolution(dataset: Any, bounds: BBox) -> float:
 def _common_type(assets: Sequence[MosaicAsset]) -> str:
     types = {asset.data_type for asset in assets}
     return types.pop() if len(types) == 1 and types <= _KNOWN_TYPES else "other"
-
-
-def _centre(bounds: BBox) -> tuple[float, float]:
-    west, south, east, north = bounds
-    longitude = (west + (east if east >= west else east + 360)) / 2
-    return (
-        float(np.round(longitude - 360 if longitude > 180 else longitude, 7)),
-        float(np.round((south + north) / 2, 7)),
-    )
 
 
 # What must not be published

@@ -24,6 +24,7 @@ from rasterio.control import GroundControlPoint
 from rasterio.crs import CRS
 from rasterio.warp import calculate_default_transform
 
+from dagmaster.bbox import BBox
 from dagmaster.errors import InvalidRequest, UnfitData
 from dagmaster.raster.source.crs import name_crs, parse_crs
 from dagmaster.raster.source.extent import Bounds, geographic_bounds
@@ -95,8 +96,8 @@ class OutputGrid:
         east, south = corner @ (window.width, window.height)
         return corner.c, south, east, corner.f
 
-    def bounds_4326_of(self, window: Window) -> Bounds:
-        """West, south, east, north in degrees; west > east where the window crosses the antimeridian."""
+    def bounds_4326_of(self, window: Window) -> BBox:
+        """The box around a window in degrees."""
         place = self.transform_of(window)
         bounds = geographic_bounds(parse_crs(self.crs), place[:6], window.width, window.height)
         assert bounds is not None  # a grid is made of what lies on Earth
@@ -112,7 +113,7 @@ class Tile:
     col: int
     window: Window
     bounds: Bounds
-    bounds_4326: Bounds
+    bounds_4326: BBox
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,13 +230,13 @@ def _feature(tile: Tile) -> dict[str, Any]:
     return {
         "type": "Feature",
         "id": tile.tile_id,
-        "geometry": _outline(tile.bounds_4326),
+        "geometry": tile.bounds_4326.geometry(),
         "properties": {
             "tile_id": tile.tile_id,
             "grid_row": tile.row,
             "grid_col": tile.col,
             "window": {"col": window.col, "row": window.row, "width": window.width, "height": window.height},
-            "bounds_4326": list(tile.bounds_4326),
+            "bounds_4326": tile.bounds_4326.as_list(),
         },
     }
 
@@ -245,16 +246,6 @@ def _tile_from(grid: OutputGrid, said: dict[str, Any]) -> Tile:
     return Tile(
         said["tile_id"], said["grid_row"], said["grid_col"], window, grid.bounds_of(window), grid.bounds_4326_of(window)
     )
-
-
-def _outline(bounds: Bounds) -> dict[str, Any]:
-    """The box, in two where it crosses the antimeridian (RFC 7946, 3.1.9)."""
-    west, south, east, north = bounds
-    spans = [(west, east)] if west <= east else [(west, 180.0), (-180.0, east)]
-    rings = [[[[w, south], [e, south], [e, north], [w, north], [w, south]]] for w, e in spans]
-    if len(rings) == 1:
-        return {"type": "Polygon", "coordinates": rings[0]}
-    return {"type": "MultiPolygon", "coordinates": rings}
 
 
 def _require_whole_blocks(tile_size: int, overlap: int) -> None:

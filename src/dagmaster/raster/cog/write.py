@@ -24,6 +24,7 @@ import rasterio.windows
 from rasterio.enums import Resampling
 from rasterio.errors import NotGeoreferencedWarning, RasterioError
 
+from dagmaster.bbox import BBox
 from dagmaster.errors import Unavailable
 from dagmaster.raster.cog.grid import BLOCK, OutputGrid, Window, require_aligned
 from dagmaster.raster.cog.profiles import ANALYSIS, CogProfile, overview_resampling_for, require_fit, resampling_for
@@ -52,7 +53,7 @@ class CogFacts:
     crs: str
     transform: tuple[float, float, float, float, float, float]
     bounds: Bounds
-    bounds_4326: Bounds
+    bounds_4326: BBox
     dtype: str
     band_count: int
     nodata: float | None

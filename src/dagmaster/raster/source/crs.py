@@ -10,6 +10,7 @@ from rasterio._err import CPLE_BaseError
 from rasterio.crs import CRS
 from rasterio.errors import CRSError
 
+from dagmaster.bbox import BBox
 from dagmaster.errors import InvalidRequest
 
 _CODE = re.compile(r"(EPSG|ESRI|OGC|IAU_2015):[0-9A-Za-z]{1,12}", re.IGNORECASE)
@@ -29,7 +30,7 @@ class CrsFacts:
     radius_metres: float | None
     unit: str | None  # of its horizontal axes
     metres_per_unit: float | None
-    area_of_use: tuple[float, float, float, float] | None  # west, south, east, north
+    area_of_use: BBox | None
 
     @property
     def is_earth(self) -> bool:
@@ -125,8 +126,8 @@ def _metres(length: Any) -> float | None:
     return float(length) if length else None
 
 
-def _area_of_use(tree: dict[str, Any]) -> tuple[float, float, float, float] | None:
+def _area_of_use(tree: dict[str, Any]) -> BBox | None:
     box = tree.get("bbox")
     if not isinstance(box, dict):
         return None
-    return (box["west_longitude"], box["south_latitude"], box["east_longitude"], box["north_latitude"])
+    return BBox(box["west_longitude"], box["south_latitude"], box["east_longitude"], box["north_latitude"])

@@ -14,6 +14,8 @@ from rasterio.crs import CRS
 from rasterio.errors import RasterioError
 from rasterio.warp import transform as transform_points
 
+from dagmaster.bbox import BBox
+
 Affine6 = tuple[float, float, float, float, float, float]
 Bounds = tuple[float, float, float, float]
 Floats = NDArray[np.float64]
@@ -30,8 +32,8 @@ def native_bounds(transform: Affine6, width: int, height: int) -> Bounds:
     return float(x.min()), float(y.min()), float(x.max()), float(y.max())
 
 
-def geographic_bounds(crs: CRS, transform: Affine6, width: int, height: int) -> Bounds | None:
-    """West, south, east, north in degrees (EPSG:4326); west > east: it crosses the antimeridian. None: not on Earth."""
+def geographic_bounds(crs: CRS, transform: Affine6, width: int, height: int) -> BBox | None:
+    """The box around the grid in degrees; None if no part of it is on Earth."""
     columns, rows = _outline(width, height)
     try:
         lon, lat = _to_degrees(crs, *_to_map(transform, columns, rows))
@@ -44,9 +46,9 @@ def geographic_bounds(crs: CRS, transform: Affine6, width: int, height: int) -> 
     lon, winding = _unrolled(lon, lat, keep_poles=bool(crs.is_geographic))
     if winding:
         poles = _poles_inside(crs, transform, width, height) or {90.0 if south + north > 0 else -90.0}
-        return -180.0, min(south, *poles), 180.0, max(north, *poles)
+        return BBox(-180.0, min(south, *poles), 180.0, max(north, *poles))
     west, east = _normalised(float(lon.min()), float(lon.max()))
-    return west, max(south, -90.0), east, min(north, 90.0)
+    return BBox(west, max(south, -90.0), east, min(north, 90.0))
 
 
 def _outline(width: int, height: int) -> tuple[Floats, Floats]:
@@ -106,7 +108,7 @@ def _poles_inside(crs: CRS, transform: Affine6, width: int, height: int) -> set[
     return inside
 
 
-def _bounds_of_what_is_on_earth(crs: CRS, transform: Affine6, width: int, height: int) -> Bounds | None:
+def _bounds_of_what_is_on_earth(crs: CRS, transform: Affine6, width: int, height: int) -> BBox | None:
     """For a grid that reaches beyond the domain of its projection, such as a full disk: points over all of it."""
     side = np.linspace(0, 1, _GRID)
     columns, rows = (part.ravel() for part in np.meshgrid(side * width, side * height))
@@ -116,7 +118,7 @@ def _bounds_of_what_is_on_earth(crs: CRS, transform: Affine6, width: int, height
     poles = set() if crs.is_geographic else _poles_inside(crs, transform, width, height)
     south, north = float(min(lat.min(), *poles, 90)), float(max(lat.max(), *poles, -90))
     west, east = (-180.0, 180.0) if poles else _around_the_widest_gap(lon)
-    return west, max(south, -90.0), east, min(north, 90.0)
+    return BBox(west, max(south, -90.0), east, min(north, 90.0))
 
 
 def _those_on_earth(crs: CRS, x: Floats, y: Floats) -> tuple[Floats, Floats]:

@@ -15,6 +15,7 @@ from rasterio.crs import CRS
 from rasterio.errors import CRSError, RasterioError
 from rasterio.io import MemoryFile
 
+from dagmaster.bbox import BBox
 from dagmaster.errors import InvalidRequest, UnfitData
 from dagmaster.raster.source.crs import describe_crs, name_crs, parse_crs, split_crs
 from dagmaster.raster.source.extent import geographic_bounds, native_bounds
@@ -85,7 +86,7 @@ class RasterFacts:
     crs: str | None = None  # "EPSG:32633" where there is a code, else WKT; horizontal; the given one, if one was given
     transform: tuple[float, float, float, float, float, float] | None = None
     bounds: tuple[float, float, float, float] | None = None  # in its own CRS: west, south, east, north
-    bounds_4326: tuple[float, float, float, float] | None = None  # west > east: it crosses the antimeridian
+    bounds_4326: BBox | None = None
     gcp_count: int = 0
     has_rpc: bool = False
     compression: str | None = None
@@ -240,7 +241,7 @@ def _own_crs(dataset: Any) -> tuple[CRS | None, str | None]:
     return split_crs(crs) if crs else (None, None)
 
 
-def _bounds_4326(crs: CRS | None, transform: Any, dataset: Any) -> tuple[float, float, float, float] | None:
+def _bounds_4326(crs: CRS | None, transform: Any, dataset: Any) -> BBox | None:
     if crs is None or transform is None or not all(map(math.isfinite, transform)):
         return None
     a, b, _, d, e, _ = transform

@@ -209,7 +209,7 @@ def _position(facts: RasterFacts, crs: CrsFacts) -> Iterator[Finding]:
             f"its coordinates look like degrees, but '{crs.name}' is in {crs.unit}",
             "pass `source_crs`, perhaps EPSG:4326",
         )
-    elif crs.area_of_use and not _touch(facts.bounds_4326, crs.area_of_use):
+    elif crs.area_of_use and not facts.bounds_4326.intersects(crs.area_of_use):
         yield warn(
             "raster.outside-area",
             f"it lies outside the area of '{crs.name}': longitude {facts.bounds_4326[0]:.2f}, latitude {facts.bounds_4326[1]:.2f}",
@@ -330,17 +330,3 @@ def _has_area(facts: RasterFacts) -> bool:
 
 def _comparable(nodata: float | None) -> float | str | None:
     return "nan" if nodata is not None and math.isnan(nodata) else nodata
-
-
-def _touch(one: tuple[float, float, float, float], other: tuple[float, float, float, float]) -> bool:
-    """Both may cross the antimeridian."""
-    return (
-        one[1] <= other[3]
-        and other[1] <= one[3]
-        and any(a[0] <= b[1] and b[0] <= a[1] for a in _spans(one) for b in _spans(other))
-    )
-
-
-def _spans(box: tuple[float, float, float, float]) -> list[tuple[float, float]]:
-    west, _, east, _ = box
-    return [(west, east)] if west <= east else [(west, 180.0), (-180.0, east)]
