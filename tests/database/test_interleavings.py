@@ -43,7 +43,7 @@ from dagmaster.jobs.payload import reference_to
 from dagmaster.jobs.plan import Planner
 from dagmaster.jobs.rerun import Rerun, resume, retry
 from dagmaster.jobs.states import TaskStatus
-from dagmaster.jobs.view import JobView, is_failing, node_view
+from dagmaster.jobs.view import JobView, is_failing
 from dagmaster.orchestrator.routing import RegistryRouter
 from dagmaster.records import SCHEMA
 from dagmaster.settings import DEFAULT_QUEUES
@@ -159,10 +159,7 @@ async def _load(ledger: PostgresLedger, claims: Sequence[Claim]) -> dict[UUID, J
     views = {}
     for job in await ledger.load_jobs([claim.job_id for claim in claims]):
         graph = _GRAPHS.get(job.definition_hash) or _GRAPHS.setdefault(job.definition_hash, build(job.workflow))
-        nodes = {state.node_id: node_view(state, graph.workflow.nodes[state.node_id]) for state in job.nodes}
-        views[job.job_id] = JobView(
-            job.job_id, graph, job.input_params, job.status, nodes=nodes, outputs=job.outputs, priority=job.priority
-        )
+        views[job.job_id] = job.view(graph)
     return views
 
 

@@ -39,14 +39,24 @@ from dagmaster.database.ledger.protocol import (
 )
 from dagmaster.errors import Conflict, DagmasterError, NotFound
 from dagmaster.jobs.changes import Changes, JobChange, NewTask, NodeChange
-from dagmaster.jobs.fan import Gathered, aggregate
+from dagmaster.jobs.fan import ChildResult, aggregate
 from dagmaster.jobs.model import DeadLetter, JobMessage, TaskMessage, Worker, new_job_id
-from dagmaster.jobs.news import Due, Failed, Idle, Lost, Overran, Returned, Started, StopRequest, Succeeded, Withdrawn
 from dagmaster.jobs.payload import INLINE_BYTES, LOADABLE_BYTES, reference_to
 from dagmaster.jobs.plan import Planner, Route
 from dagmaster.jobs.rerun import Rerun, resume, retry
 from dagmaster.jobs.states import EventType, JobStatus, NodeStatus, Stop, TaskStatus
-from dagmaster.jobs.view import JobView, node_view
+from dagmaster.jobs.updates import (
+    Due,
+    Failed,
+    Idle,
+    Lost,
+    Overran,
+    Returned,
+    Started,
+    StopRequest,
+    Succeeded,
+    Withdrawn,
+)
 from dagmaster.testing.memory_ledger import MemoryDatabase, MemoryLedger, RefusedByGuard
 from dagmaster.workflows.graph import build
 from dagmaster.workflows.model import Aggregation, Work, Workflow
@@ -194,14 +204,10 @@ class Driver:
     async def turn(self, look: str = "", wake: dict[tuple[UUID, str], int] | None = None) -> list[Any]:
         """Advance with a view read afresh; `look` names what to look at besides results. Returns the news."""
         (job,) = await self.bench.ledger.load_jobs([self.claim.job_id])
-        graph = build(job.workflow)
-        nodes = {state.node_id: node_view(state, graph.workflow.nodes[state.node_id]) for state in job.nodes}
         outputs = job.outputs | await self.bench.ledger.load_outputs(
-            job.job_id, [node_id for node_id, state in nodes.items() if state.status is NodeStatus.COMPLETED]
+            job.job_id, [node_id for node_id, state in job.nodes.items() if state.status is NodeStatus.COMPLETED]
         )
-        view = JobView(
-            job.job_id, graph, job.input_params, job.status, job.priority, nodes=nodes, outputs=outputs, stopping=job.stopping
-        )  # fmt: skip
+        view = replace(job.view(build(job.workflow)), outputs=outputs)
 
         def decide(held: Held) -> list[Changes]:
             (job_id,) = held.epochs
@@ -1326,7 +1332,7 @@ OUTPUTS = st.recursive(
 
 async def gathered(
     bench: Bench, outputs: list[Any], failed: set[int], mode: str
-) -> tuple[dict[str, Any], list[Gathered]]:
+) -> tuple[dict[str, Any], list[ChildResult]]:
     """Run a fan_out whose children put these out; the fan_in's row, and its children as `fan` sees them."""
     driver = await owned(bench, tiles(len(outputs), mode))
     tasks = {task.node_id: task for task in await take(bench)}
@@ -1340,7 +1346,9 @@ async def gathered(
     await hand_in(bench, *reports)
     await driver.turn()
     children = [
-        Gathered(i, f"tiles__{i}", i not in failed, output, f"no {i}" if i in failed else None)
+        ChildResult(
+            i, f"tiles__{i}", "failed" if i in failed else "completed", output, f"no {i}" if i in failed else None
+        )
         for i, output in enumerate(outputs)
     ]
     return await only(bench, "dag_node_states", node_id="gather"), children
@@ -1410,7 +1418,10 @@ def test_postgres_gathers_any_json_as_fan_aggregate_does(database, outputs, fail
         )
         connection.rollback()
 
-    children = [Gathered(i, f"tiles__{i}", i not in failed, output) for i, output in enumerate(outputs)]
+    children = [
+        ChildResult(i, f"tiles__{i}", "failed" if i in failed else "completed", output)
+        for i, output in enumerate(outputs)
+    ]
     expected = aggregate(mode, children)
     assert alike(orjson.loads(found), expected), (found, expected)
 
@@ -1587,7 +1598,9 @@ async def test_a_fan_in_over_payloads_is_a_reference_that_resolves_to_their_valu
     row = await only(bench, "dag_node_states", node_id="gather")
     loaded = await bench.ledger.load_outputs(row["job_id"], ["gather"])
 
-    values = [Gathered(index, f"tiles__{index}", True, orjson.loads(each)) for index, each in enumerate(contents)]
+    values = [
+        ChildResult(index, f"tiles__{index}", "completed", orjson.loads(each)) for index, each in enumerate(contents)
+    ]
     expected = aggregate(Aggregation(mode), values)
     assert loaded == {"gather": expected}
     assert (row["output_ref"] is None) == (mode == "last")

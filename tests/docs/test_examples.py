@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from dagmaster.database.ledger.protocol import ChildResult
 from dagmaster.errors import InvalidWorkflow
 from dagmaster.handlers.registry import Registration, handlers_in, installed
+from dagmaster.jobs.fan import ChildResult
 from dagmaster.settings import DEFAULT_QUEUES
 from dagmaster.testing import Trial, run_handler
 from dagmaster.workflows.graph import build

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from dagmaster.database.ledger.protocol import ChildResult
 from dagmaster.handlers import calling
 from dagmaster.handlers.registry import installed
+from dagmaster.jobs.fan import ChildResult
 from dagmaster.testing import run_handler
 
 

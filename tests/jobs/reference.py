@@ -53,7 +53,7 @@ class Reference:
             return "broken"
         if state == DONE and isinstance(node, ConditionalNode):
             return "go" if target in self.chosen(source) or target not in targets(node) else "void"
-        if state == DONE and (not self.overdrawn(source) or self._fan_out_of(target) == source):
+        if state == DONE and (not self.exceeds_tolerance(source) or self._fan_out_of(target) == source):
             return "go"
         return "empty" if node.importance is Importance.OPTIONAL else "broken"
 
@@ -67,7 +67,7 @@ class Reference:
         read = self.case.reads.get(name)
         if read and self.state(read) != DONE:
             return False  # its template reads what isn't there
-        if isinstance(node, FanInNode) and self.overdrawn(self._fan_out_of(name) or ""):
+        if isinstance(node, FanInNode) and self.exceeds_tolerance(self._fan_out_of(name) or ""):
             return False
         if isinstance(node, TaskNode) or (isinstance(node, FanInNode) and node.handler):
             return self._script_succeeds(name, node.retry.max_attempts)
@@ -107,7 +107,7 @@ class Reference:
         retries = node.task.retry.max_attempts
         return [i for i in range(self.total(name)) if not self._script_succeeds(f"{name}__{i}", retries)]
 
-    def overdrawn(self, name: str) -> bool:
+    def exceeds_tolerance(self, name: str) -> bool:
         node = self.nodes.get(name)
         if not isinstance(node, FanOutNode):
             return False
@@ -118,7 +118,7 @@ class Reference:
 
     def has_critical_failure(self) -> bool:
         return any(
-            node.importance is Importance.CRITICAL and (self.state(name) == FAILED or self.overdrawn(name))
+            node.importance is Importance.CRITICAL and (self.state(name) == FAILED or self.exceeds_tolerance(name))
             for name, node in self.nodes.items()
         )
 
@@ -127,7 +127,7 @@ class Reference:
             node.importance
             for name, node in self.nodes.items()
             if not isinstance(node, StartNode | EndNode)
-            and (self.state(name) in (FAILED, LOST) or self.overdrawn(name))
+            and (self.state(name) in (FAILED, LOST) or self.exceeds_tolerance(name))
         }
         if Importance.CRITICAL in bad:
             return "failed"

@@ -27,7 +27,7 @@ from dagmaster.jobs.model import TaskMessage, new_job_id
 from dagmaster.jobs.plan import Plan, Planner, Route
 from dagmaster.jobs.rerun import Rerun
 from dagmaster.jobs.states import JOB_TERMINAL, NODE_TERMINAL, TaskStatus
-from dagmaster.jobs.view import JobView, is_failing, node_view, wakeable
+from dagmaster.jobs.view import JobView, is_failing, rerunnable_children
 from dagmaster.testing.memory_ledger import MemoryDatabase, MemoryLedger
 from dagmaster.testing.plain import at_once
 from dagmaster.workflows.graph import build
@@ -219,7 +219,7 @@ class Simulation:
         assert owner.view is not None
         failing = frozenset({self.job_id} if owner.is_failing else ())
         is_ending = owner.view.stopping or self.case.workflow.fail_fast
-        wake = wakeable(owner.view, LOOK_LIMIT, unlimited=owner.is_failing)
+        wake = rerunnable_children(owner.view, LOOK_LIMIT, unlimited=owner.is_failing)
         return Look(
             overdue,
             started,
@@ -232,16 +232,7 @@ class Simulation:
         if owner.view is not None:
             return
         (job,) = at_once(self.ledger.load_jobs([owner.claim.job_id]))
-        nodes = {state.node_id: node_view(state, self.graph.workflow.nodes[state.node_id]) for state in job.nodes}
-        owner.view = JobView(
-            job.job_id,
-            self.graph,
-            job.input_params,
-            job.status,
-            nodes=nodes,
-            outputs=job.outputs,
-            stopping=job.stopping,
-        )
+        owner.view = job.view(self.graph)
         owner.look_at_all = True
         owner.is_failing = is_failing(owner.view)
 

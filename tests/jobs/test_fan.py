@@ -2,14 +2,20 @@
 
 import pytest
 
-from dagmaster.jobs.fan import Gathered, aggregate, batch_count, fan_out_output, size_bytes, tolerated
+from dagmaster.jobs.fan import ChildResult, aggregate, batch_count, fan_out_output, size_bytes, tolerated
 from dagmaster.jobs.payload import INLINE_BYTES
 from dagmaster.workflows.model import Aggregation, FanOutNode
 
 
 def children(*outputs, failed=()):
     return [
-        Gathered(i, f"tile__{i}", i not in failed, None if i in failed else output, "broke" if i in failed else None)
+        ChildResult(
+            i,
+            f"tile__{i}",
+            "failed" if i in failed else "completed",
+            None if i in failed else output,
+            "broke" if i in failed else None,
+        )
         for i, output in enumerate(outputs)
     ]
 

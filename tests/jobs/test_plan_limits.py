@@ -12,7 +12,7 @@ import pytest
 from dagmaster.errors import InvalidRequest, InvalidWorkflow
 from dagmaster.jobs.model import Submission
 from dagmaster.jobs.payload import INLINE_BYTES, LOADABLE_BYTES, TRANSACTION_BYTES, reference_to
-from dagmaster.jobs.plan import Planner, Room, Route
+from dagmaster.jobs.plan import ByteBudget, Planner, Route
 from dagmaster.jobs.states import NodeStatus
 from dagmaster.jobs.view import JobView, NodeView
 from dagmaster.operations.library import WorkflowLibrary
@@ -133,9 +133,9 @@ def test_params_in_rows_count_too_for_what_a_transaction_holds():
 
 @pytest.mark.requirement("E18")
 def test_jobs_of_one_transaction_share_what_it_holds():
-    node, room = "{handler: noop, params: {x: '{{ inputs.text }}'}, next: end}", Room(bytes_left=300_000)
-    first = decide(single_view(node, "x" * 400_000), room=room)
-    second = decide(single_view(node, "x" * 400_000, job=2), room=room)
+    node, budget = "{handler: noop, params: {x: '{{ inputs.text }}'}, next: end}", ByteBudget(bytes_left=300_000)
+    first = decide(single_view(node, "x" * 400_000), budget=budget)
+    second = decide(single_view(node, "x" * 400_000, job=2), budget=budget)
     later = decide(second.view)
 
     assert (len(first.changes.tasks), first.is_unfinished) == (1, False)

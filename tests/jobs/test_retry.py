@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagmaster.jobs.retry import LOSS_POLICY, Again, after_failure, after_loss, backoff_seconds
+from dagmaster.jobs.retry import LOSS_POLICY, RetrySchedule, after_failure, after_loss, backoff_seconds
 from dagmaster.jobs.states import Blame
 from dagmaster.workflows.model import Retry
 
@@ -45,8 +45,8 @@ def test_jitter_spreads_a_wait_over_its_upper_half(nth, initial, longest, backof
 
 @pytest.mark.parametrize("blame", [Blame.HANDLER, Blame.ENGINE])
 def test_the_handlers_failures_are_tried_again_as_often_as_the_workflow_says(blame):
-    assert after(blame) == Again(1, 0, 2)
-    assert after(blame, retry_count=1) == Again(2, 0, 4)
+    assert after(blame) == RetrySchedule(1, 0, 2)
+    assert after(blame, retry_count=1) == RetrySchedule(2, 0, 4)
     assert after(blame, retry_count=2) is None
 
 
@@ -67,7 +67,7 @@ def test_the_first_lost_worker_costs_no_wait_and_the_next_ones_do():
     first = after_loss(retry_count=3, loss_count=0, max_losses=2, random=Random(1))
     second = after_loss(retry_count=3, loss_count=1, max_losses=2, random=Random(1))
 
-    assert first == Again(3, 1, 0.0)
+    assert first == RetrySchedule(3, 1, 0.0)
     assert second is not None
     assert second.loss_count == 2
     assert 0.25 <= second.wait_seconds <= 0.5

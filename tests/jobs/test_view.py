@@ -5,7 +5,7 @@ from uuid import UUID
 import pytest
 
 from dagmaster.jobs.states import JobStatus, NodeStatus, SkipReason
-from dagmaster.jobs.view import JobView, NodeView, Verdict, is_busy, is_ended, is_failing, outcome, verdict
+from dagmaster.jobs.view import JobView, NodeView, Readiness, is_busy, is_ended, is_failing, outcome, readiness
 from tests.workflows.builders import a_graph
 
 DONE = NodeView(NodeStatus.COMPLETED)
@@ -48,23 +48,23 @@ def a_view(text, **nodes):
 
 
 def two(how, first, second, importance="critical"):
-    return verdict(a_view(TWO.format(how=how, importance=importance), start=DONE, a=first, b=second), "c")
+    return readiness(a_view(TWO.format(how=how, importance=importance), start=DONE, a=first, b=second), "c")
 
 
 @pytest.mark.requirement("W6")
 @pytest.mark.parametrize(
     ("first", "second", "expected"),
     [
-        (DONE, DONE, Verdict.GO),
-        (DONE, RUNNING, Verdict.WAIT),
-        (DONE, BRANCHED, Verdict.GO),
-        (BRANCHED, BRANCHED, Verdict.SKIP_BRANCH),
-        (BRANCHED, RUNNING, Verdict.WAIT),
-        (DONE, FAILED, Verdict.SKIP_FAILED),
-        (RUNNING, FAILED, Verdict.SKIP_FAILED),
-        (DONE, LOST, Verdict.SKIP_FAILED),
-        (DONE, CANCELLED, Verdict.SKIP_FAILED),
-        (BRANCHED, LOST, Verdict.SKIP_FAILED),
+        (DONE, DONE, Readiness.GO),
+        (DONE, RUNNING, Readiness.WAIT),
+        (DONE, BRANCHED, Readiness.GO),
+        (BRANCHED, BRANCHED, Readiness.SKIP_BRANCH),
+        (BRANCHED, RUNNING, Readiness.WAIT),
+        (DONE, FAILED, Readiness.SKIP_FAILED),
+        (RUNNING, FAILED, Readiness.SKIP_FAILED),
+        (DONE, LOST, Readiness.SKIP_FAILED),
+        (DONE, CANCELLED, Readiness.SKIP_FAILED),
+        (BRANCHED, LOST, Readiness.SKIP_FAILED),
     ],
 )
 def test_all_of_needs_every_one_and_skipped_by_a_branch_satisfies(first, second, expected):
@@ -76,14 +76,14 @@ def test_all_of_needs_every_one_and_skipped_by_a_branch_satisfies(first, second,
 @pytest.mark.parametrize(
     ("first", "second", "expected"),
     [
-        (DONE, RUNNING, Verdict.GO),
-        (DONE, FAILED, Verdict.GO),
-        (DONE, BRANCHED, Verdict.GO),
-        (RUNNING, FAILED, Verdict.WAIT),
-        (RUNNING, BRANCHED, Verdict.WAIT),
-        (BRANCHED, BRANCHED, Verdict.SKIP_BRANCH),
-        (BRANCHED, FAILED, Verdict.SKIP_FAILED),
-        (LOST, CANCELLED, Verdict.SKIP_FAILED),
+        (DONE, RUNNING, Readiness.GO),
+        (DONE, FAILED, Readiness.GO),
+        (DONE, BRANCHED, Readiness.GO),
+        (RUNNING, FAILED, Readiness.WAIT),
+        (RUNNING, BRANCHED, Readiness.WAIT),
+        (BRANCHED, BRANCHED, Readiness.SKIP_BRANCH),
+        (BRANCHED, FAILED, Readiness.SKIP_FAILED),
+        (LOST, CANCELLED, Readiness.SKIP_FAILED),
     ],
 )
 def test_any_of_needs_one_that_completed(first, second, expected):
@@ -95,10 +95,10 @@ def test_any_of_needs_one_that_completed(first, second, expected):
 @pytest.mark.parametrize(
     ("importance", "how", "expected"),
     [
-        ("optional", "all_of", Verdict.GO),
-        ("important", "all_of", Verdict.SKIP_FAILED),
-        ("optional", "any_of", Verdict.SKIP_FAILED),
-        ("important", "any_of", Verdict.SKIP_FAILED),
+        ("optional", "all_of", Readiness.GO),
+        ("important", "all_of", Readiness.SKIP_FAILED),
+        ("optional", "any_of", Readiness.SKIP_FAILED),
+        ("important", "any_of", Readiness.SKIP_FAILED),
     ],
 )
 def test_only_a_failed_optional_node_satisfies_and_never_as_one_of_any(importance, how, expected):
@@ -108,49 +108,49 @@ def test_only_a_failed_optional_node_satisfies_and_never_as_one_of_any(importanc
 @pytest.mark.requirement("W6")
 @pytest.mark.parametrize(
     ("target", "expected"),
-    [("left", Verdict.GO), ("right", Verdict.SKIP_BRANCH), ("beside", Verdict.GO), ("join", Verdict.WAIT)],
+    [("left", Readiness.GO), ("right", Readiness.SKIP_BRANCH), ("beside", Readiness.GO), ("join", Readiness.WAIT)],
 )
 def test_a_conditional_opens_the_branch_it_chose_and_whatever_is_on_none(target, expected):
     view = a_view(BRANCH, start=DONE, choose=NodeView(NodeStatus.COMPLETED, chosen=("left",)))
 
-    assert verdict(view, target) is expected
+    assert readiness(view, target) is expected
 
 
 def fan(target, importance="critical", tolerate=0, other=RUNNING, **tiles):
     tiles = {"status": NodeStatus.COMPLETED, "total": 3, "expanded": 3, "is_sized": True, **tiles}
     text = FAN.format(tolerate=tolerate, importance=importance)
-    return verdict(a_view(text, start=DONE, other=other, tiles=NodeView(**tiles)), target)
+    return readiness(a_view(text, start=DONE, other=other, tiles=NodeView(**tiles)), target)
 
 
 @pytest.mark.requirement("W7")
 @pytest.mark.parametrize("target", ["gather", "after"])
 def test_everything_after_a_fan_out_waits_for_all_children(target):
-    assert fan(target, remaining=1) is Verdict.WAIT
-    assert fan(target, remaining=0) is Verdict.GO
+    assert fan(target, remaining=1) is Readiness.WAIT
+    assert fan(target, remaining=0) is Readiness.GO
 
 
 @pytest.mark.requirement("W8")
 def test_a_fan_in_waits_for_all_children_even_where_its_edges_would_let_it_go():
-    assert fan("gather", other=DONE, remaining=1) is Verdict.WAIT
-    assert fan("gather", other=DONE, status=NodeStatus.READY, expanded=1, remaining=3) is Verdict.WAIT
-    assert fan("gather", other=DONE, remaining=0) is Verdict.GO
+    assert fan("gather", other=DONE, remaining=1) is Readiness.WAIT
+    assert fan("gather", other=DONE, status=NodeStatus.READY, expanded=1, remaining=3) is Readiness.WAIT
+    assert fan("gather", other=DONE, remaining=0) is Readiness.GO
 
 
 @pytest.mark.requirement("W7")
 @pytest.mark.parametrize(
     ("importance", "tolerate", "failed", "expected"),
     [
-        ("critical", 0, 1, Verdict.SKIP_FAILED),
-        ("important", 0, 1, Verdict.SKIP_FAILED),
-        ("optional", 0, 1, Verdict.GO),
-        ("critical", 1, 1, Verdict.GO),
-        ("critical", 1, 2, Verdict.SKIP_FAILED),
-        ("critical", 0.5, 1, Verdict.GO),
+        ("critical", 0, 1, Readiness.SKIP_FAILED),
+        ("important", 0, 1, Readiness.SKIP_FAILED),
+        ("optional", 0, 1, Readiness.GO),
+        ("critical", 1, 1, Readiness.GO),
+        ("critical", 1, 2, Readiness.SKIP_FAILED),
+        ("critical", 0.5, 1, Readiness.GO),
     ],
 )
 def test_more_failed_children_than_tolerated_stop_what_comes_after(importance, tolerate, failed, expected):
-    assert fan("after", importance, tolerate, failed=failed) is expected
-    assert fan("gather", importance, tolerate, failed=failed) is Verdict.GO  # and says itself what failed
+    assert fan("after", importance, tolerate, failed_count=failed) is expected
+    assert fan("gather", importance, tolerate, failed_count=failed) is Readiness.GO  # and says itself what failed
 
 
 @pytest.mark.requirement("E17")
@@ -202,5 +202,5 @@ def test_a_fan_out_that_failed_half_way_is_not_over_before_its_children():
     view = a_view(FAN.format(tolerate=0, importance="optional"), start=DONE, other=DONE, tiles=tiles)
 
     assert tiles.live_children == 1
-    assert verdict(view, "after") is Verdict.WAIT
+    assert readiness(view, "after") is Readiness.WAIT
     assert is_busy(view)

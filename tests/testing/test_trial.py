@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, Field
 
-from dagmaster.database.ledger.protocol import ChildResult
 from dagmaster.errors import HandlerFailed, NotFound, Unavailable, UnfitData
 from dagmaster.handlers.context import HandlerResult
 from dagmaster.handlers.registry import register_handler
+from dagmaster.jobs.fan import ChildResult
 from dagmaster.testing import run_handler
 
 

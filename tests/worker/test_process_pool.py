@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from worker_fakes import FakeLedger, a_registry, a_task, until
 
-from dagmaster.database.ledger.protocol import ChildResult
+from dagmaster.jobs.fan import ChildResult
 from dagmaster.jobs.model import TaskMessage
 from dagmaster.jobs.states import TaskStatus
 from dagmaster.worker.context import TaskContext

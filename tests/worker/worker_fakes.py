@@ -8,10 +8,11 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID, uuid4
 
-from dagmaster.database.ledger.protocol import ChildResult, Demand, Exchange, Report, Running, WorkerInfo
+from dagmaster.database.ledger.protocol import Demand, Exchange, Report, Running, WorkerInfo
 from dagmaster.errors import Unavailable
 from dagmaster.handlers.registry import Registration, Registry
 from dagmaster.handlers.shipped import REGISTRATIONS
+from dagmaster.jobs.fan import ChildResult
 from dagmaster.jobs.model import Checkpoint, TaskMessage, task_id
 from dagmaster.jobs.payload import Encoded, Reference, reference_to
 from dagmaster.settings import Settings

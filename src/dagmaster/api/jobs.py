@@ -236,8 +236,8 @@ def _view_of(node: NodeLine) -> NodeView:
         total=node.total or 0,
         expanded=node.expanded or 0,
         remaining=node.remaining or 0,
-        failed=node.failed_count or 0,
-        cancelled=node.cancelled_count or 0,
+        failed_count=node.failed_count or 0,
+        cancelled_count=node.cancelled_count or 0,
     )
 
 

@@ -22,7 +22,7 @@ from dagmaster.database.reads.jobs import NodeLine
 from dagmaster.database.reads.pages import MOST_IN_FRONT, JobBrief, LiveTask
 from dagmaster.jobs.model import QueueSettings
 from dagmaster.jobs.states import JOB_TERMINAL, NODE_LIVE, NODE_TERMINAL, JobStatus, NodeStatus, TaskStatus
-from dagmaster.jobs.view import read_by
+from dagmaster.jobs.view import fan_out_read_by
 from dagmaster.workflows.graph import Graph
 from dagmaster.workflows.model import FanOutNode
 
@@ -169,7 +169,7 @@ def reasons(graph: Graph, node: NodeLine, nodes: Mapping[str, NodeLine], known: 
 def _for_others(graph: Graph, node_id: str, nodes: Mapping[str, NodeLine], known: Known) -> list[Reason]:
     needed = [name for name in graph.all_of[node_id] if not is_ended(nodes[name])]
     options = [name for name in graph.any_of[node_id] if not is_ended(nodes[name])]
-    read = read_by(graph, node_id)
+    read = fan_out_read_by(graph, node_id)
     if read and read not in needed and not is_ended(nodes[read]):
         needed.append(read)
     found: list[Reason] = []

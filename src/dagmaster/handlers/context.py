@@ -13,8 +13,8 @@ from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict
 
-from dagmaster.database.ledger.protocol import ChildResult
 from dagmaster.handlers.artifacts import Artifact, Places
+from dagmaster.jobs.fan import ChildResult
 
 if TYPE_CHECKING:
     import psycopg

@@ -85,7 +85,7 @@ class PoisonedTask:
 
 
 @dataclass(frozen=True, slots=True)
-class Gathering:
+class FanInCompletion:
     """A fan_in completes with its children's results, gathered by the ledger."""
 
     node_id: str
@@ -123,7 +123,7 @@ class Changes:
     tasks: list[NewTask] = field(default_factory=list)
     next_attempts: list[NextAttempt] = field(default_factory=list)
     poisoned: list[PoisonedTask] = field(default_factory=list)
-    gatherings: list[Gathering] = field(default_factory=list)
+    completed_fan_ins: list[FanInCompletion] = field(default_factory=list)
     events: list[NewEvent] = field(default_factory=list)
     job_moves: list[JobChange] = field(default_factory=list)
     stopping: Stop | None = None  # from now on

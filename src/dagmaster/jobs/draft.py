@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from dagmaster.jobs.changes import Changes, Gathering, JobChange, NewChild, NewTask, NextAttempt, NodeChange
+from dagmaster.jobs.changes import Changes, FanInCompletion, JobChange, NewChild, NewTask, NextAttempt, NodeChange
 from dagmaster.jobs.fan import tolerated
-from dagmaster.jobs.news import Due, Failed, Idle, Lost, Overran, Returned, Started, Succeeded, Withdrawn
-from dagmaster.jobs.retry import Again
+from dagmaster.jobs.retry import RetrySchedule
 from dagmaster.jobs.states import JOB_MOVES, NODE_MOVES, EventType, JobStatus, NodeStatus, SkipReason, Stop
+from dagmaster.jobs.updates import Due, Failed, Idle, Lost, Overran, Returned, Started, Succeeded, Withdrawn
 from dagmaster.jobs.view import JobView, NodeView
 from dagmaster.workflows.model import Aggregation, ConditionalNode, FanOutNode
 
@@ -99,7 +99,7 @@ class Draft:
             EventType.NODE_CANCELLED, node=node_id, status=NodeStatus.CANCELLED, data={"reason": reason}
         )
 
-    def complete_inside(self, node_id: str, output: Any = None, *, chosen: tuple[str, ...] = ()) -> None:
+    def complete_without_worker(self, node_id: str, output: Any = None, *, chosen: tuple[str, ...] = ()) -> None:
         """A node that needs no worker is done. What it decided for others (branch, number of children) is in its event."""
         self._move(node_id, NodeStatus.COMPLETED, output=output, chosen=chosen)
         if output is not None:
@@ -115,10 +115,10 @@ class Draft:
     def gather(self, node_id: str, fan_out: str, aggregation: Aggregation) -> None:
         """A fan_in is done; the ledger fills in what its children reported."""
         self._move(node_id, NodeStatus.COMPLETED)
-        self.changes.gatherings.append(Gathering(node_id, fan_out, aggregation))
+        self.changes.completed_fan_ins.append(FanInCompletion(node_id, fan_out, aggregation))
         self.changes.record(EventType.NODE_COMPLETED, node=node_id, status=NodeStatus.COMPLETED)
 
-    def fail_inside(self, node_id: str, error: dict[str, Any], again: Again | None = None) -> None:
+    def fail_without_worker(self, node_id: str, error: dict[str, Any], again: RetrySchedule | None = None) -> None:
         """A ready node failed before any worker saw it."""
         self._move(node_id, NodeStatus.FAILED, error=error)
         self.changes.record(EventType.NODE_FAILED, node=node_id, status=NodeStatus.FAILED, data={"error": error})
@@ -150,7 +150,7 @@ class Draft:
         if self.view.status is JobStatus.PENDING:
             self.move_job(JobStatus.RUNNING)
 
-    def _retry(self, node_id: str, again: Again) -> None:
+    def _retry(self, node_id: str, again: RetrySchedule) -> None:
         self._move(
             node_id,
             NodeStatus.READY,
@@ -233,7 +233,7 @@ class Draft:
             at=news.finished_at,
         )
 
-    def failed(self, news: Failed | Lost | Overran, error: dict[str, Any], again: Again | None) -> None:
+    def failed(self, news: Failed | Lost | Overran, error: dict[str, Any], again: RetrySchedule | None) -> None:
         self.started(news)
         at = getattr(news, "finished_at", None)
         self._either(news, NodeStatus.FAILED, error=error, finished_at=at)
@@ -253,7 +253,7 @@ class Draft:
             return
         self.ready_again(news, again, wait=True)
 
-    def ready_again(self, news: _Touched, again: Again, *, wait: bool, reason: str | None = None) -> None:
+    def ready_again(self, news: _Touched, again: RetrySchedule, *, wait: bool, reason: str | None = None) -> None:
         """Given back, lost or retried: ready, now or after a wait."""
         waits = again.wait_seconds > 0 and wait
         counts = {"retry_count": again.retry_count, "loss_count": again.loss_count}
@@ -306,7 +306,7 @@ class Draft:
     def _take(self, fan_out: str, expands: int) -> None:
         state = self.view.nodes[fan_out]
         expanded = state.expanded + expands
-        self.view.nodes[fan_out] = state._replace(stale=state.stale - 1, expanded=expanded)
+        self.view.nodes[fan_out] = state._replace(stale_count=state.stale_count - 1, expanded=expanded)
         known = self._rows.get(fan_out)
         facts: dict[str, Any] = {"expanded": expanded} if expands else {}
         self._amend(fan_out, taken=(known.taken if known else 0) + 1, **facts)
@@ -361,12 +361,12 @@ class Draft:
             counts = self._countdowns[fan_out] = _Countdown()
         return counts
 
-    def is_overdrawn(self, fan_out: str) -> bool:
+    def exceeds_tolerance(self, fan_out: str) -> bool:
         """More children failed than are tolerated, those of this transaction included."""
         counts, state = self._countdown(fan_out), self.view.nodes[fan_out]
         node = self.view.graph.workflow.nodes[fan_out]
         assert isinstance(node, FanOutNode)
-        return state.failed + state.cancelled + counts.failed + counts.cancelled > tolerated(node, state.total)
+        return state.fallen_count + counts.failed + counts.cancelled > tolerated(node, state.total)
 
     def settle_countdowns(self) -> None:
         """Take what ended in this transaction off the counters, once per fan_out."""
@@ -374,9 +374,9 @@ class Draft:
             state = self.view.nodes[fan_out]
             self.view.nodes[fan_out] = state._replace(
                 remaining=state.remaining - counts.ended,
-                failed=state.failed + counts.failed,
-                cancelled=state.cancelled + counts.cancelled,
-                idle=state.idle - counts.woken,
+                failed_count=state.failed_count + counts.failed,
+                cancelled_count=state.cancelled_count + counts.cancelled,
+                idle_count=state.idle_count - counts.woken,
             )
             self._amend(
                 fan_out,

@@ -9,18 +9,24 @@ import orjson
 
 from dagmaster.jobs.model import child_id
 from dagmaster.jobs.payload import INLINE_BYTES
+from dagmaster.jobs.states import NodeStatus
 from dagmaster.workflows.model import Aggregation, FanOutNode
 
 
 @dataclass(frozen=True, slots=True)
-class Gathered:
-    """A child that ended, as a fan_in sees it."""
+class ChildResult:
+    """A child of a fan_out that ended, for its fan_in and for handlers. A large output is kept by reference."""
 
     index: int
     node_id: str
-    completed: bool
+    status: str
     output: Any = None
     error_message: str | None = None
+    output_ref: dict[str, Any] | None = None
+
+    @property
+    def is_completed(self) -> bool:
+        return self.status == NodeStatus.COMPLETED
 
 
 def batch_count(items: int, batch_size: int | None) -> int:
@@ -41,13 +47,13 @@ def fan_out_output(node_id: str, total: int) -> dict[str, Any]:
     return {"fan_out_count": total, "child_node_ids": [child_id(node_id, index) for index in range(total)]}
 
 
-def aggregate(mode: Aggregation, children: Sequence[Gathered]) -> dict[str, Any]:
+def aggregate(mode: Aggregation, children: Sequence[ChildResult]) -> dict[str, Any]:
     """What a fan_in makes of its children, given in index order. Tolerated failures are listed under `failed`."""
-    outputs = [child.output for child in children if child.completed]
+    outputs = [child.output for child in children if child.is_completed]
     failed = [
         {"index": child.index, "node_id": child.node_id, "error_message": child.error_message}
         for child in children
-        if not child.completed
+        if not child.is_completed
     ]
     result = _combined(mode, outputs)
     return {**result, "failed": failed} if failed else result

@@ -444,7 +444,7 @@ class Audit:
         owner = node.parent or node_id
         if self.graph.workflow.nodes[owner].importance is not Importance.CRITICAL:
             return
-        failed = self.rebuilt.nodes[owner].status == NodeStatus.FAILED or self._is_overdrawn(owner)
+        failed = self.rebuilt.nodes[owner].status == NodeStatus.FAILED or self._exceeds_tolerance(owner)
         (self._standing.add if failed else self._standing.discard)(owner)
 
     # Attempts
@@ -600,7 +600,7 @@ class Audit:
         if self._has_open_children(source):
             return _Word.WAIT
         if state.status == NodeStatus.COMPLETED and (
-            not self._is_overdrawn(source) or self.graph.fan_out_of.get(target) == source
+            not self._exceeds_tolerance(source) or self.graph.fan_out_of.get(target) == source
         ):
             return _Word.GO
         return _Word.EMPTY if node.importance is Importance.OPTIONAL else _Word.BROKEN
@@ -639,7 +639,7 @@ class Audit:
         row, node = self._own.get(fan_out), self.rebuilt.nodes[fan_out]
         return node.total is not None or row is None or row.run == node.run
 
-    def _is_overdrawn(self, fan_out: str) -> bool:
+    def _exceeds_tolerance(self, fan_out: str) -> bool:
         node = self.graph.workflow.nodes[fan_out] if self.graph else None
         family = self.rebuilt.families.get(fan_out)
         if family is None or not isinstance(node, FanOutNode):
@@ -689,7 +689,7 @@ class Audit:
         if self._has_open_children(fan_out):
             of = f"{family.ended} of {max(family.born, self._total(fan_out))} children of '{fan_out}'"
             self._find(Code.FAN_IN, f"event {event.sequence}: went when {of} had ended", node_id)
-        elif self._is_overdrawn(fan_out):
+        elif self._exceeds_tolerance(fan_out):
             failed = f"{family.failed + family.cancelled} children of '{fan_out}' failed"
             self._find(Code.FAN_IN, f"event {event.sequence}: went although {failed}", node_id)
 
@@ -882,7 +882,7 @@ class Audit:
             if state is None or node.type in ("start", "end"):
                 continue
             is_lost = state.status == NodeStatus.SKIPPED and state.reason != SkipReason.BRANCH_NOT_TAKEN
-            if is_lost or state.status in (NodeStatus.FAILED, NodeStatus.CANCELLED) or self._is_overdrawn(node_id):
+            if is_lost or state.status in (NodeStatus.FAILED, NodeStatus.CANCELLED) or self._exceeds_tolerance(node_id):
                 bad.setdefault(node.importance, node_id)
         if Importance.CRITICAL in bad:
             return JobStatus.FAILED, bad[Importance.CRITICAL]

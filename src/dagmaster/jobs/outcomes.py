@@ -11,7 +11,7 @@ from uuid import UUID
 
 from dagmaster.jobs.rerun import RESUMABLE
 from dagmaster.jobs.states import NodeStatus, SkipReason
-from dagmaster.jobs.view import JobView, fell_short
+from dagmaster.jobs.view import JobView, is_unsuccessful
 from dagmaster.workflows.model import EndNode, Importance, StartNode
 
 _LOCATIONS = ("location", "href", "url", "uri", "path")
@@ -53,7 +53,7 @@ def outcomes(view: JobView) -> Outcomes:
     """Of a job that has ended."""
     workflow = view.graph.workflow
     counted = [node_id for node_id in view.graph.order if not isinstance(workflow.nodes[node_id], StartNode | EndNode)]
-    short = [node_id for node_id in counted if fell_short(view, node_id)]
+    short = [node_id for node_id in counted if is_unsuccessful(view, node_id)]
     critical = [node_id for node_id in counted if workflow.nodes[node_id].importance is Importance.CRITICAL]
     missing = [node_id for node_id in short if node_id in critical]
     skipped = [node_id for node_id in critical if _is_off_the_branch(view, node_id)]
@@ -75,8 +75,8 @@ def _is_off_the_branch(view: JobView, node_id: str) -> bool:
 def _secondary(view: JobView, node_id: str) -> Secondary:
     node, state = view.graph.workflow.nodes[node_id], view.nodes[node_id]
     error = state.error_message
-    if error is None and state.failed:
-        error = f"{state.failed} of {state.total} children failed"
+    if error is None and state.failed_count:
+        error = f"{state.failed_count} of {state.total} children failed"
     if error is None and state.reason:
         error = state.reason.replace("_", " ")
     return Secondary(

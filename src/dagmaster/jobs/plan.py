@@ -20,19 +20,6 @@ from dagmaster.jobs import fan
 from dagmaster.jobs.changes import Changes, NewChild, NewTask, PoisonedTask
 from dagmaster.jobs.draft import Draft
 from dagmaster.jobs.model import TaskMessage, child_id, task_id
-from dagmaster.jobs.news import (
-    Due,
-    Failed,
-    Idle,
-    Lost,
-    News,
-    Overran,
-    Returned,
-    Started,
-    StopRequest,
-    Succeeded,
-    Withdrawn,
-)
 from dagmaster.jobs.payload import (
     INLINE_BYTES,
     LOADABLE_BYTES,
@@ -41,20 +28,33 @@ from dagmaster.jobs.payload import (
     by_reference,
     reference_to,
 )
-from dagmaster.jobs.retry import Again, after_failure, after_loss
+from dagmaster.jobs.retry import RetrySchedule, after_failure, after_loss
 from dagmaster.jobs.states import Blame, JobStatus, NodeStatus, SkipReason, Stop
+from dagmaster.jobs.updates import (
+    Due,
+    Failed,
+    Idle,
+    Lost,
+    Overran,
+    Returned,
+    Started,
+    StopRequest,
+    Succeeded,
+    TaskUpdate,
+    Withdrawn,
+)
 from dagmaster.jobs.view import (
     JobView,
-    Verdict,
+    Readiness,
+    exceeds_tolerance,
+    fan_out_read_by,
     is_busy,
     is_cut_short,
     is_ended,
     is_failing,
     outcome,
-    overdrawn,
-    read_by,
-    verdict,
-    wakeable,
+    readiness,
+    rerunnable_children,
 )
 from dagmaster.workflows.expressions import Compiled, Context, fits
 from dagmaster.workflows.model import (
@@ -100,14 +100,14 @@ class Plan:
 
 
 @dataclass(slots=True)
-class Room:
+class ByteBudget:
     """How many bytes of params and results a transaction still takes, of all its jobs together. What finds it full waits for
     the next."""
 
     bytes_left: int = TRANSACTION_BYTES
 
     @property
-    def is_full(self) -> bool:
+    def is_spent(self) -> bool:
         return self.bytes_left <= 0
 
 
@@ -141,27 +141,27 @@ class Planner:
     def decide(
         self,
         view: JobView,
-        news: Sequence[News],
+        news: Sequence[TaskUpdate],
         *,
         epoch: int,
         sequence: int,
         look_at_all: bool = False,
         stop: StopRequest | None = None,
-        room: Room | None = None,
+        budget: ByteBudget | None = None,
     ) -> Plan:
         draft = Draft(view, epoch, sequence)
         if stop is not None and view.stopping is None:
             draft.stop(stop.stop, by=stop.by, why=stop.why)
-        return _Pass(self, draft, room or Room()).run(news, look_at_all=look_at_all)
+        return _Decision(self, draft, budget or ByteBudget()).run(news, look_at_all=look_at_all)
 
 
-class _Pass:
+class _Decision:
     """One decision about one job."""
 
-    def __init__(self, planner: Planner, draft: Draft, room: Room) -> None:
+    def __init__(self, planner: Planner, draft: Draft, budget: ByteBudget) -> None:
         self.planner = planner
         self.draft = draft
-        self.room = room
+        self.budget = budget
         self.graph = draft.view.graph
         self.nodes = draft.view.graph.workflow.nodes
         self.wanted: set[str] = set()
@@ -171,7 +171,7 @@ class _Pass:
         self._shared_encoded: dict[int, _Encoded] = {}
         self._sources: dict[str, Sequence[Any] | None] = {}
 
-    def run(self, news: Sequence[News], *, look_at_all: bool) -> Plan:
+    def run(self, news: Sequence[TaskUpdate], *, look_at_all: bool) -> Plan:
         for item in sorted(news, key=_place) if any(isinstance(item, Idle) for item in news) else news:
             self._fold(item)
         self.draft.settle_countdowns()
@@ -184,7 +184,7 @@ class _Pass:
         if self.failing:
             self._wind_down()
         self._conclude()
-        if wakeable(self.draft.view, self.planner.chunk, unlimited=self.failing):
+        if rerunnable_children(self.draft.view, self.planner.chunk, unlimited=self.failing):
             self.is_unfinished = True
         changes = self.draft.finish()
         view = self._without_spent_outputs(self.draft.view)
@@ -207,7 +207,7 @@ class _Pass:
 
     # Folding in what happened
 
-    def _fold(self, news: News) -> None:
+    def _fold(self, news: TaskUpdate) -> None:
         draft = self.draft
         match news:
             case Succeeded():
@@ -224,7 +224,9 @@ class _Pass:
                 if self.failing:
                     draft.withdrawn(news, self._because)
                 else:
-                    draft.ready_again(news, Again(news.retry_count, news.loss_count, 0), wait=False, reason="returned")
+                    draft.ready_again(
+                        news, RetrySchedule(news.retry_count, news.loss_count, 0), wait=False, reason="returned"
+                    )
             case Started():
                 draft.started(news)
             case Due():
@@ -250,7 +252,7 @@ class _Pass:
             self.draft.leave_out(news, NodeStatus.CANCELLED, self._because)
         elif state.status is not NodeStatus.READY or (state.is_sized and news.index >= state.total):
             self.draft.leave_out(news, NodeStatus.SKIPPED, SkipReason.NOT_IN_THIS_RUN.value)
-        elif self._has_outputs(news.parent) and not self.room.is_full:
+        elif self._has_outputs(news.parent) and not self.budget.is_spent:
             self._redo(news, news.parent, news.index)
 
     def _redo(self, news: Idle, fan_out: str, index: int) -> None:
@@ -263,12 +265,12 @@ class _Pass:
             route = self.planner.router.route(node.task)
             task = self._child(index, _child_task(news.node_id, node, route, params, attempt=news.attempt + 1))
         except DagmasterError as error:
-            self._fail_inside(fan_out, error)
+            self._fail_without_worker(fan_out, error)
             self.draft.leave_out(news, NodeStatus.CANCELLED, self._because)
             return
         self.draft.take_up(news, NewChild(news.node_id, index, label, node.task.retry.max_attempts), task)
 
-    def _failed(self, news: Failed | Overran | Lost, error: dict[str, Any], again: Again | None) -> None:
+    def _failed(self, news: Failed | Overran | Lost, error: dict[str, Any], again: RetrySchedule | None) -> None:
         """A failure that stands may be what fails the job: then the rest of this news is not tried again either."""
         if again is None and error.get("blame") == Blame.ENVIRONMENT and news.loss_count >= self.planner.max_losses:
             self.draft.changes.poisoned.append(PoisonedTask(news.node_id, news.attempt, error["message"]))
@@ -276,9 +278,9 @@ class _Pass:
         self.draft.failed(news, error, again)
         owner = news.parent or news.node_id
         if again is None and self.nodes[owner].importance is Importance.CRITICAL:
-            self.failing = self.failing or news.parent is None or self.draft.is_overdrawn(owner)
+            self.failing = self.failing or news.parent is None or self.draft.exceeds_tolerance(owner)
 
-    def _again(self, news: Failed | Overran, error: dict[str, Any]) -> Again | None:
+    def _again(self, news: Failed | Overran, error: dict[str, Any]) -> RetrySchedule | None:
         return after_failure(
             self._retry_policy(news.parent or news.node_id),
             Blame(error.get("blame", Blame.HANDLER)),
@@ -332,7 +334,9 @@ class _Pass:
         """Whoever waits for one of these, and those that go on by themselves (start, fan_outs with children to make)."""
         waiting = {successor for node_id in touched for successor in self.graph.successors[node_id]}
         alone = {node_id for node_id in touched if isinstance(self.nodes[node_id], FanOutNode | StartNode)}
-        readers = {node_id for node_id in self.nodes if read_by(self.graph, node_id) in alone} if alone else set()
+        readers = (
+            {node_id for node_id in self.nodes if fan_out_read_by(self.graph, node_id) in alone} if alone else set()
+        )
         return waiting | alone | readers
 
     def _consider(self, node_id: str) -> None:
@@ -343,12 +347,12 @@ class _Pass:
             return
         if state.status is not NodeStatus.PENDING:
             return
-        match verdict(self.draft.view, node_id):
-            case Verdict.SKIP_BRANCH:
+        match readiness(self.draft.view, node_id):
+            case Readiness.SKIP_BRANCH:
                 self.draft.skip(node_id, SkipReason.BRANCH_NOT_TAKEN)
-            case Verdict.SKIP_FAILED:
+            case Readiness.SKIP_FAILED:
                 self.draft.skip(node_id, SkipReason.UPSTREAM_FAILED)
-            case Verdict.GO if self._may_go(node_id) and self._has_outputs(node_id) and self._has_room(node_id):
+            case Readiness.GO if self._may_go(node_id) and self._has_outputs(node_id) and self._has_room(node_id):
                 self.draft.make_ready(node_id)
                 self._go(node_id)
             case _:
@@ -360,7 +364,7 @@ class _Pass:
         if not self.failing:
             return True
         return isinstance(node, FanInNode) and (
-            node.handler is None or overdrawn(self.draft.view, self.graph.fan_out_of[node_id])
+            node.handler is None or exceeds_tolerance(self.draft.view, self.graph.fan_out_of[node_id])
         )
 
     def _has_outputs(self, node_id: str) -> bool:
@@ -375,7 +379,7 @@ class _Pass:
 
     def _has_room(self, node_id: str) -> bool:
         """Whether what this node sends out may go with this transaction; else it waits for the next."""
-        if not self.room.is_full or node_id not in self.graph.work:
+        if not self.budget.is_spent or node_id not in self.graph.work:
             return True
         self.is_unfinished = True
         return False
@@ -394,7 +398,7 @@ class _Pass:
             self._refuse_unloadable(self.graph.needs.get(node_id, ()))
             match node:
                 case StartNode() | EndNode():
-                    self.draft.complete_inside(node_id)
+                    self.draft.complete_without_worker(node_id)
                 case TaskNode():
                     self._dispatch(node_id, node.retry, {})
                 case ConditionalNode():
@@ -406,9 +410,9 @@ class _Pass:
                 case _:
                     assert_never(node)
         except DagmasterError as error:
-            self._fail_inside(node_id, error)
+            self._fail_without_worker(node_id, error)
 
-    def _fail_inside(self, node_id: str, error: DagmasterError) -> None:
+    def _fail_without_worker(self, node_id: str, error: DagmasterError) -> None:
         """Templates, configuration, routing: retried like any failure where the node has a retry policy of its own."""
         node, state = self.nodes[node_id], self.draft.node(node_id)
         again = None
@@ -422,7 +426,7 @@ class _Pass:
                 max_losses=self.planner.max_losses,
                 random=self.planner.random,
             )
-        self.draft.fail_inside(node_id, _error(str(error), error.code, Blame.ENGINE), again)
+        self.draft.fail_without_worker(node_id, _error(str(error), error.code, Blame.ENGINE), again)
         self.failing = is_failing(self.draft.view)
 
     # The kinds of nodes
@@ -454,7 +458,7 @@ class _Pass:
         encoded = self._encoded(task.params, what)
         size = len(encoded.text)
         if size <= _SURELY_INLINE_BYTES or size + self._envelope_bytes(task) <= INLINE_BYTES:
-            self.room.bytes_left -= size
+            self.budget.bytes_left -= size
             return task
         return replace(task, params=None, params_ref=self._keep(encoded))
 
@@ -493,7 +497,7 @@ class _Pass:
         payloads, reference = self.draft.changes.payloads, encoded.reference
         if reference["sha256"] not in payloads:
             payloads[reference["sha256"]] = encoded.text
-            self.room.bytes_left -= reference["bytes"]
+            self.budget.bytes_left -= reference["bytes"]
         return reference
 
     def _branch(self, node_id: str) -> None:
@@ -519,7 +523,7 @@ class _Pass:
                 code="condition.too-large",
                 hint="let the condition look at a part of it",
             )
-        self.draft.complete_inside(node_id, output, chosen=tuple(chosen))
+        self.draft.complete_without_worker(node_id, output, chosen=tuple(chosen))
 
     def _matching_branch(self, node_id: str, value: Any) -> tuple[int, tuple[str, ...]]:
         """The first branch whose condition holds of the value, else the default one."""
@@ -535,10 +539,10 @@ class _Pass:
     def _join(self, node_id: str, node: FanInNode) -> None:
         fan_out = self.graph.fan_out_of[node_id]
         state = self.draft.node(fan_out)
-        if overdrawn(self.draft.view, fan_out):
+        if exceeds_tolerance(self.draft.view, fan_out):
             raise InvalidRequest(
-                f"{state.failed} of {state.total} children of '{fan_out}' failed"
-                + (f" and {state.cancelled} were cancelled" if state.cancelled else ""),
+                f"{state.failed_count} of {state.total} children of '{fan_out}' failed"
+                + (f" and {state.cancelled_count} were cancelled" if state.cancelled_count else ""),
                 code=CHILDREN_FAILED,
             )
         if node.handler is None:
@@ -566,13 +570,13 @@ class _Pass:
         if node.max_parallel is not None:
             room = min(room, node.max_parallel - state.live_children)
         count = max(0, min(room, self.planner.chunk - self._written()))
-        if state.stale:
+        if state.stale_count:
             return  # those of the run before come first, when they have been read
         if count:
             self._add_children(node_id, node, items, range(state.expanded, state.expanded + count))
         self.is_unfinished = self.is_unfinished or count < room
         if self.draft.node(node_id).expanded == total:
-            self.draft.complete_inside(node_id, fan.fan_out_output(node_id, total))
+            self.draft.complete_without_worker(node_id, fan.fan_out_output(node_id, total))
 
     def _written(self) -> int:
         return len(self.draft.changes.tasks)
@@ -604,7 +608,7 @@ class _Pass:
         stop_at = self._stop_at()
         for index in indexes:
             is_late = stop_at is not None and self.planner.clock is not None and self.planner.clock() > stop_at
-            if self.room.is_full or (children and is_late):
+            if self.budget.is_spent or (children and is_late):
                 self.is_unfinished = True
                 break
             params, label = self._child_params(node_id, node, items, index, context)
@@ -669,7 +673,7 @@ class _Pass:
         self._settle()
         for node_id in self.graph.order:
             if self.draft.node(node_id).status is NodeStatus.PENDING:
-                broken = verdict(self.draft.view, node_id) is Verdict.SKIP_FAILED
+                broken = readiness(self.draft.view, node_id) is Readiness.SKIP_FAILED
                 if broken:
                     self.draft.skip(node_id, SkipReason.UPSTREAM_FAILED)
                 else:
@@ -688,7 +692,7 @@ class _Pass:
             return
         if not self._has_result_outputs():
             return
-        if self.room.is_full:
+        if self.budget.is_spent:
             self.is_unfinished = True
             return
         if status is JobStatus.PARTIAL_SUCCESS and view.status is JobStatus.PENDING:
@@ -718,10 +722,10 @@ class _Pass:
             state = self.draft.node(node_id)
             if state.status is NodeStatus.FAILED:
                 return f"node '{node_id}' failed" + (f": {state.error_message}" if state.error_message else "")
-            if state.failed and overdrawn(self.draft.view, node_id):
-                return f"{state.failed} of {state.total} children of '{node_id}' failed"
-            if state.cancelled and overdrawn(self.draft.view, node_id):
-                return f"{state.cancelled} of {state.total} children of '{node_id}' were cancelled"
+            if state.failed_count and exceeds_tolerance(self.draft.view, node_id):
+                return f"{state.failed_count} of {state.total} children of '{node_id}' failed"
+            if state.cancelled_count and exceeds_tolerance(self.draft.view, node_id):
+                return f"{state.cancelled_count} of {state.total} children of '{node_id}' were cancelled"
         return "a node of the job failed"
 
     def _result_nodes(self) -> list[str]:
@@ -801,7 +805,7 @@ def _of_child(index: int, error: DagmasterError) -> InvalidRequest:
     return InvalidRequest(f"child {index}: {error.message}", code=error.code, hint=error.hint)
 
 
-def _place(news: News) -> tuple[bool, int]:
+def _place(news: TaskUpdate) -> tuple[bool, int]:
     """Children to take up come last, in their order."""
     return isinstance(news, Idle), news.index or 0 if isinstance(news, Idle) else 0
 

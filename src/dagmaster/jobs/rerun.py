@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from dagmaster.errors import Conflict, NotFound
 from dagmaster.jobs.fan import tolerated
 from dagmaster.jobs.states import JOB_TERMINAL, JobStatus, NodeStatus, SkipReason
-from dagmaster.jobs.view import JobView, NodeView, fell_short, overdrawn, read_by
+from dagmaster.jobs.view import JobView, NodeView, exceeds_tolerance, fan_out_read_by, is_unsuccessful
 from dagmaster.workflows.model import EndNode, FanOutNode, Importance, StartNode
 
 RESUMABLE = frozenset({JobStatus.FAILED, JobStatus.PARTIAL_SUCCESS, JobStatus.CANCELLED})
@@ -41,8 +41,8 @@ def resume(view: JobView) -> Rerun:
     for node_id in reversed(view.graph.order):  # whether children are wanted depends on who reads them
         state = view.nodes[node_id]
         # A fan_out that goes on may also have children of a run before that it had not come to; they are in no count.
-        if _are_wanted(view, node_id, again, children) and (state.failed + state.cancelled or node_id in again):
-            children[node_id] = state.failed + state.cancelled
+        if _are_wanted(view, node_id, again, children) and (state.fallen_count or node_id in again):
+            children[node_id] = state.fallen_count
     if not again and not children:
         raise Conflict(
             f"all nodes of job {view.job_id} have completed: there is nothing to run again",
@@ -88,7 +88,7 @@ def _refuse_lonely(view: JobView, fan_out: str, child: str, *, has_completed: bo
     """One child is not enough where the others that are missing would still be too many."""
     node, state = view.graph.workflow.nodes[fan_out], view.nodes[fan_out]
     assert isinstance(node, FanOutNode)
-    others = state.failed + state.cancelled - (0 if has_completed else 1)
+    others = state.fallen_count - (0 if has_completed else 1)
     if others > tolerated(node, state.total):
         raise Conflict(
             f"{others} other children of '{fan_out}' are missing, and {tolerated(node, state.total)} may be: "
@@ -132,15 +132,15 @@ def _fallen_children(view: JobView, fan_out: str) -> int:
     state = view.nodes.get(fan_out)
     if state is None or not isinstance(view.graph.workflow.nodes[fan_out], FanOutNode):
         raise NotFound(f"job {view.job_id} has no fan_out '{fan_out}'", code="node.not-found")
-    if not state.failed + state.cancelled:
+    if not state.fallen_count:
         raise Conflict(f"no child of '{fan_out}' has failed", code="job.not-resumable")
-    return state.failed + state.cancelled
+    return state.fallen_count
 
 
 def _downstream(view: JobView, targets: Iterable[str]) -> set[str]:
     found: set[str] = set()
     for node_id in view.graph.order:
-        before = {*view.graph.upstream[node_id], read_by(view.graph, node_id)}
+        before = {*view.graph.upstream[node_id], fan_out_read_by(view.graph, node_id)}
         if before & {*targets, *found}:
             found.add(node_id)
     return found
@@ -153,7 +153,7 @@ def _refuse_hopeless(view: JobView, again: set[str], fan_outs: set[str | None]) 
         for node_id in view.graph.order
         if view.graph.workflow.nodes[node_id].importance is Importance.CRITICAL
         and not isinstance(view.graph.workflow.nodes[node_id], StartNode | EndNode)
-        and fell_short(view, node_id)
+        and is_unsuccessful(view, node_id)
         and node_id not in again
         and node_id not in fan_outs
     ]
@@ -183,7 +183,7 @@ def _has_gone(state: NodeView) -> bool:
 def _are_wanted(view: JobView, fan_out: str, again: set[str], children: Collection[str]) -> bool:
     if not isinstance(view.graph.workflow.nodes[fan_out], FanOutNode):
         return False
-    readers = {node_id for node_id in view.nodes if read_by(view.graph, node_id) == fan_out}
+    readers = {node_id for node_id in view.nodes if fan_out_read_by(view.graph, node_id) == fan_out}
     if any(view.nodes[reader].status is NodeStatus.COMPLETED and reader not in children for reader in readers):
         return False  # it went without them, and stays
-    return fan_out in again or overdrawn(view, fan_out) or bool(readers & {*again, *children})
+    return fan_out in again or exceeds_tolerance(view, fan_out) or bool(readers & {*again, *children})

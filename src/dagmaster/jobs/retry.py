@@ -13,7 +13,7 @@ from dagmaster.workflows.model import Retry
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
+class RetrySchedule:
     """Try again: the node's counters afterwards, and the wait before it."""
 
     retry_count: int
@@ -33,7 +33,7 @@ def backoff_seconds(policy: Retry, nth: int, random: Random) -> float:
 
 def after_failure(
     policy: Retry, blame: Blame, *, retry_count: int, loss_count: int, max_losses: int, random: Random
-) -> Again | None:
+) -> RetrySchedule | None:
     """None: the failure stands."""
     match blame:
         case Blame.DATA:
@@ -41,16 +41,16 @@ def after_failure(
         case Blame.ENVIRONMENT:
             if loss_count >= max_losses:
                 return None
-            return Again(retry_count, loss_count + 1, backoff_seconds(LOSS_POLICY, loss_count + 1, random))
+            return RetrySchedule(retry_count, loss_count + 1, backoff_seconds(LOSS_POLICY, loss_count + 1, random))
         case Blame.HANDLER | Blame.ENGINE:
             if retry_count >= policy.max_attempts:
                 return None
-            return Again(retry_count + 1, loss_count, backoff_seconds(policy, retry_count + 1, random))
+            return RetrySchedule(retry_count + 1, loss_count, backoff_seconds(policy, retry_count + 1, random))
 
 
-def after_loss(*, retry_count: int, loss_count: int, max_losses: int, random: Random) -> Again | None:
+def after_loss(*, retry_count: int, loss_count: int, max_losses: int, random: Random) -> RetrySchedule | None:
     """A worker vanished with the task. The first loss is tried again at once: its lease was wait enough."""
     if loss_count >= max_losses:
         return None
     wait = backoff_seconds(LOSS_POLICY, loss_count, random) if loss_count else 0.0
-    return Again(retry_count, loss_count + 1, wait)
+    return RetrySchedule(retry_count, loss_count + 1, wait)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from dagmaster.jobs.states import NodeStatus, SkipReason
-from dagmaster.jobs.view import JobView, overdrawn
+from dagmaster.jobs.view import JobView, exceeds_tolerance
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +36,10 @@ def _is_done(view: JobView, node_id: str) -> bool:
     node = view.nodes[node_id]
     if node.status is NodeStatus.SKIPPED:
         return node.reason == SkipReason.BRANCH_NOT_TAKEN
-    return node.status is NodeStatus.COMPLETED and not node.remaining and not overdrawn(view, node_id)
+    return node.status is NodeStatus.COMPLETED and not node.remaining and not exceeds_tolerance(view, node_id)
 
 
 def _has_failed(view: JobView, node_id: str) -> bool:
     """A fan_out fails with its children, once more are gone than it tolerates."""
     node = view.nodes[node_id]
-    return node.status is NodeStatus.FAILED or bool(node.failed and overdrawn(view, node_id))
+    return node.status is NodeStatus.FAILED or bool(node.failed_count and exceeds_tolerance(view, node_id))

@@ -1,9 +1,10 @@
 """A job as its owner holds it in memory: the nodes of its definition with the counters of their children.
 
-Children themselves are not here, so a view costs the same for ten children as for a hundred thousand. Views are values: the
-planner returns a new one, and the owner keeps it only once the transaction behind it is committed.
+Children themselves are not part of a view, so it costs the same for ten children as for a hundred thousand. Views are
+values: the planner returns a new one, and the owner keeps it only after the transaction is committed.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, NamedTuple
@@ -17,7 +18,11 @@ from dagmaster.workflows.model import ConditionalNode, EndNode, FanOutNode, Impo
 
 
 class NodeView(NamedTuple):
-    """A tuple, because every move of every node makes a new one."""
+    """A node of the definition, from its row to the planner. Fields have the names of the columns of `dag_node_states`;
+    counters that are NULL there are 0 here.
+
+    A tuple, because every change of every node creates a new one.
+    """
 
     status: NodeStatus = NodeStatus.PENDING
     attempt: int = 0
@@ -25,15 +30,38 @@ class NodeView(NamedTuple):
     loss_count: int = 0
     reason: str | None = None
     error_message: str | None = None
-    chosen: tuple[str, ...] = ()  # a conditional's branch
-    total: int = 0  # a fan_out's children: how many there will be, exist, are not ended, failed, were cancelled
+    chosen: tuple[str, ...] = ()  # the branch of a conditional, from its output
+    total: int = 0  # children of a fan_out: how many there will be, exist, have not ended, failed, were cancelled
     expanded: int = 0
     remaining: int = 0
-    failed: int = 0
-    cancelled: int = 0
-    idle: int = 0  # wait to run again since the job was resumed
-    stale: int = 0  # of a run before, not taken up yet
-    is_sized: bool = False
+    failed_count: int = 0
+    cancelled_count: int = 0
+    idle_count: int = 0  # children that wait to run again since the job was resumed
+    stale_count: int = 0  # children of an earlier run that this run has not reused yet
+    is_sized: bool = False  # whether `total` is set: a fan_out may have no children
+
+    @classmethod
+    def from_row(cls, node: Node, row: Mapping[str, Any]) -> "NodeView":
+        """The view of a row of `dag_node_states`. A conditional's branch is in its `output`."""
+        chosen: tuple[str, ...] = ()
+        if isinstance(node, ConditionalNode) and isinstance(row["output"], dict):
+            chosen = tuple(str(target) for target in row["output"].get("next", ()))
+        return cls(
+            NodeStatus(row["status"]),
+            row["attempt"],
+            row["retry_count"],
+            row["loss_count"],
+            row["reason"],
+            row["error_message"],
+            chosen,
+            **{name: row[name] or 0 for name in COUNTERS},
+            is_sized=row["total"] is not None,
+        )
+
+    @property
+    def fallen_count(self) -> int:
+        """Children that ended without success."""
+        return self.failed_count + self.cancelled_count
 
     @property
     def open_children(self) -> int:
@@ -41,7 +69,10 @@ class NodeView(NamedTuple):
 
     @property
     def live_children(self) -> int:
-        return self.open_children - self.idle
+        return self.open_children - self.idle_count
+
+
+COUNTERS = ("total", "expanded", "remaining", "failed_count", "cancelled_count", "idle_count", "stale_count")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,46 +145,46 @@ def _fan_out_edge(view: JobView, source: str, target: str) -> Edge:
     state = view.nodes[source]
     if state.remaining:
         return Edge.WAIT
-    if not overdrawn(view, source) or view.graph.fan_out_of.get(target) == source:
+    if not exceeds_tolerance(view, source) or view.graph.fan_out_of.get(target) == source:
         return Edge.LIVE
     return Edge.EMPTY if view.graph.workflow.nodes[source].importance is Importance.OPTIONAL else Edge.BROKEN
 
 
-def overdrawn(view: JobView, fan_out: str) -> bool:
+def exceeds_tolerance(view: JobView, fan_out: str) -> bool:
     """More children failed than this fan_out tolerates."""
     node = view.graph.workflow.nodes[fan_out]
     state = view.nodes[fan_out]
-    return isinstance(node, FanOutNode) and state.failed + state.cancelled > tolerated(node, state.total)
+    return isinstance(node, FanOutNode) and state.fallen_count > tolerated(node, state.total)
 
 
-class Verdict(Enum):
+class Readiness(Enum):
     WAIT = auto()
     GO = auto()
     SKIP_BRANCH = auto()
     SKIP_FAILED = auto()
 
 
-def verdict(view: JobView, target: str) -> Verdict:
+def readiness(view: JobView, target: str) -> Readiness:
     """Whether a pending node may go, must wait, or will never run."""
     needed = [edge(view, source, target) for source in view.graph.all_of[target]]
     options = [edge(view, source, target) for source in view.graph.any_of[target]]
     if Edge.BROKEN in needed:
-        return Verdict.SKIP_FAILED
+        return Readiness.SKIP_FAILED
     some = _any_of(options)
-    if some is Verdict.SKIP_FAILED:
+    if some is Readiness.SKIP_FAILED:
         return some
-    if Edge.WAIT in needed or some is Verdict.WAIT:
-        return Verdict.WAIT
-    if some is Verdict.SKIP_BRANCH:
+    if Edge.WAIT in needed or some is Readiness.WAIT:
+        return Readiness.WAIT
+    if some is Readiness.SKIP_BRANCH:
         return some
     if needed and not options and all(answer is Edge.DEAD for answer in needed):
-        return Verdict.SKIP_BRANCH
-    return Verdict.GO if _have_children_ended(view, target) else Verdict.WAIT
+        return Readiness.SKIP_BRANCH
+    return Readiness.GO if _have_children_ended(view, target) else Readiness.WAIT
 
 
 def _have_children_ended(view: JobView, target: str) -> bool:
     """Who reads the children of a fan_out waits for all of them, even where its edges would let it go before."""
-    fan_out = read_by(view.graph, target)
+    fan_out = fan_out_read_by(view.graph, target)
     if fan_out is None:
         return True
     state = view.nodes[fan_out]
@@ -162,19 +193,19 @@ def _have_children_ended(view: JobView, target: str) -> bool:
     return state.status in NODE_TERMINAL and not state.open_children
 
 
-def read_by(graph: Graph, target: str) -> str | None:
+def fan_out_read_by(graph: Graph, target: str) -> str | None:
     """The fan_out whose children's results this node reads."""
     node = graph.workflow.nodes[target]
     return node.results_of if isinstance(node, FanOutNode) else graph.fan_out_of.get(target)
 
 
-def _any_of(options: list[Edge]) -> Verdict:
+def _any_of(options: list[Edge]) -> Readiness:
     """At least one must be completed. It goes with the first that is."""
     if not options or Edge.LIVE in options:
-        return Verdict.GO
+        return Readiness.GO
     if Edge.WAIT in options:
-        return Verdict.WAIT
-    return Verdict.SKIP_FAILED if Edge.BROKEN in options or Edge.EMPTY in options else Verdict.SKIP_BRANCH
+        return Readiness.WAIT
+    return Readiness.SKIP_FAILED if Edge.BROKEN in options or Edge.EMPTY in options else Readiness.SKIP_BRANCH
 
 
 def is_failing(view: JobView) -> bool:
@@ -183,7 +214,7 @@ def is_failing(view: JobView) -> bool:
         return True
     for node_id in view.graph.critical:
         state = view.nodes[node_id]
-        if state.status is NodeStatus.FAILED or (state.failed and overdrawn(view, node_id)):
+        if state.status is NodeStatus.FAILED or (state.failed_count and exceeds_tolerance(view, node_id)):
             return True
     return False
 
@@ -191,30 +222,31 @@ def is_failing(view: JobView) -> bool:
 def is_busy(view: JobView) -> bool:
     """Something is with the workers, or waits for its next attempt."""
     return any(
-        state.status in NODE_LIVE or state.status is NodeStatus.READY or state.open_children or state.stale
+        state.status in NODE_LIVE or state.status is NodeStatus.READY or state.open_children or state.stale_count
         for state in view.nodes.values()
     )
 
 
 def is_ended(view: JobView) -> bool:
     return all(
-        state.status in NODE_TERMINAL and not state.open_children and not state.stale for state in view.nodes.values()
+        state.status in NODE_TERMINAL and not state.open_children and not state.stale_count
+        for state in view.nodes.values()
     )
 
 
 def is_cut_short(view: JobView) -> bool:
     """Something did not run, or not to its end, because the job was stopped."""
     return bool(view.stopping) and any(
-        state.status is NodeStatus.CANCELLED or state.cancelled for state in view.nodes.values()
+        state.status is NodeStatus.CANCELLED or state.cancelled_count for state in view.nodes.values()
     )
 
 
-def wakeable(view: JobView, at_most: int, *, unlimited: bool = False) -> dict[str, int]:
+def rerunnable_children(view: JobView, at_most: int, *, unlimited: bool = False) -> dict[str, int]:
     """How many children of each fan_out may be taken up again now, of those that wait for it since a resume or a retry;
     `unlimited` where they are only to be closed."""
     found: dict[str, int] = {}
     for node_id, state in view.nodes.items():
-        if not state.idle and not state.stale:
+        if not state.idle_count and not state.stale_count:
             continue
         node = view.graph.workflow.nodes[node_id]
         if isinstance(node, FanOutNode):
@@ -222,13 +254,13 @@ def wakeable(view: JobView, at_most: int, *, unlimited: bool = False) -> dict[st
             is_closing = (
                 unlimited or state.status in NODE_TERMINAL or (state.is_sized and state.expanded == state.total)
             )
-            limit = None if is_closing and not state.idle else node.max_parallel
+            limit = None if is_closing and not state.idle_count else node.max_parallel
             room = at_most if limit is None or unlimited else limit - state.live_children
-            ready = state.stale if is_closing or (state.status is NodeStatus.READY and state.is_sized) else 0
+            ready = state.stale_count if is_closing or (state.status is NodeStatus.READY and state.is_sized) else 0
             is_early = not _have_children_ended(view, node_id)  # what they read is being made again
-            if is_early and not unlimited and (state.idle or not is_closing):
+            if is_early and not unlimited and (state.idle_count or not is_closing):
                 continue
-            found[node_id] = max(0, min(state.idle + ready, room, at_most))
+            found[node_id] = max(0, min(state.idle_count + ready, room, at_most))
     return {node_id: count for node_id, count in found.items() if count}
 
 
@@ -237,7 +269,7 @@ def outcome(view: JobView) -> JobStatus:
     result = JobStatus.COMPLETED
     for node_id in view.nodes:
         node = view.graph.workflow.nodes[node_id]
-        if isinstance(node, StartNode | EndNode) or not fell_short(view, node_id):
+        if isinstance(node, StartNode | EndNode) or not is_unsuccessful(view, node_id):
             continue
         if node.importance is Importance.CRITICAL:
             return JobStatus.FAILED
@@ -246,54 +278,11 @@ def outcome(view: JobView) -> JobStatus:
     return result
 
 
-def fell_short(view: JobView, node_id: str) -> bool:
+def is_unsuccessful(view: JobView, node_id: str) -> bool:
     """It has not done what it was there for."""
     state = view.nodes[node_id]
     if state.status in (NodeStatus.FAILED, NodeStatus.CANCELLED):
         return True
     if state.status is NodeStatus.SKIPPED:
         return state.reason == SkipReason.UPSTREAM_FAILED
-    return overdrawn(view, node_id)
-
-
-class LoadedNode(NamedTuple):
-    """What a view needs of a node's row."""
-
-    node_id: str
-    status: NodeStatus
-    attempt: int = 0
-    retry_count: int = 0
-    loss_count: int = 0
-    reason: str | None = None
-    error_message: str | None = None
-    total: int | None = None
-    expanded: int | None = None
-    remaining: int | None = None
-    failed_count: int | None = None
-    cancelled_count: int | None = None
-    idle_count: int | None = None
-    stale_count: int | None = None
-    output: Any = None  # if it is small
-
-
-def node_view(state: LoadedNode, node: Node) -> NodeView:
-    chosen: tuple[str, ...] = ()
-    if isinstance(node, ConditionalNode) and isinstance(state.output, dict):
-        chosen = tuple(str(target) for target in state.output.get("next", ()))
-    return NodeView(
-        status=state.status,
-        attempt=state.attempt,
-        retry_count=state.retry_count,
-        loss_count=state.loss_count,
-        reason=state.reason,
-        error_message=state.error_message,
-        chosen=chosen,
-        total=state.total or 0,
-        expanded=state.expanded or 0,
-        remaining=state.remaining or 0,
-        failed=state.failed_count or 0,
-        cancelled=state.cancelled_count or 0,
-        idle=state.idle_count or 0,
-        stale=state.stale_count or 0,
-        is_sized=state.total is not None,
-    )
+    return exceeds_tolerance(view, node_id)

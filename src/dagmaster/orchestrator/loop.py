@@ -22,9 +22,9 @@ from dagmaster.database.ledger.protocol import LOOK_LIMIT, Claim, Held, Ledger, 
 from dagmaster.database.notify.notifier import JOBS, RESULTS, Notifier
 from dagmaster.errors import DagmasterError, Unavailable
 from dagmaster.jobs.changes import Changes
-from dagmaster.jobs.plan import Plan, Planner, Room
+from dagmaster.jobs.plan import ByteBudget, Plan, Planner
 from dagmaster.jobs.states import JOB_TERMINAL
-from dagmaster.jobs.view import JobView, is_ended, is_failing, wakeable
+from dagmaster.jobs.view import JobView, is_ended, is_failing, rerunnable_children
 from dagmaster.observe import log
 from dagmaster.operations.library import WorkflowLibrary
 from dagmaster.operations.submit import take_submissions
@@ -387,7 +387,7 @@ class Orchestrator:
         if not batch:
             return
         plans: dict[UUID, Plan] = {}
-        room = Room()
+        budget = ByteBudget()
         worker_id: str | None = None
 
         def decide(held: Held) -> list[Changes]:
@@ -405,7 +405,7 @@ class Orchestrator:
                         sequence=held.sequences[job_id],
                         look_at_all=owned.look_at_all,
                         stop=held.stops.get(job_id),
-                        room=room,
+                        budget=budget,
                     )
             return [plan.changes for plan in plans.values()]
 
@@ -446,8 +446,8 @@ class Orchestrator:
                 failing.add(job_id)
                 if view.stopping or view.graph.workflow.fail_fast:
                     ending.add(job_id)
-            room = wakeable(view, LOOK_LIMIT, unlimited=owned.is_failing)
-            wake |= {(job_id, fan_out): count for fan_out, count in room.items()}
+            counts = rerunnable_children(view, LOOK_LIMIT, unlimited=owned.is_failing)
+            wake |= {(job_id, fan_out): count for fan_out, count in counts.items()}
         return Look(
             self._overdue,
             self._started,

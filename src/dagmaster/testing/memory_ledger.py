@@ -20,7 +20,6 @@ from dagmaster.database.ledger.protocol import (
     PAGE_BYTES,
     SMALL_BYTES,
     Advanced,
-    ChildResult,
     Choose,
     Claim,
     Decide,
@@ -44,6 +43,7 @@ from dagmaster.database.ledger.protocol import (
 )
 from dagmaster.jobs import fan, payload
 from dagmaster.jobs.changes import Changes, NodeChange, PoisonedTask
+from dagmaster.jobs.fan import ChildResult
 from dagmaster.jobs.model import (
     Checkpoint,
     DeadLetter,
@@ -57,19 +57,6 @@ from dagmaster.jobs.model import (
     TaskMessage,
     TaskResult,
     task_id,
-)
-from dagmaster.jobs.news import (
-    Due,
-    Failed,
-    Idle,
-    Lost,
-    News,
-    Overran,
-    Returned,
-    Started,
-    StopRequest,
-    Succeeded,
-    Withdrawn,
 )
 from dagmaster.jobs.payload import LOADABLE_BYTES, Encoded, Reference, by_reference
 from dagmaster.jobs.rerun import Rerun
@@ -86,7 +73,20 @@ from dagmaster.jobs.states import (
     Stop,
     TaskStatus,
 )
-from dagmaster.jobs.view import LoadedNode
+from dagmaster.jobs.updates import (
+    Due,
+    Failed,
+    Idle,
+    Lost,
+    Overran,
+    Returned,
+    Started,
+    StopRequest,
+    Succeeded,
+    TaskUpdate,
+    Withdrawn,
+)
+from dagmaster.jobs.view import NodeView
 from dagmaster.workflows.model import Aggregation, Workflow
 
 TaskKey = tuple[UUID, str, int]
@@ -430,9 +430,10 @@ class MemoryLedger:
             and node.output_ref is None
             and fan.size_bytes(node.output) <= SMALL_BYTES
         }
+        views = {node.node_id: NodeView.from_row(workflow.nodes[node.node_id], dict(node)) for node in nodes}
         return LoadedJob(
             job.job_id, job.status, job.definition_hash, workflow, copy.deepcopy(job.input_params), job.priority,
-            job.correlation_id, job.submitted_by, tuple(map(_loaded_node, nodes)), outputs,
+            job.correlation_id, job.submitted_by, views, outputs,
             job.result_data, job.error_message, job.last_sequence, job.stopping,
             job.resume_count,
         )  # fmt: skip
@@ -566,8 +567,8 @@ class MemoryLedger:
                 table.update(rows)
             db.jobs[job_id], db.nodes[job_id], db.events[job_id] = job, nodes, events
 
-    def _take_news(self, held: list[UUID], look: Look) -> tuple[dict[UUID, list[News]], frozenset[UUID]]:
-        news: dict[UUID, list[News]] = {job_id: [] for job_id in held}
+    def _take_news(self, held: list[UUID], look: Look) -> tuple[dict[UUID, list[TaskUpdate]], frozenset[UUID]]:
+        news: dict[UUID, list[TaskUpdate]] = {job_id: [] for job_id in held}
         has_more = set()
         per_job = max(50, look.limit // max(1, len(held)))
         for job_id in held:
@@ -605,7 +606,7 @@ class MemoryLedger:
             node.loss_count,
         )
 
-    def _take_result(self, result: TaskResult) -> News:
+    def _take_result(self, result: TaskResult) -> TaskUpdate:
         key = (result.job_id, result.node_id, result.attempt)
         self.db.results[key] = result.model_copy(update={"processed": True})
         of_node = self._of_node(result)
@@ -623,9 +624,9 @@ class MemoryLedger:
                 error = result.error or {"message": "failed without saying why"}
                 return Failed(*of_node, result.started_at, result.reported_at, worker, error)
 
-    def _take_overdue(self, job_id: UUID) -> list[News]:
+    def _take_overdue(self, job_id: UUID) -> list[TaskUpdate]:
         now = self.db.clock()
-        news: list[News] = []
+        news: list[TaskUpdate] = []
         for task in self.db.tasks_of(job_id):
             if not self._is_late(task, now):
                 continue
@@ -643,7 +644,7 @@ class MemoryLedger:
                 news.append(Overran(*of_node, task.started_at, str(task.worker_id), task.timeout_seconds))
         return news
 
-    def _take_waiting(self, job_id: UUID, *, everything: bool) -> list[News]:
+    def _take_waiting(self, job_id: UUID, *, everything: bool) -> list[TaskUpdate]:
         now = self.db.clock()
         return [
             Due(n.node_id, n.attempt, n.parent_node_id, n.fan_out_index, n.status, n.retry_count, n.loss_count)
@@ -657,15 +658,15 @@ class MemoryLedger:
                 asked = task.model_copy(update={"stop_requested_at": self.db.clock()})
                 self.db.tasks[job_id, task.node_id, task.attempt] = asked
 
-    def _take_idle(self, job_id: UUID, fan_out: str) -> list[News]:
+    def _take_idle(self, job_id: UUID, fan_out: str) -> list[TaskUpdate]:
         idle = [n for n in self.db.nodes[job_id].values() if n.parent_node_id == fan_out and n.is_idle]
         return [
             Idle(n.node_id, n.attempt, n.parent_node_id, n.fan_out_index, n.status, n.retry_count, n.loss_count)
             for n in sorted(idle, key=lambda n: n.fan_out_index or 0)
         ]
 
-    def _withdraw(self, job_id: UUID) -> list[News]:
-        news: list[News] = []
+    def _withdraw(self, job_id: UUID) -> list[TaskUpdate]:
+        news: list[TaskUpdate] = []
         for task in self.db.tasks_of(job_id):
             if task.status is TaskStatus.QUEUED:
                 key = (job_id, task.node_id, task.attempt)
@@ -698,7 +699,7 @@ class MemoryLedger:
                 epoch=change.epoch, event_data=copy.deepcopy(event.data), created_at=event.at,
             )  # fmt: skip
         self._write_job(change)
-        for gathering in change.gatherings:
+        for gathering in change.completed_fan_ins:
             self._gather(job_id, gathering.node_id, gathering.fan_out, gathering.aggregation)
         return queues
 
@@ -809,9 +810,7 @@ class MemoryLedger:
         return fan.aggregate(
             aggregation,
             [
-                fan.Gathered(
-                    n.fan_out_index or 0, n.node_id, n.status is NodeStatus.COMPLETED, self._output(n), n.error_message
-                )
+                ChildResult(n.fan_out_index or 0, n.node_id, n.status, self._output(n), n.error_message)
                 for n in children
             ],
         )
@@ -1027,10 +1026,6 @@ class MemoryLedger:
 
     async def now(self) -> datetime:
         return self.db.clock()
-
-
-def _loaded_node(node: NodeState) -> LoadedNode:
-    return LoadedNode(**{name: getattr(node, name) for name in LoadedNode._fields})
 
 
 def _or(value: Any, otherwise: Any) -> Any:

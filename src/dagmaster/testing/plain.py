@@ -3,12 +3,12 @@
 from collections.abc import Coroutine, Iterator
 from typing import Any, TypeVar
 
-from dagmaster.database.ledger.protocol import ChildResult
 from dagmaster.errors import Unavailable
 from dagmaster.handlers import calling, checkpoints
 from dagmaster.handlers.artifacts import Places
 from dagmaster.handlers.context import Check, IsValid
 from dagmaster.handlers.registry import Registration
+from dagmaster.jobs.fan import ChildResult
 from dagmaster.jobs.model import TaskMessage
 from dagmaster.testing.virtual import virtual_loop
 from dagmaster.worker.context import TaskContext

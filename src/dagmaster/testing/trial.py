@@ -11,9 +11,10 @@ from uuid import UUID
 import orjson
 from pydantic import BaseModel
 
-from dagmaster.database.ledger.protocol import ChildResult, Report
+from dagmaster.database.ledger.protocol import Report
 from dagmaster.handlers.calling import to_json
 from dagmaster.handlers.registry import DEFAULT_TIMEOUT_SECONDS, Registration, Registry, installed
+from dagmaster.jobs.fan import ChildResult
 from dagmaster.jobs.model import Checkpoint, NodeState, TaskMessage, child_id, task_id
 from dagmaster.jobs.states import Blame, NodeStatus, TaskStatus
 from dagmaster.testing import plain

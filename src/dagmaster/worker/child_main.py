@@ -18,12 +18,12 @@ from uuid import UUID
 import orjson
 
 from dagmaster import faults
-from dagmaster.database.ledger.protocol import ChildResult
 from dagmaster.errors import DagmasterError, Fenced, InvalidRequest, NotFound, Unavailable
 from dagmaster.handlers import calling, checkpoints
 from dagmaster.handlers.artifacts import Places
 from dagmaster.handlers.context import Check, GiveBack, IsValid, TaskLogger
 from dagmaster.handlers.registry import Registration
+from dagmaster.jobs.fan import ChildResult
 from dagmaster.jobs.payload import INLINE_BYTES
 from dagmaster.worker.frames import BrokenChannel, Channel, Frame
 from dagmaster.worker.outcome import describe

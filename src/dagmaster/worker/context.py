@@ -15,13 +15,14 @@ from uuid import UUID
 import orjson
 
 from dagmaster.database.connect import Database
-from dagmaster.database.ledger.protocol import ChildResult, Ledger, Running
+from dagmaster.database.ledger.protocol import Ledger, Running
 from dagmaster.errors import Fenced, InvalidRequest, Unavailable
 from dagmaster.handlers import checkpoints
 from dagmaster.handlers.artifacts import Places, problem_of
 from dagmaster.handlers.calling import least_bytes, to_json
 from dagmaster.handlers.checkpoints import Phase
 from dagmaster.handlers.context import AsyncCheck, GiveBack, IsValid, TaskLogger
+from dagmaster.jobs.fan import ChildResult
 from dagmaster.jobs.model import TaskMessage
 from dagmaster.jobs.payload import Encoded, Reference
 from dagmaster.observe import log

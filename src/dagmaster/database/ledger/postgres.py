@@ -27,7 +27,6 @@ from dagmaster.database.ledger.protocol import (
     PAGE_BYTES,
     SMALL_BYTES,
     Advanced,
-    ChildResult,
     Choose,
     Claim,
     Decide,
@@ -54,24 +53,25 @@ from dagmaster.database.queries import query
 from dagmaster.errors import NotFound
 from dagmaster.jobs import fan, payload
 from dagmaster.jobs.changes import Changes, NewEvent, NodeChange
+from dagmaster.jobs.fan import ChildResult
 from dagmaster.jobs.model import Checkpoint, DeadLetter, JobMessage, TaskMessage, task_id
-from dagmaster.jobs.news import (
+from dagmaster.jobs.payload import INLINE_BYTES, LOADABLE_BYTES, Encoded, Reference, by_reference
+from dagmaster.jobs.rerun import Rerun
+from dagmaster.jobs.states import JobStatus, NodeStatus, Stop, TaskStatus
+from dagmaster.jobs.updates import (
     Due,
     Failed,
     Idle,
     Lost,
-    News,
     Overran,
     Returned,
     Started,
     StopRequest,
     Succeeded,
+    TaskUpdate,
     Withdrawn,
 )
-from dagmaster.jobs.payload import INLINE_BYTES, LOADABLE_BYTES, Encoded, Reference, by_reference
-from dagmaster.jobs.rerun import Rerun
-from dagmaster.jobs.states import JobStatus, NodeStatus, Stop, TaskStatus
-from dagmaster.jobs.view import LoadedNode
+from dagmaster.jobs.view import NodeView
 from dagmaster.workflows.model import Aggregation, Workflow
 
 RESULTS_PAGE = 500
@@ -512,7 +512,7 @@ def _new_row(job: NewJob) -> dict[str, Any]:
 
 async def _load_nodes(
     connection: Connection, jobs: Sequence[dict[str, Any]], workflows: Mapping[str, Workflow]
-) -> dict[UUID, list[tuple[Any, ...]]]:
+) -> dict[UUID, list[dict[str, Any]]]:
     """The rows of the definition's nodes. A job whose story has only begun needs none: every change comes with an event."""
     keys = [
         (job["job_id"], node_id)
@@ -520,23 +520,24 @@ async def _load_nodes(
         if job["last_sequence"] > OPENING_EVENTS
         for node_id in workflows[job["definition_hash"]].nodes
     ]
-    nodes: dict[UUID, list[tuple[Any, ...]]] = defaultdict(list)
+    nodes: dict[UUID, list[dict[str, Any]]] = defaultdict(list)
     if keys:
         values = {**_columns(("job_ids", "node_ids"), keys), "small": SMALL_BYTES}
-        for job_id, *row in await (await connection.execute(query("load_nodes"), values, prepare=True)).fetchall():
-            nodes[job_id].append(tuple(row))
+        cursor = connection.cursor(row_factory=dict_row)
+        for row in await (await cursor.execute(query("load_nodes"), values, prepare=True)).fetchall():
+            nodes[row["job_id"]].append(row)
     return nodes
 
 
-def _loaded(job: dict[str, Any], workflow: Workflow, rows: Sequence[tuple[Any, ...]]) -> LoadedJob:
-    nodes = [LoadedNode(node_id, NodeStatus(status), *rest) for _, node_id, status, *rest in rows]
+def _loaded(job: dict[str, Any], workflow: Workflow, rows: Sequence[dict[str, Any]]) -> LoadedJob:
+    nodes = {row["node_id"]: NodeView.from_row(workflow.nodes[row["node_id"]], row) for row in rows}
     if job["last_sequence"] <= OPENING_EVENTS:
-        nodes = [LoadedNode(node["node_id"], node["status"]) for node in opening_nodes(workflow)]
+        nodes = {node["node_id"]: NodeView(node["status"]) for node in opening_nodes(workflow)}
     return LoadedJob(
         **{**job, "status": JobStatus(job["status"]), "stopping": Stop(job["stopping"]) if job["stopping"] else None},
         workflow=workflow,
-        nodes=tuple(nodes),
-        outputs={node.node_id: node.output for node, (has_output, *_) in zip(nodes, rows, strict=False) if has_output},
+        nodes=nodes,
+        outputs={row["node_id"]: row["output"] for row in rows if row["has_output"]},
     )
 
 
@@ -558,16 +559,13 @@ async def _gather_again(connection: Connection, job_id: UUID, reference: Referen
     fan_out = reference["results_of"]
     row = await (await connection.execute(query("fan_out_total"), {"job_id": job_id, "node_id": fan_out})).fetchone()
     total = row[0] if row else 0
-    children: list[fan.Gathered] = []
+    children: list[ChildResult] = []
     while len(children) < total:
         first = len(children)
         rows = await _read_results(connection, job_id, fan_out, slice(first, min(first + RESULTS_PAGE, total)))
         if not rows:
             break
-        children += [
-            fan.Gathered(row.index, row.node_id, row.status == NodeStatus.COMPLETED, row.output, row.error_message)
-            for row in rows
-        ]
+        children += rows
     return fan.aggregate(Aggregation(reference["aggregation"]), children)
 
 
@@ -578,15 +576,15 @@ async def _read_results(
         "job_id": job_id, "node_id": node_id, "offset": place.start, "limit": place.stop - place.start,
         "most_bytes": PAGE_BYTES,
     }  # fmt: skip
-    rows = await (await connection.execute(query("read_results"), values, prepare=True)).fetchall()
+    cursor = connection.cursor(row_factory=class_row(ChildResult))
     results: list[ChildResult] = []
-    for *row, reference in rows:
-        result = ChildResult(*row)
-        if reference is not None:
-            encoded = await payloads.load(connection, job_id, reference)
-            output = orjson.loads(encoded) if decode else orjson.Fragment(bytes(encoded))
-            result = replace(result, output=output)
-        results.append(result)
+    for row in await (await cursor.execute(query("read_results"), values, prepare=True)).fetchall():
+        if row.output_ref is None:
+            results.append(row)
+            continue
+        encoded = await payloads.load(connection, job_id, row.output_ref)
+        output = orjson.loads(encoded) if decode else orjson.Fragment(bytes(encoded))
+        results.append(replace(row, output=output, output_ref=None))
     return results
 
 
@@ -626,7 +624,7 @@ async def _open(connection: Connection, mine: dict[str, Any], look: Look) -> tup
     epochs: dict[UUID, int] = {}
     sequences: dict[UUID, int] = {}
     stops: dict[UUID, StopRequest] = {}
-    news: dict[UUID, list[News]] = defaultdict(list)
+    news: dict[UUID, list[TaskUpdate]] = defaultdict(list)
     for row in answers["open_jobs"]:
         if row[1] is not None:
             news[row[0]].append(_reported(row))
@@ -670,7 +668,7 @@ def _columns(names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> dict[str,
     return {name: [row[place] for row in rows] for place, name in enumerate(names)}
 
 
-def _reported(row: tuple[Any, ...]) -> News:
+def _reported(row: tuple[Any, ...]) -> TaskUpdate:
     (_, node_id, parent, attempt, index, was, retries, losses, status, started, finished, worker, error, has_output,
      output) = row  # fmt: skip
     of_node = (node_id, attempt, parent, index, NodeStatus(was), retries, losses)
@@ -683,7 +681,7 @@ def _reported(row: tuple[Any, ...]) -> News:
             return Failed(*of_node, started, finished, worker, error or {"message": "failed without saying why"})
 
 
-def _other(row: dict[str, Any]) -> News:
+def _other(row: dict[str, Any]) -> TaskUpdate:
     of_node = (
         row["node_id"], row["attempt"], row["parent"], row["index"], NodeStatus(row["was"]), row["retry_count"], row["loss_count"],
     )  # fmt: skip
@@ -736,7 +734,7 @@ def _applying(changes: list[Changes]) -> list[pipeline.Step]:
     gatherings = [
         {"job_id": change.job_id, "node_id": g.node_id, "fan_out": g.fan_out, "aggregation": g.aggregation}
         for change in changes
-        for g in change.gatherings
+        for g in change.completed_fan_ins
     ]
     if gatherings:
         steps.append(pipeline.Call("gather_children", {"gatherings": _json(gatherings), "inline": INLINE_BYTES}))

@@ -17,12 +17,13 @@ from uuid import UUID
 
 from dagmaster.errors import Conflict, InvalidRequest, NotFound
 from dagmaster.jobs.changes import Changes
+from dagmaster.jobs.fan import ChildResult
 from dagmaster.jobs.model import Checkpoint, DeadLetter, JobMessage, TaskMessage
-from dagmaster.jobs.news import News, StopRequest
 from dagmaster.jobs.payload import LOADABLE_BYTES, Encoded, Reference
 from dagmaster.jobs.rerun import Rerun
 from dagmaster.jobs.states import JobStatus, NodeStatus, Stop, TaskStatus
-from dagmaster.jobs.view import JobView, LoadedNode, node_view
+from dagmaster.jobs.updates import StopRequest, TaskUpdate
+from dagmaster.jobs.view import JobView, NodeView
 from dagmaster.workflows.graph import Graph, build
 from dagmaster.workflows.model import StartNode, Workflow, work_of
 
@@ -85,7 +86,7 @@ class LoadedJob:
     priority: int
     correlation_id: str | None
     submitted_by: str | None
-    nodes: tuple[LoadedNode, ...]
+    nodes: dict[str, NodeView]
     outputs: dict[str, Any]  # the small ones, of completed nodes
     result_data: Any = None
     error_message: str | None = None
@@ -95,17 +96,16 @@ class LoadedJob:
 
     def view(self, graph: Graph | None = None) -> JobView:
         """The job as the planner sees it; the graph is built from the definition unless the caller has it already."""
-        graph = graph or build(self.workflow)
         return JobView(
             self.job_id,
-            graph,
+            graph or build(self.workflow),
             self.input_params,
             self.status,
             self.priority,
             self.correlation_id,
             self.submitted_by,
-            nodes={state.node_id: node_view(state, graph.workflow.nodes[state.node_id]) for state in self.nodes},
-            outputs=self.outputs,
+            self.nodes,
+            self.outputs,
             stopping=self.stopping,
         )
 
@@ -140,7 +140,7 @@ class Held:
 
     epochs: Mapping[UUID, int]
     sequences: Mapping[UUID, int]
-    news: Mapping[UUID, Sequence[News]]
+    news: Mapping[UUID, Sequence[TaskUpdate]]
     stops: Mapping[UUID, StopRequest] = field(default_factory=dict)
 
 
@@ -211,15 +211,6 @@ class QueueChange(TypedDict, total=False):
 
     max_running: int | None
     is_paused: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ChildResult:
-    index: int
-    node_id: str
-    status: str
-    output: Any
-    error_message: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,16 +6,17 @@ here holds more of it than one part or one page; who reads slowly holds no conne
 
 import hashlib
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
 
 import orjson
 
 from dagmaster.database.ledger import payloads
-from dagmaster.database.reads.pages import ApiReads, ChildRow
+from dagmaster.database.reads.pages import ApiReads
 from dagmaster.errors import NotFound
 from dagmaster.jobs import fan, payload
+from dagmaster.jobs.fan import ChildResult
 from dagmaster.jobs.model import NodeState
 from dagmaster.jobs.payload import Reference
 from dagmaster.jobs.states import NodeStatus
@@ -86,21 +87,21 @@ class _Children:
         self.failed: list[dict[str, Any]] = []
         self._reads, self._job_id, self._fan_out = reads, job_id, fan_out
 
-    async def rows(self) -> AsyncIterator[ChildRow]:
+    async def rows(self) -> AsyncIterator[ChildResult]:
         async for row in self._reads.children(self._job_id, self._fan_out):
-            if row.status is NodeStatus.COMPLETED:
+            if row.is_completed:
                 self.count += 1
                 yield row
             else:
                 told = {"index": row.index, "node_id": row.node_id, "error_message": row.error_message}
                 self.failed.append(told)
 
-    def pieces(self, row: ChildRow) -> AsyncIterator[bytes]:
+    def pieces(self, row: ChildResult) -> AsyncIterator[bytes]:
         if row.output_ref is None:
             return _inline(orjson.dumps(row.output)).pieces
         return stored(self._reads, self._job_id, row.output_ref).pieces
 
-    async def value(self, row: ChildRow) -> Any:
+    async def value(self, row: ChildResult) -> Any:
         if row.output_ref is None:
             return row.output
         return orjson.loads(b"".join([piece async for piece in self.pieces(row)]))
@@ -131,6 +132,6 @@ async def _combined(mode: Aggregation, children: _Children) -> dict[str, Any]:
     async for row in children.rows():
         if mode is Aggregation.FIRST and children.count > 1:
             continue
-        one = fan.aggregate(mode, [fan.Gathered(row.index, row.node_id, True, await children.value(row))])
+        one = fan.aggregate(mode, [replace(row, output=await children.value(row))])
         result = {"total": result["total"] + one["total"]} if mode is Aggregation.SUM else one
     return {**result, "count": children.count}

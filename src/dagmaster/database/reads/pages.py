@@ -21,9 +21,10 @@ from dagmaster.database.ledger.protocol import PAGE_BYTES
 from dagmaster.database.reads.jobs import NodeLine, Reads
 from dagmaster.errors import NotFound
 from dagmaster.jobs import payload
+from dagmaster.jobs.fan import ChildResult
 from dagmaster.jobs.model import DeadLetter, JanitorAction, Job, NodeState, Orchestrator, QueueSettings, Worker
 from dagmaster.jobs.payload import Reference
-from dagmaster.jobs.states import TASK_TERMINAL, JobStatus, NodeStatus, TaskStatus
+from dagmaster.jobs.states import TASK_TERMINAL, JobStatus, TaskStatus
 from dagmaster.workflows.graph import Graph, build
 from dagmaster.workflows.model import Workflow
 
@@ -143,18 +144,6 @@ class SavedPhase:
     attempt: int
     saved_at: datetime
     artifacts: list[dict[str, Any]] | None
-
-
-@dataclass(frozen=True, slots=True)
-class ChildRow:
-    """What a fan_out's child came to."""
-
-    index: int
-    node_id: str
-    status: NodeStatus
-    output: JsonValue
-    error_message: str | None
-    output_ref: dict[str, Any] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -420,14 +409,14 @@ class ApiReads(Reads):
         rows = await self._dicts("load_payload_part", values)
         return rows[0]["data"] if rows else None
 
-    async def children(self, job_id: UUID, fan_out: str) -> AsyncIterator[ChildRow]:
+    async def children(self, job_id: UUID, fan_out: str) -> AsyncIterator[ChildResult]:
         """All children of a fan_out, a page at a time."""
         (found,) = await self._dicts("fan_out_total", {"job_id": job_id, "node_id": fan_out})
         offset = 0
         while offset < found["total"]:
             count = min(CHILDREN_PAGE, found["total"] - offset)
             values = {"job_id": job_id, "node_id": fan_out, "offset": offset, "limit": count, "most_bytes": PAGE_BYTES}
-            page = await self._many("read_results", values, ChildRow)
+            page = await self._many("read_results", values, ChildResult)
             if not page:
                 return
             for row in page:

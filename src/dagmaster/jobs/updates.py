@@ -11,7 +11,7 @@ from dagmaster.jobs.states import NodeStatus, Stop
 
 
 @dataclass(frozen=True, slots=True)
-class _OfNode:
+class _NodeUpdate:
     node_id: str
     attempt: int
     parent: str | None
@@ -22,7 +22,7 @@ class _OfNode:
 
 
 @dataclass(frozen=True, slots=True)
-class Succeeded(_OfNode):
+class Succeeded(_NodeUpdate):
     started_at: datetime | None
     finished_at: datetime
     worker_id: str
@@ -31,7 +31,7 @@ class Succeeded(_OfNode):
 
 
 @dataclass(frozen=True, slots=True)
-class Failed(_OfNode):
+class Failed(_NodeUpdate):
     started_at: datetime | None
     finished_at: datetime
     worker_id: str
@@ -39,7 +39,7 @@ class Failed(_OfNode):
 
 
 @dataclass(frozen=True, slots=True)
-class Returned(_OfNode):
+class Returned(_NodeUpdate):
     """The task was given back: its worker shuts down, or it was asked to stop."""
 
     started_at: datetime | None
@@ -48,7 +48,7 @@ class Returned(_OfNode):
 
 
 @dataclass(frozen=True, slots=True)
-class Lost(_OfNode):
+class Lost(_NodeUpdate):
     """The lease lapsed: the worker is gone, or can't be heard."""
 
     started_at: datetime | None
@@ -56,7 +56,7 @@ class Lost(_OfNode):
 
 
 @dataclass(frozen=True, slots=True)
-class Overran(_OfNode):
+class Overran(_NodeUpdate):
     """Still running past its time, and the worker did not end it; or it waited in its queue longer than it may."""
 
     started_at: datetime | None
@@ -65,23 +65,23 @@ class Overran(_OfNode):
 
 
 @dataclass(frozen=True, slots=True)
-class Started(_OfNode):
+class Started(_NodeUpdate):
     started_at: datetime | None
     worker_id: str
 
 
 @dataclass(frozen=True, slots=True)
-class Due(_OfNode):
+class Due(_NodeUpdate):
     """A ready node whose wait is over."""
 
 
 @dataclass(frozen=True, slots=True)
-class Idle(_OfNode):
+class Idle(_NodeUpdate):
     """A child that waits to run again since its job was resumed, and may now."""
 
 
 @dataclass(frozen=True, slots=True)
-class Withdrawn(_OfNode):
+class Withdrawn(_NodeUpdate):
     """A queued (or running) task was taken back because its job is failing."""
 
 
@@ -94,4 +94,4 @@ class StopRequest:
     why: str | None = None
 
 
-News = Succeeded | Failed | Returned | Lost | Overran | Started | Due | Idle | Withdrawn
+TaskUpdate = Succeeded | Failed | Returned | Lost | Overran | Started | Due | Idle | Withdrawn
