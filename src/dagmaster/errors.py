@@ -72,7 +72,7 @@ class Fenced(DagmasterError):
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class WorkflowProblem:
     """One mistake in a workflow file. Lines and columns count from 1; 0 means the file as a whole."""
 
     message: str
@@ -92,7 +92,7 @@ class InvalidWorkflow(InvalidRequest):
 
     default_code = "workflow.invalid"
 
-    def __init__(self, file: str, problems: list[Problem]) -> None:
+    def __init__(self, file: str, problems: list[WorkflowProblem]) -> None:
         self.file = file
         self.problems = sorted(problems, key=lambda p: (p.line, p.column))
         super().__init__("\n".join(p.at(file) for p in self.problems), file=file)

@@ -20,11 +20,11 @@ from dagmaster.database.maintenance.server import (
     Clock,
     DeadRows,
     Extension,
+    InstanceStatus,
     Lacking,
     OpenTransaction,
     Queued,
     Role,
-    Seen,
     Server,
 )
 from dagmaster.database.schema.deploy import Status
@@ -266,8 +266,8 @@ def test_dead_rows_are_judged(dead, live, expected):
     assert levels(diagnosis.judge_dead_rows(DeadRows("dag_tasks", dead, live, None))) == [expected]
 
 
-def seen(role: str, silent_seconds: float = 1.0, version: str = "1", queues=("q",), handlers=("h",)) -> Seen:
-    return Seen(role, "host", 5, version, silent_seconds, list(queues), list(handlers))
+def seen(role: str, silent_seconds: float = 1.0, version: str = "1", queues=("q",), handlers=("h",)) -> InstanceStatus:
+    return InstanceStatus(role, "host", 5, version, silent_seconds, list(queues), list(handlers))
 
 
 @pytest.mark.parametrize(

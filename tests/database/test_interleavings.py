@@ -33,7 +33,7 @@ from dagmaster.database.ledger.protocol import (
     WorkerInfo,
 )
 from dagmaster.database.maintenance.history import verify
-from dagmaster.database.maintenance.janitor import RULES, Patience, PostgresJanitor
+from dagmaster.database.maintenance.janitor import RULES, JanitorThresholds, PostgresJanitor
 from dagmaster.database.maintenance.retention import PostgresRetention
 from dagmaster.database.notify.notifier import JOBS
 from dagmaster.errors import Conflict, NotFound
@@ -48,14 +48,14 @@ from dagmaster.orchestrator.routing import RegistryRouter
 from dagmaster.records import SCHEMA
 from dagmaster.settings import DEFAULT_QUEUES
 from dagmaster.workflows.graph import Graph, build
-from dagmaster.workflows.load import Limits, read
+from dagmaster.workflows.load import WorkflowLimits, read
 
 pytestmark = pytest.mark.requirement("E6", "E7")
 
 QUEUE, LIMITED = DEFAULT_QUEUES[:2]
 HANDLERS = ("echo", "noop", "sleep")
 NOW = time.time_ns() // 1_000_000
-LIMITS = Limits()
+LIMITS = WorkflowLimits()
 ROUTER = RegistryRouter(installed(), DEFAULT_QUEUES, QUEUE)
 
 
@@ -480,7 +480,7 @@ def _on(ledger: PostgresLedger, other: Any) -> Any:
 
 def _sweeping(kind: str) -> Call:
     """ONE has not touched OPEN for an hour, and a lease has lapsed as long ago; a queue that nobody reads has a message."""
-    patience = Patience(orphan_after=600, neglected=1800, queued=1e8, unused=86_400)
+    patience = JanitorThresholds(orphan_after=600, neglected=1800, queued=1e8, unused=86_400)
     return lambda _, ledger: _on(ledger, PostgresJanitor("nowhere"))._apply(
         kind, RULES[kind], UUID(int=7), patience, is_dry=False
     )

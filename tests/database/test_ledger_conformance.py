@@ -40,7 +40,7 @@ from dagmaster.database.ledger.protocol import (
 from dagmaster.errors import Conflict, DagmasterError, NotFound
 from dagmaster.jobs.changes import Changes, JobChange, NewTask, NodeChange
 from dagmaster.jobs.fan import ChildResult, aggregate
-from dagmaster.jobs.model import DeadLetter, JobMessage, TaskMessage, Worker, new_job_id
+from dagmaster.jobs.model import DeadLetter, JobMessage, TaskMessage, WorkerRecord, new_job_id
 from dagmaster.jobs.payload import INLINE_BYTES, LOADABLE_BYTES, reference_to
 from dagmaster.jobs.plan import Planner, Route
 from dagmaster.jobs.rerun import Rerun, resume, retry
@@ -123,7 +123,8 @@ class MemoryBench:
             "dag_queues": list(database.queues.values()),
             "dag_payloads": list(database.payloads.values()),
             "workers": [
-                Worker(**asdict(info), started_at=self.now, heartbeat_at=self.now) for info in database.workers.values()
+                WorkerRecord(**asdict(info), started_at=self.now, heartbeat_at=self.now)
+                for info in database.workers.values()
             ],
         }
         rows = [{**row.model_dump(), **_statuses(row)} for row in tables[table]]

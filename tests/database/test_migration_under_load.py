@@ -18,7 +18,17 @@ from tests.engine.harness import Engine, engine, until
 
 from dagmaster.database.schema import deploy
 from dagmaster.errors import Conflict, Unavailable
-from dagmaster.jobs.model import RECORDS, Job, JobEvent, JobMessage, NodeState, Submission, Task, TaskResult, Worker
+from dagmaster.jobs.model import (
+    RECORDS,
+    Job,
+    JobEvent,
+    JobMessage,
+    NodeState,
+    Submission,
+    Task,
+    TaskResult,
+    WorkerRecord,
+)
 from dagmaster.records import Index, Record, Table
 
 pytestmark = pytest.mark.requirement("D4")
@@ -43,7 +53,7 @@ def indexed(record: type[Record], *columns: str) -> tuple[Index, ...]:
 CHANGED = {
     record: with_column(record, indexes=indexed(record, "job_id"))
     for record in (Job, NodeState, Task, TaskResult, JobEvent)
-} | {Worker: with_column(Worker), JobMessage: with_column(JobMessage)}
+} | {WorkerRecord: with_column(WorkerRecord), JobMessage: with_column(JobMessage)}
 NEWER = tuple(CHANGED.get(record, record) for record in RECORDS)
 NEW_INDEXES = {f"{record.table.name}_by_region" for record in (Job, NodeState, Task, TaskResult, JobEvent)}
 

@@ -18,12 +18,12 @@ from dagmaster.database.connect import connect, pool, translate_errors
 from dagmaster.database.schema import compare, deploy, guards
 from dagmaster.database.schema.tables import column_names, metadata_of
 from dagmaster.errors import Conflict, InvalidRequest, Unavailable
-from dagmaster.jobs.model import RECORDS, Job, JobEvent, NodeState, Task, Worker, WorkflowDefinition, new_job_id
+from dagmaster.jobs.model import RECORDS, Job, JobEvent, NodeState, Task, WorkerRecord, WorkflowDefinition, new_job_id
 from dagmaster.jobs.states import EventType
 from dagmaster.local.platform import complete_schema, ensure_schema
 from dagmaster.records import Index, Record, Table
 
-GUARDED = pytest.mark.parametrize("cycle", guards.LIFE_CYCLES, ids=lambda cycle: cycle.record.table.name)
+GUARDED = pytest.mark.parametrize("cycle", guards.GUARDED_TABLES, ids=lambda cycle: cycle.record.table.name)
 
 
 # ---------------------------------------------------------------------------------------------------- tables
@@ -114,7 +114,7 @@ def test_the_database_refuses_rows_that_do_not_begin_at_the_beginning(database, 
 
 @pytest.mark.requirement("E1")
 def test_a_refusal_names_table_key_and_states(database):
-    cycle = guards.LIFE_CYCLES[1]
+    cycle = guards.GUARDED_TABLES[1]
     with psycopg.connect(database, autocommit=True) as connection:
         job_id = insert(connection, cycle, "completed")
 
@@ -128,7 +128,7 @@ def test_a_refusal_names_table_key_and_states(database):
 @pytest.mark.requirement("E1")
 def test_a_rerun_raises_the_run_by_exactly_one(database):
     with psycopg.connect(database, autocommit=True) as connection:
-        insert(connection, guards.LIFE_CYCLES[1], "completed")
+        insert(connection, guards.GUARDED_TABLES[1], "completed")
 
         for step in (0, 2, -1):
             with pytest.raises(psycopg.DatabaseError, match="may not become pending"):
@@ -138,7 +138,7 @@ def test_a_rerun_raises_the_run_by_exactly_one(database):
 @pytest.mark.requirement("E1")
 def test_a_node_has_one_live_task(database):
     """Not even where two orchestrators believe that the job is theirs."""
-    (tasks,) = (cycle for cycle in guards.LIFE_CYCLES if cycle.record is Task)
+    (tasks,) = (cycle for cycle in guards.GUARDED_TABLES if cycle.record is Task)
     with psycopg.connect(database, autocommit=True) as connection:
         job_id = uuid4()
         insert_row(connection, "dag_tasks", a_row(tasks, job_id, "queued"))
@@ -280,7 +280,7 @@ def test_two_deployments_at_once_are_safe(empty_database):
 def test_a_second_deployment_waits_for_no_writer(database):
     """Triggers that are there already are not replaced: that would need the tables for itself."""
     with psycopg.connect(database) as writer:
-        insert_row(writer, "dag_node_states", a_row(guards.LIFE_CYCLES[1], insert_job(writer), "pending"))
+        insert_row(writer, "dag_node_states", a_row(guards.GUARDED_TABLES[1], insert_job(writer), "pending"))
         add_event(writer, None)
 
         state = deploy.deploy(database, wait_seconds=5)
@@ -291,8 +291,8 @@ def test_a_second_deployment_waits_for_no_writer(database):
 
 @pytest.mark.requirement("D4")
 def test_a_deployment_that_fails_leaves_nothing(empty_database):
-    class Broken(Worker):
-        table: ClassVar[Table] = replace(Worker.table, checks={"broken": "no_such_column > 0"})
+    class Broken(WorkerRecord):
+        table: ClassVar[Table] = replace(WorkerRecord.table, checks={"broken": "no_such_column > 0"})
 
     with pytest.raises(psycopg.errors.UndefinedColumn):
         deploy.deploy(empty_database, (WorkflowDefinition, Broken))
@@ -519,10 +519,10 @@ def test_a_change_that_would_drop_or_rewrite_needs_a_manual_step(database):
 
 @pytest.mark.requirement("D4")
 def test_a_column_without_a_value_for_old_rows_needs_a_manual_step(database):
-    class Strict(Worker):
+    class Strict(WorkerRecord):
         must: str
 
-    done = deploy.migrate(database, tuple(Strict if record is Worker else record for record in RECORDS))
+    done = deploy.migrate(database, tuple(Strict if record is WorkerRecord else record for record in RECORDS))
 
     assert done == ["needs a hand: column workers.must is missing, and rows that exist would have no value for it"]
 

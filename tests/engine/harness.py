@@ -33,7 +33,7 @@ from dagmaster.orchestrator.routing import RegistryRouter
 from dagmaster.settings import Settings, load
 from dagmaster.transports.postgres import PostgresTransport, topics_of
 from dagmaster.worker.loop import Worker
-from dagmaster.workflows.load import Limits, read
+from dagmaster.workflows.load import WorkflowLimits, read
 from dagmaster.workflows.model import Workflow
 
 FAST = {
@@ -86,7 +86,7 @@ def fast_settings(**overrides: Any) -> Settings:
 
 
 def workflow(text: str) -> Workflow:
-    return read(textwrap.dedent(text), "test.yaml", limits=Limits(), handlers=None, queues=None)
+    return read(textwrap.dedent(text), "test.yaml", limits=WorkflowLimits(), handlers=None, queues=None)
 
 
 class Engine:

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from dagmaster.database.ledger.protocol import Claim, Demand, OrchestratorInfo, Report, WorkerInfo
-from dagmaster.database.maintenance.janitor import Patience, PostgresJanitor, _json
+from dagmaster.database.maintenance.janitor import JanitorThresholds, PostgresJanitor, _json
 from dagmaster.database.maintenance.retention import PostgresRetention
 from dagmaster.database.session import dicts
 from dagmaster.errors import InvalidRequest, Unavailable
@@ -23,7 +23,7 @@ from tests.engine.harness import Engine, engine, fast_settings, open_gate, until
 pytestmark = pytest.mark.requirement("E21")
 
 QUEUE = "dag-worker-tasks"
-PATIENCE = Patience(orphan_after=60, neglected=300, queued=600)
+PATIENCE = JanitorThresholds(orphan_after=60, neglected=300, queued=600)
 ONE_TASK = workflow("""
     workflow_id: one_task
     version: 1
@@ -390,7 +390,7 @@ async def test_a_queue_without_readers_is_reported(database, store):
 async def test_a_session_idle_in_a_transaction_is_reported_and_ended_if_it_belongs_to_the_platform(
     database, store, name, action_type
 ):
-    short = Patience(60, neglected=0.05, queued=600)
+    short = JanitorThresholds(60, neglected=0.05, queued=600)
     session = await psycopg.AsyncConnection.connect(database, application_name=name)
     await session.execute("SELECT 1")
     assert await sweep(store) == []

@@ -14,12 +14,12 @@ from dagmaster.client.client import Client
 from dagmaster.database.ledger.postgres import PostgresLedger
 from dagmaster.database.ledger.protocol import Demand
 from dagmaster.database.maintenance.history import verify
-from dagmaster.database.maintenance.janitor import Patience, PostgresJanitor
+from dagmaster.database.maintenance.janitor import JanitorThresholds, PostgresJanitor
 from dagmaster.database.maintenance.retention import PostgresRetention
 from dagmaster.database.notify.notifier import JOBS
 from dagmaster.errors import HandlerFailed, InvalidRequest, Unavailable
 from dagmaster.handlers.registry import Registration
-from dagmaster.jobs.history import Code
+from dagmaster.jobs.history import FindingCode
 from dagmaster.jobs.payload import INLINE_BYTES, LOADABLE_BYTES
 from dagmaster.operations.rerun import Part, retry
 from tests.api.serving import V1, api, app_of, served
@@ -29,7 +29,7 @@ from tests.engine.test_retention import in_days
 
 KB, MB = 1024, 1024 * 1024
 DAY = 86_400.0
-PATIENCE = Patience(orphan_after=60, neglected=1e9, queued=1e9, unused=DAY)
+PATIENCE = JanitorThresholds(orphan_after=60, neglected=1e9, queued=1e9, unused=DAY)
 
 
 # Handlers
@@ -568,7 +568,7 @@ async def test_a_payload_that_is_not_what_was_stored_is_an_error_and_never_a_val
         assert answer.json()["facts"]["job_id"] == str(job_id)
         sizes = await verify(database)
         hashes = await verify(database, reads_payloads=True)
-        assert {finding.code for finding in hashes.findings} == {Code.PAYLOAD}
+        assert {finding.code for finding in hashes.findings} == {FindingCode.PAYLOAD}
         assert bool(sizes.findings) == ("set_byte" not in damage)
 
 

@@ -12,7 +12,7 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 
-from dagmaster.database.maintenance.janitor import PostgresJanitor, Swept
+from dagmaster.database.maintenance.janitor import PostgresJanitor, SweepResult
 from dagmaster.database.maintenance.retention import PostgresRetention
 from dagmaster.errors import Unavailable
 from dagmaster.jobs.model import new_job_id
@@ -52,7 +52,7 @@ class Place:
         self._made.append(made)
         return made
 
-    async def turn(self, *, is_dry: bool = False, **settings: Any) -> Swept:
+    async def turn(self, *, is_dry: bool = False, **settings: Any) -> SweepResult:
         tidy = self.tidy(**settings)
         swept = await tidy.turn(uuid4(), is_dry=is_dry)
         assert tidy.errors == 0
@@ -104,7 +104,7 @@ async def place(database: str, tmp_path: Path) -> AsyncIterator[Place]:
     await made.close()
 
 
-def targets(swept: Swept) -> list[str]:
+def targets(swept: SweepResult) -> list[str]:
     return sorted(action.target_id for action in swept.actions)
 
 
@@ -374,7 +374,7 @@ async def test_where_the_storage_is_not_there_nothing_is_done_and_nothing_is_mad
     await place.sql("SELECT 1")
     place.folder = place.folder / "elsewhere"
 
-    assert await place.turn() == Swept((), ())
+    assert await place.turn() == SweepResult((), ())
 
     assert not place.folder.exists()
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagmaster.jobs.history import FINDINGS_A_JOB, Audit, Code, Event, JobRow, NodeRow, TaskRow, replay
+from dagmaster.jobs.history import FINDINGS_A_JOB, Audit, Event, FindingCode, JobRow, NodeRow, TaskRow, replay
 from dagmaster.testing.history import audit, event_of, findings_of
 from tests.jobs.random_workflows import Case
 from tests.jobs.simulation import Simulation
@@ -71,7 +71,7 @@ def test_the_events_alone_rebuild_every_state():
 def test_without_a_graph_the_steps_are_still_checked():
     rebuilt = replay(told(*OPENING, "tiles completed", "tiles completed"))
 
-    assert [finding.code for finding in rebuilt.findings] == [Code.TRANSITION]
+    assert [finding.code for finding in rebuilt.findings] == [FindingCode.TRANSITION]
 
 
 @pytest.mark.parametrize(
@@ -79,18 +79,18 @@ def test_without_a_graph_the_steps_are_still_checked():
     [
         (
             [*OPENING, *child(0), "tiles__1 ready", "tiles__1 dispatched 1", "tiles completed", *CLOSING[:2]],
-            Code.FAN_IN,
+            FindingCode.FAN_IN,
         ),
-        ([*OPENING, *child(0, end="failed"), *child(1), "tiles completed", *CLOSING[:2]], Code.FAN_IN),
-        ([*OPENING, *child(0), "tiles completed", "gather ready", "tiles__1 ready"], Code.START),
-        ([*OPENING, "tiles__0 ready", "tiles__0 dispatched 1", "tiles__0 dispatched 2"], Code.ATTEMPT),
-        ([*OPENING, "tiles__0 ready", "tiles__0 dispatched 2"], Code.ATTEMPT),
-        ([*OPENING, "tiles__0 ready", "tiles__0 completed"], Code.ATTEMPT),
-        ([*OPENING, *child(0, end="failed"), *child(1)], Code.WHILE_FAILING),
-        ([*OPENING, "gather__0 ready"], Code.TRANSITION),
-        ([*OPENING, "tiles__0 dispatched 1"], Code.TRANSITION),
-        ([*OPENING, "gather skipped"], Code.SKIP),
-        ([*SOUND, "tiles__0 ready"], Code.AFTER_END),
+        ([*OPENING, *child(0, end="failed"), *child(1), "tiles completed", *CLOSING[:2]], FindingCode.FAN_IN),
+        ([*OPENING, *child(0), "tiles completed", "gather ready", "tiles__1 ready"], FindingCode.START),
+        ([*OPENING, "tiles__0 ready", "tiles__0 dispatched 1", "tiles__0 dispatched 2"], FindingCode.ATTEMPT),
+        ([*OPENING, "tiles__0 ready", "tiles__0 dispatched 2"], FindingCode.ATTEMPT),
+        ([*OPENING, "tiles__0 ready", "tiles__0 completed"], FindingCode.ATTEMPT),
+        ([*OPENING, *child(0, end="failed"), *child(1)], FindingCode.WHILE_FAILING),
+        ([*OPENING, "gather__0 ready"], FindingCode.TRANSITION),
+        ([*OPENING, "tiles__0 dispatched 1"], FindingCode.TRANSITION),
+        ([*OPENING, "gather skipped"], FindingCode.SKIP),
+        ([*SOUND, "tiles__0 ready"], FindingCode.AFTER_END),
     ],
 )
 def test_impossible_events_are_reported(steps, code):
@@ -111,7 +111,7 @@ def test_a_badly_damaged_job_does_not_hide_the_findings_of_others():
     findings = check.finish(JobRow(JOB, "pending", "", 0, 0, 0))
 
     assert len(findings) == FINDINGS_A_JOB + 1
-    assert findings[-1].code is Code.MORE
+    assert findings[-1].code is FindingCode.MORE
     assert "801 more" in findings[-1].message
 
 
@@ -203,7 +203,7 @@ def test_any_missing_event_is_reported_even_if_the_others_were_renumbered():
         rest = [event._replace(sequence=i) for i, event in enumerate(events[:n] + events[n + 1 :], start=1)]
         codes = {finding.code for finding in checked(rest)}
         assert codes, missing
-        assert codes != {Code.JOB_ROW} or missing.node_id is None or missing.type == "node_started", missing
+        assert codes != {FindingCode.JOB_ROW} or missing.node_id is None or missing.type == "node_started", missing
 
 
 @settings(max_examples=200, deadline=None, derandomize=True, database=None)

@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 
 from dagmaster.api import problems as api_problems
 from dagmaster.api.middleware import ApiMiddleware
-from dagmaster.errors import Conflict, InvalidWorkflow, Problem, Unavailable
+from dagmaster.errors import Conflict, InvalidWorkflow, Unavailable, WorkflowProblem
 from dagmaster.observe import log
 from dagmaster.serving import problems as map_problems
 from dagmaster.serving.middleware import MapMiddleware
@@ -95,6 +95,6 @@ def _app(register: Callable[[FastAPI], None]) -> FastAPI:
 
     @app.get("/file")
     async def file() -> None:
-        raise InvalidWorkflow("demo.yaml", [Problem("no such node", line=3, column=5, node="a")])
+        raise InvalidWorkflow("demo.yaml", [WorkflowProblem("no such node", line=3, column=5, node="a")])
 
     return app

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from dagmaster.errors import InvalidWorkflow, Problem
+from dagmaster.errors import InvalidWorkflow, WorkflowProblem
 from dagmaster.workflows.graph import Graph, build
 from dagmaster.workflows.load import read
 from dagmaster.workflows.model import Workflow
@@ -28,18 +28,18 @@ def text_of(nodes: str, *, head: str = "") -> str:
     return f"workflow_id: test\n{head}nodes:\n{nodes}"
 
 
-def problems_of(text: str | bytes, **options: Any) -> list[Problem]:
+def problems_of(text: str | bytes, **options: Any) -> list[WorkflowProblem]:
     """Every problem of a text that must be refused."""
     with pytest.raises(InvalidWorkflow) as refusal:
         read(text, "test.yaml", **{"handlers": HANDLERS, "queues": QUEUES, **options})
     return refusal.value.problems
 
 
-def problems_in(nodes: str, *, head: str = "", **options: Any) -> list[Problem]:
+def problems_in(nodes: str, *, head: str = "", **options: Any) -> list[WorkflowProblem]:
     return problems_of(text_of(nodes, head=head), **options)
 
 
-def the_problem(problems: list[Problem], words: str) -> Problem:
+def the_problem(problems: list[WorkflowProblem], words: str) -> WorkflowProblem:
     """The one problem whose message contains the words."""
     found = [problem for problem in problems if words in problem.message]
     assert len(found) == 1, f"{words!r} is in {len(found)} of:\n" + "\n".join(p.at("test.yaml") for p in problems)

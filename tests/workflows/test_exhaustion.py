@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dagmaster.workflows.expressions import (
-    Context,
+    TemplateContext,
     TemplateFailed,
     TemplateInvalid,
     compile_condition,
@@ -16,7 +16,7 @@ from dagmaster.workflows.expressions import (
     fits,
 )
 
-CONTEXT = Context(
+CONTEXT = TemplateContext(
     inputs={"big": "x" * 60_000, "list": list(range(90_000)), "many": list(range(200_000)), "n": 10**9, "fmt": "%999d"},
     item={"a": "b" * 60_000},
 )
@@ -136,7 +136,7 @@ def test_a_deeply_nested_value_is_refused():
 @pytest.mark.requirement("W5")
 def test_a_large_value_passes_through_by_reference():
     big = {"x": ["y" * 1000] * 16_000}
-    context = Context(outputs={"a": big})
+    context = TemplateContext(outputs={"a": big})
 
     assert compile_value("{{ nodes.a.output }}").render(context) is big
     assert compile_value("{{ nodes.a.output | default(1) }}").render(context) is big

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dagmaster.errors import InvalidRequest
 from dagmaster.workflows.expressions import (
-    Context,
+    TemplateContext,
     TemplateFailed,
     TemplateInvalid,
     compile_branch,
@@ -19,7 +19,7 @@ from dagmaster.workflows.expressions import (
 )
 
 FILES = [{"name": "b", "size": 2}, {"name": "a", "size": 1}]
-CONTEXT = Context(
+CONTEXT = TemplateContext(
     inputs={"name": "dem", "sizes": [5, 20, 12], "flag": False, "zero": 0, "nothing": None, "text": "false"},
     outputs={
         "validate": {"file_size_mb": 120, "items": [1, 2], "_id": "x", "count": 7, "path": "a/b/c.tif"},
@@ -32,7 +32,7 @@ CONTEXT = Context(
 )
 
 
-def rendered(value: Any, context: Context = CONTEXT) -> Any:
+def rendered(value: Any, context: TemplateContext = CONTEXT) -> Any:
     return compile_value(value).render(context)
 
 
@@ -109,7 +109,7 @@ def test_a_value_without_template_is_constant(value):
     compiled = compile_value(value)
 
     assert compiled.is_constant
-    assert compiled.render(Context()) == value
+    assert compiled.render(TemplateContext()) == value
 
 
 @pytest.mark.requirement("W5")
@@ -305,7 +305,7 @@ def test_an_expression_that_has_no_value_says_which_one_it_was(template):
 
 @pytest.mark.requirement("W5")
 def test_a_value_is_data_and_never_rendered_again():
-    context = Context(inputs={"evil": "{{ job.secret }}"}, job={"secret": "s"})
+    context = TemplateContext(inputs={"evil": "{{ job.secret }}"}, job={"secret": "s"})
 
     assert rendered("{{ inputs.evil }}", context) == "{{ job.secret }}"
     assert rendered("<{{ inputs.evil }}>", context) == "<{{ job.secret }}>"
@@ -329,12 +329,12 @@ def test_a_compiled_value_knows_what_it_uses():
 
 @pytest.mark.requirement("W7")
 def test_item_index_and_items_exist_only_where_given():
-    context = Context(inputs={})
+    context = TemplateContext(inputs={})
 
     with pytest.raises(TemplateFailed, match="`item` is undefined"):
         rendered("{{ item }}", context)
     assert rendered("{{ [item, index] }}", context.having(item=None, index=0)) == [None, 0]
-    assert rendered("{{ items }}", Context(items=[1])) == [1]
+    assert rendered("{{ items }}", TemplateContext(items=[1])) == [1]
 
 
 @pytest.mark.requirement("W7")
@@ -384,7 +384,7 @@ def test_a_condition_compares_outside_the_braces_or_inside(condition, holds):
 
 @pytest.mark.requirement("W6")
 def test_values_are_never_put_into_the_text_of_a_condition():
-    context = Context(inputs={"name": "' or true or '"})
+    context = TemplateContext(inputs={"name": "' or true or '"})
 
     assert compile_condition("{{ inputs.name }} == 'x'").render(context) is False
 
@@ -467,7 +467,7 @@ def naive(value: Any, steps: list[str | int]) -> Any:
 @given(item=JSON, steps=STEPS)
 def test_a_path_finds_what_plain_python_finds(item, steps):
     text = "item" + "".join(f"[{step!r}]" for step in steps)
-    context = Context(item=item)
+    context = TemplateContext(item=item)
 
     try:
         expected = naive(item, steps)
@@ -485,7 +485,7 @@ def test_a_path_finds_the_same_inside_a_larger_expression(item, steps):
     """The last step is taken at run time here, by the environment and not by the path."""
     *fixed, last = steps or ["a"]
     path = "item" + "".join(f"[{step!r}]" for step in fixed)
-    context = Context(item=item, index=last)
+    context = TemplateContext(item=item, index=last)
 
     direct = rendered(f"{{{{ {path}[{last!r}] | default('MISSING') }}}}", context)
 

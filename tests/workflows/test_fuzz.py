@@ -13,7 +13,7 @@ from dagmaster.errors import InvalidWorkflow
 from dagmaster.workflows.document import Bounds, Unreadable, parse
 from dagmaster.workflows.draw import mermaid
 from dagmaster.workflows.expressions import (
-    Context,
+    TemplateContext,
     TemplateFailed,
     TemplateInvalid,
     compile_branch,
@@ -107,7 +107,7 @@ TOKENS = st.sampled_from(
         *("attribute=", "=", "set", "for", "raw", "endraw", "defined", "value"),
     ]
 )
-CONTEXT = Context(inputs={"a": [1, {"x": "y"}]}, outputs={"x": {"a": 1}}, item={"a": None}, index=3, value="v")
+CONTEXT = TemplateContext(inputs={"a": [1, {"x": "y"}]}, outputs={"x": {"a": 1}}, item={"a": None}, index=3, value="v")
 
 
 @pytest.mark.requirement("W5")

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from dagmaster.workflows.expressions import Context
+from dagmaster.workflows.expressions import TemplateContext
 from dagmaster.workflows.graph import OUTPUTS, build
 from dagmaster.workflows.model import Workflow
 
@@ -66,11 +66,11 @@ def test_branches_are_edges_and_their_targets_are_known():
     assert graph.any_of["joined"] == ("big", "small")
     assert set(graph.all_of["end"]) == {"joined", "few", "many"}
     condition, targets = graph.branches["route"][0]
-    assert condition.render(Context(value=0)) is True
+    assert condition.render(TemplateContext(value=0)) is True
     assert targets == ("few",)
     assert graph.branches["route"][1] == (None, ("many", "few"))
-    assert graph.fields["route"].render(Context(inputs={"n": 3})) == 3
-    assert graph.conditions["check"].render(Context(inputs={"n": 3})) is True
+    assert graph.fields["route"].render(TemplateContext(inputs={"n": 3})) == 3
+    assert graph.conditions["check"].render(TemplateContext(inputs={"n": 3})) is True
 
 
 @pytest.mark.requirement("W4")
@@ -133,7 +133,7 @@ def test_a_fan_in_gathers_the_nearest_fan_out_or_the_one_it_names():
 
     assert graph.fan_out_of == {"first": "one", "second": "two", "both": "one"}
     assert set(graph.params) == {"one", "two", "pause", "both"}
-    assert graph.params["both"].render(Context()) == {"a": 1}
+    assert graph.params["both"].render(TemplateContext()) == {"a": 1}
     assert set(graph.sources) == {"one"}
 
 
@@ -167,9 +167,9 @@ def test_needs_and_consumers_say_whose_outputs_are_read():
     }  # fmt: skip
     assert graph.consumers["a"] == {"fan", "check", OUTPUTS}
     assert graph.consumers["start"] == set()
-    assert graph.outputs["x"].render(Context(outputs={"a": 5})) == 5
-    assert graph.labels["fan"].render(Context(outputs={"b": {"name": "n"}}, index=2)) == "n 2"
-    context = Context(outputs={"a": {"items": [1]}, "c": 3}, item={"items": 9})
+    assert graph.outputs["x"].render(TemplateContext(outputs={"a": 5})) == 5
+    assert graph.labels["fan"].render(TemplateContext(outputs={"b": {"name": "n"}}, index=2)) == "n 2"
+    context = TemplateContext(outputs={"a": {"items": [1]}, "c": 3}, item={"items": 9})
     assert graph.sources["fan"].render(context) == [1]
     assert graph.params["fan"].render(context) == {"x": [3, 9]}
 
@@ -190,4 +190,4 @@ def test_a_literal_source_may_hold_templates():
         head=NUMBER,
     )
 
-    assert graph.sources["fan"].render(Context(inputs={"n": 7})) == [1, 7]
+    assert graph.sources["fan"].render(TemplateContext(inputs={"n": 7})) == [1, 7]

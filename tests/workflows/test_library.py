@@ -5,7 +5,7 @@ import pytest
 from dagmaster.handlers.shipped import REGISTRATIONS
 from dagmaster.testing.trial import run_handler
 from dagmaster.workflows.draw import mermaid
-from dagmaster.workflows.expressions import Context
+from dagmaster.workflows.expressions import TemplateContext
 from dagmaster.workflows.graph import build
 from dagmaster.workflows.inputs import check_inputs
 from dagmaster.workflows.load import read_all, shipped
@@ -52,7 +52,7 @@ def test_flaky_workflows_retry_often_enough_and_soon(name, node, retries):
 @pytest.mark.requirement("W10")
 def test_the_retry_test_retries_by_default():
     workflow = LOADED.workflows["retry_test"]
-    params = build(workflow).params["flaky"].render(Context(inputs=check_inputs(workflow, {})))
+    params = build(workflow).params["flaky"].render(TemplateContext(inputs=check_inputs(workflow, {})))
 
     ends = [run_handler("flaky_echo", params, node_id="flaky", attempt=attempt).status for attempt in (1, 2, 3)]
 
@@ -65,11 +65,13 @@ def test_the_fan_out_test_has_ten_children_by_default():
     graph = build(workflow)
 
     inputs = check_inputs(workflow, {})
-    source = graph.sources["process"].render(Context(inputs=inputs, outputs={"make_list": {"items": list(range(10))}}))
+    source = graph.sources["process"].render(
+        TemplateContext(inputs=inputs, outputs={"make_list": {"items": list(range(10))}})
+    )
 
     assert inputs == {"count": 10}
     assert source == list(range(10))
-    assert graph.params["process"].render(Context(item=5, index=5)) == {"index": 5, "value": 5}
+    assert graph.params["process"].render(TemplateContext(item=5, index=5)) == {"index": 5, "value": 5}
 
 
 @pytest.mark.requirement("W6")
@@ -79,7 +81,7 @@ def test_the_fan_out_test_has_ten_children_by_default():
 def test_the_conditional_test_takes_one_branch_of_each_form(size, path, route):
     graph = build(LOADED.workflows["conditional_test"])
     measured = {"size_mb": size, "is_large": size > 100, "category": "x"}
-    context = Context(inputs={"size_mb": size, "threshold_mb": 100}, outputs={"measure": measured})
+    context = TemplateContext(inputs={"size_mb": size, "threshold_mb": 100}, outputs={"measure": measured})
 
     is_large = graph.conditions["is_large"].render(context)
     field = graph.fields["by_size"].render(context)
@@ -88,7 +90,7 @@ def test_the_conditional_test_takes_one_branch_of_each_form(size, path, route):
     assert ("large" if is_large else "small") == path
     assert taken == (route,)
     outputs = {"measure": measured, path: {"echoed_params": {"path": path}}, route: {"echoed_params": {"route": route}}}
-    results = {key: value.render(Context(outputs=outputs)) for key, value in graph.outputs.items()}
+    results = {key: value.render(TemplateContext(outputs=outputs)) for key, value in graph.outputs.items()}
     assert results == {"size_mb": size, "path": path, "route": route}
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from dagmaster.errors import InvalidRequest, InvalidWorkflow
-from dagmaster.workflows.load import Limits, read, read_all, read_folder
+from dagmaster.workflows.load import WorkflowLimits, read, read_all, read_folder
 from dagmaster.workflows.model import TaskNode, Workflow
 
 from .builders import HANDLERS, QUEUES, a_workflow, problems_in, problems_of, text_of, the_problem
@@ -204,12 +204,14 @@ def test_handlers_and_queues_are_not_checked_where_none_are_given():
 
 @pytest.mark.requirement("W11")
 def test_limits_can_be_set():
-    the_problem(problems_in(SMALL, limits=Limits(max_nodes=2)), "3 nodes; at most 2 are allowed")
-    the_problem(problems_in(SMALL, limits=Limits(max_bytes=10)), "at most 10 are allowed")
-    the_problem(problems_in(SMALL, limits=Limits(max_depth=1)), "nested deeper than 1")
-    the_problem(problems_in(SMALL, limits=Limits(max_yaml_nodes=5)), "more than 5 values")
+    the_problem(problems_in(SMALL, limits=WorkflowLimits(max_nodes=2)), "3 nodes; at most 2 are allowed")
+    the_problem(problems_in(SMALL, limits=WorkflowLimits(max_bytes=10)), "at most 10 are allowed")
+    the_problem(problems_in(SMALL, limits=WorkflowLimits(max_depth=1)), "nested deeper than 1")
+    the_problem(problems_in(SMALL, limits=WorkflowLimits(max_yaml_nodes=5)), "more than 5 values")
     big = SMALL.replace("handler: echo", "handler: echo, params: {a: aaaaaaaaaaaaaaaaaaaa}")
-    assert the_problem(problems_in(big, limits=Limits(max_params_bytes=20)), "params of 28 bytes").node == "work"
+    assert (
+        the_problem(problems_in(big, limits=WorkflowLimits(max_params_bytes=20)), "params of 28 bytes").node == "work"
+    )
 
 
 @pytest.mark.requirement("W3")

@@ -10,7 +10,7 @@ from dagmaster.api.pages import Cursor, Limit, Page, joined, moment_and_id, page
 from dagmaster.api.problems import responses
 from dagmaster.api.services import Services
 from dagmaster.database.notify.notifier import JOBS
-from dagmaster.database.reads.pages import DeadLetterLine
+from dagmaster.database.reads.pages import DeadLetterSummary
 from dagmaster.errors import Conflict
 from dagmaster.operations.rerun import resume
 
@@ -34,7 +34,7 @@ async def list_dead_letters(
     reason: Annotated[str | None, Query(max_length=64, description="Only those refused for this reason")] = None,
     after: Cursor = None,
     limit: Limit = 50,
-) -> Page[DeadLetterLine]:
+) -> Page[DeadLetterSummary]:
     found = await services.reads.dead_letters(
         services.settings.job_queue_name, limit=limit + 1, after=moment_and_id(after), reason=reason
     )
@@ -44,7 +44,7 @@ async def list_dead_letters(
 @router.get(
     "/{dead_letter_id}", operation_id="get_dead_letter", summary="Look at a dead letter", responses=responses(404)
 )
-async def get_dead_letter(services: Services, dead_letter_id: LetterId) -> DeadLetterLine:
+async def get_dead_letter(services: Services, dead_letter_id: LetterId) -> DeadLetterSummary:
     return await services.reads.dead_letter(services.settings.job_queue_name, dead_letter_id)
 
 

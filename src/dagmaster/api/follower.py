@@ -23,8 +23,8 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from dagmaster.database.notify.notifier import Notifier
-from dagmaster.database.reads.jobs import EventLine
-from dagmaster.database.reads.pages import ApiReads, Head, JobBrief, NodeProgress
+from dagmaster.database.reads.jobs import EventEntry
+from dagmaster.database.reads.pages import ApiReads, EventPosition, JobBrief, NodeProgress
 from dagmaster.errors import Unavailable
 from dagmaster.jobs.states import JOB_TERMINAL, JobStatus
 from dagmaster.observe import log
@@ -50,7 +50,7 @@ class Progress:
     nodes: tuple[NodeProgress, ...]
 
 
-News = Sequence[EventLine] | Progress | None
+News = Sequence[EventEntry] | Progress | None
 
 
 class Channel:
@@ -63,15 +63,15 @@ class Channel:
         self.changed = asyncio.Event()
         self.progress = Progress(())
         self._progress_at = 0.0
-        self._recent: deque[EventLine] = deque(maxlen=_KEPT)
+        self._recent: deque[EventEntry] = deque(maxlen=_KEPT)
 
-    def since(self, after: int) -> list[EventLine] | None:
+    def since(self, after: int) -> list[EventEntry] | None:
         """The events behind a number, or None where they are no longer at hand."""
         if not self._recent or self._recent[0].sequence > after + 1:
             return None
         return list(islice(self._recent, after + 1 - self._recent[0].sequence, None))
 
-    def move(self, head: Head, events: list[EventLine]) -> None:
+    def move(self, head: EventPosition, events: list[EventEntry]) -> None:
         if events and self._recent and events[0].sequence != self._recent[-1].sequence + 1:
             self._recent.clear()
         self._recent.extend(events)
@@ -160,7 +160,7 @@ class Follower:
                 except TimeoutError:
                     yield None
 
-    async def _page(self, job_id: UUID, after: int) -> list[EventLine]:
+    async def _page(self, job_id: UUID, after: int) -> list[EventEntry]:
         try:
             return await self._whole(self._reads.page_events(job_id, limit=_PAGE, after=after))
         except Unavailable as error:
@@ -223,12 +223,12 @@ class Follower:
         for job_id, channel in self._channels.items():
             channel.tell(Progress(tuple(found[job_id])))
 
-    async def _news(self, channel: Channel, head: Head) -> list[EventLine]:
+    async def _news(self, channel: Channel, head: EventPosition) -> list[EventEntry]:
         """What happened up to a moment. Of too much nothing is kept: watchers read it by themselves."""
         if head.last_sequence - channel.head > _KEPT:
             channel.forget()
             return []
-        events: list[EventLine] = []
+        events: list[EventEntry] = []
         after = channel.head
         while after < head.last_sequence:
             limit = min(_PAGE, head.last_sequence - after)

@@ -9,7 +9,7 @@ from pydantic import AwareDatetime, BaseModel, Field
 from dagmaster.api.pages import Cursor, Limit, Page, joined, moment_and_id, page_of
 from dagmaster.api.problems import responses
 from dagmaster.api.services import Services
-from dagmaster.database.maintenance.janitor import PostgresJanitor, Swept
+from dagmaster.database.maintenance.janitor import PostgresJanitor, SweepResult
 from dagmaster.database.maintenance.retention import PostgresRetention
 from dagmaster.jobs.model import JanitorAction
 from dagmaster.orchestrator.janitor import Janitor
@@ -66,7 +66,7 @@ async def run_janitor(
     age = services.settings.retention_days * DAY_SECONDS
     try:
         run_id, swept = await janitor.sweep(is_dry=dry_run)
-        tidied = await tidy.turn(run_id, is_dry=dry_run) if tidy else Swept((), ())
+        tidied = await tidy.turn(run_id, is_dry=dry_run) if tidy else SweepResult((), ())
         prunable = await retention.count(age) if age else 0
     finally:
         await janitor.close()

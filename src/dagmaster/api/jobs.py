@@ -16,8 +16,8 @@ from dagmaster.api.problems import responses
 from dagmaster.api.services import ApiServices, Services
 from dagmaster.api.workflows import read_definition
 from dagmaster.database.notify.notifier import JOBS
-from dagmaster.database.reads.jobs import EventLine, NodeLine, Snapshot
-from dagmaster.database.reads.pages import Attempt, Bar, JobSummary, SavedPhase
+from dagmaster.database.reads.jobs import EventEntry, NodeSummary, Snapshot
+from dagmaster.database.reads.pages import Attempt, JobSummary, SavedCheckpoint, TimelineEntry
 from dagmaster.errors import InvalidRequest, NotFound
 from dagmaster.jobs.fan import tolerated
 from dagmaster.jobs.model import Job, NodeState, Submission
@@ -69,7 +69,7 @@ class Children:
 
 
 @dataclass(frozen=True, slots=True)
-class ShownNode(NodeLine):
+class ShownNode(NodeSummary):
     """A node, or a fan_out's child. `state` is the word for people: a fan_out runs as long as its children do."""
 
     type: str
@@ -119,7 +119,7 @@ class NodeDetail(BaseModel):
     type: str
     stage: str
     attempts: list[Attempt]
-    checkpoints: list[SavedPhase]
+    checkpoints: list[SavedCheckpoint]
     output_url: str | None = Field(None, description="Where the output is, if it is too large to be shown here")
 
 
@@ -228,7 +228,7 @@ def _outcomes(job: Job, graph: Graph, snapshot: Snapshot) -> Outcomes:
     return outcomes(JobView(job.job_id, graph, job.input_params, job.status, nodes=nodes))
 
 
-def _view_of(node: NodeLine) -> NodeView:
+def _view_of(node: NodeSummary) -> NodeView:
     return NodeView(
         status=node.status,
         reason=node.reason,
@@ -298,7 +298,7 @@ async def list_events(
     after: Sequence_ = 0,
     node_id: Annotated[str | None, Query(max_length=LONGEST_NAME, description="Only events of this node")] = None,
     limit: Limit = 100,
-) -> Page[EventLine]:
+) -> Page[EventEntry]:
     """Everything that ever happened to a job, in order. Numbers have no gaps."""
     await services.reads.brief(job_id)
     found = await services.reads.page_events(job_id, limit=limit + 1, after=after, node_id=node_id)
@@ -314,7 +314,7 @@ async def get_timeline(
     status: Annotated[TaskStatus | None, Query(description="Only attempts in this state")] = None,
     after: Cursor = None,
     limit: Limit = 100,
-) -> Page[Bar]:
+) -> Page[TimelineEntry]:
     """One bar per attempt, by node and number: from `queued_at` to `started_at` it waits, then it runs."""
     await services.reads.brief(job_id)
     found = await services.reads.timeline(job_id, limit=limit + 1, after=name_and_number(after), status=status)
@@ -333,7 +333,7 @@ def require_fan_out(graph: Graph, name: str) -> None:
         raise NotFound(f"no fan_out is named '{name}'", code="node.not-found", hint=hint)
 
 
-def shown(graph: Graph, node: NodeLine, now: datetime) -> ShownNode:
+def shown(graph: Graph, node: NodeSummary, now: datetime) -> ShownNode:
     of = node.parent_node_id or node.node_id
     defined = graph.workflow.nodes[of]
     work = work_of(defined)
@@ -349,7 +349,7 @@ def shown(graph: Graph, node: NodeLine, now: datetime) -> ShownNode:
     )
 
 
-def state_of(graph: Graph, node: NodeLine) -> str:
+def state_of(graph: Graph, node: NodeSummary) -> str:
     """A fan_out completes for the engine when all its children exist; people mean the children."""
     if node.remaining and node.status in {NodeStatus.READY, NodeStatus.COMPLETED}:
         return str(NodeStatus.RUNNING)
@@ -358,7 +358,7 @@ def state_of(graph: Graph, node: NodeLine) -> str:
     return str(node.status)
 
 
-def _is_overdrawn(graph: Graph, node: NodeLine) -> bool:
+def _is_overdrawn(graph: Graph, node: NodeSummary) -> bool:
     """More of its children are gone than it tolerates."""
     defined = graph.workflow.nodes[node.parent_node_id or node.node_id]
     if node.total is None or not isinstance(defined, FanOutNode):
@@ -366,13 +366,13 @@ def _is_overdrawn(graph: Graph, node: NodeLine) -> bool:
     return (node.failed_count or 0) + (node.cancelled_count or 0) > tolerated(defined, node.total)
 
 
-def _seconds(node: NodeLine, now: datetime) -> float | None:
+def _seconds(node: NodeSummary, now: datetime) -> float | None:
     begun = node.dispatched_at or node.started_at
     ended = node.completed_at or (now if node.status in NODE_LIVE or node.remaining else None)
     return round(max(0.0, (ended - begun).total_seconds()), 3) if begun and ended else None
 
 
-def _children(node: NodeLine) -> Children | None:
+def _children(node: NodeSummary) -> Children | None:
     if node.total is None:
         return None
     failed, cancelled = node.failed_count or 0, node.cancelled_count or 0
@@ -389,13 +389,13 @@ def _children(node: NodeLine) -> Children | None:
 
 
 def stages(graph: Graph, snapshot: Snapshot) -> list[StageSummary]:
-    groups: dict[tuple[int, str], list[NodeLine]] = {}
+    groups: dict[tuple[int, str], list[NodeSummary]] = {}
     for node in snapshot.nodes:
         groups.setdefault(graph.stages[node.node_id], []).append(node)
     return [_stage(graph, number, name, nodes) for (number, name), nodes in sorted(groups.items())]
 
 
-def _stage(graph: Graph, number: int, name: str, nodes: Sequence[NodeLine]) -> StageSummary:
+def _stage(graph: Graph, number: int, name: str, nodes: Sequence[NodeSummary]) -> StageSummary:
     states = Counter(state_of(graph, node) for node in nodes)
     begun = [at for node in nodes if (at := node.dispatched_at or node.started_at or node.completed_at)]
     ended = [node.completed_at for node in nodes if node.completed_at]

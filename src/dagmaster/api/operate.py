@@ -11,7 +11,13 @@ from dagmaster.api.problems import responses
 from dagmaster.api.services import ApiServices, Services
 from dagmaster.database.ledger.protocol import QueueChange
 from dagmaster.database.notify.notifier import tasks_topic
-from dagmaster.database.reads.pages import OrchestratorLine, QueueLine, TaskCount, WorkerLine, WorkflowRecord
+from dagmaster.database.reads.pages import (
+    OrchestratorSummary,
+    QueueSummary,
+    TaskCount,
+    WorkerSummary,
+    WorkflowStatistics,
+)
 from dagmaster.errors import Conflict, NotFound
 from dagmaster.jobs.states import JobStatus
 
@@ -42,7 +48,7 @@ class Stats(BaseModel):
     watchers: int = Field(description="Event streams open at this instance")
     database_bytes: int
     recent_hours: int
-    recent: list[WorkflowRecord] = Field(description="How the jobs of the last hours went, by workflow")
+    recent: list[WorkflowStatistics] = Field(description="How the jobs of the last hours went, by workflow")
 
 
 @router.get(
@@ -52,7 +58,7 @@ class Stats(BaseModel):
     tags=["operations"],
     responses=responses(),
 )
-async def list_orchestrators(services: Services, after: After = None, limit: Limit = 50) -> Page[OrchestratorLine]:
+async def list_orchestrators(services: Services, after: After = None, limit: Limit = 50) -> Page[OrchestratorSummary]:
     found = await services.reads.orchestrators(limit=limit + 1, within_seconds=services.alive_within, after=after)
     return page_of(found, limit, lambda orchestrator: orchestrator.owner_id)
 
@@ -64,7 +70,7 @@ async def list_orchestrators(services: Services, after: After = None, limit: Lim
     tags=["operations"],
     responses=responses(),
 )
-async def list_workers(services: Services, after: After = None, limit: Limit = 50) -> Page[WorkerLine]:
+async def list_workers(services: Services, after: After = None, limit: Limit = 50) -> Page[WorkerSummary]:
     found = await services.reads.workers(limit=limit + 1, within_seconds=services.alive_within, after=after)
     return page_of(found, limit, lambda worker: worker.worker_id)
 
@@ -76,12 +82,12 @@ async def list_workers(services: Services, after: After = None, limit: Limit = 5
     tags=["queues"],
     responses=responses(),
 )
-async def list_queues(services: Services) -> Page[QueueLine]:
+async def list_queues(services: Services) -> Page[QueueSummary]:
     """All of them: there are few."""
     return Page(items=await _queues(services), next=None)
 
 
-async def _queues(services: ApiServices, only: str | None = None) -> list[QueueLine]:
+async def _queues(services: ApiServices, only: str | None = None) -> list[QueueSummary]:
     settings = services.settings
     return await services.reads.queues(
         settings.known_queues, settings.job_queue_name, within_seconds=services.alive_within, only=only
@@ -95,7 +101,7 @@ async def _queues(services: ApiServices, only: str | None = None) -> list[QueueL
     tags=["queues"],
     responses=responses(404, 409),
 )
-async def set_queue(services: Services, queue: QueueName, limits: QueueLimits) -> QueueLine:
+async def set_queue(services: Services, queue: QueueName, limits: QueueLimits) -> QueueSummary:
     """It holds for all workers, from the next task on. What is left out is as without limits."""
     return await _set_queue(services, queue, QueueChange(max_running=limits.max_running, is_paused=limits.is_paused))
 
@@ -107,7 +113,7 @@ async def set_queue(services: Services, queue: QueueName, limits: QueueLimits) -
     tags=["queues"],
     responses=responses(404, 409),
 )
-async def change_queue(services: Services, queue: QueueName, limits: QueueLimits) -> QueueLine:
+async def change_queue(services: Services, queue: QueueName, limits: QueueLimits) -> QueueSummary:
     """The same, and what is left out stays: nobody undoes what another one did meanwhile."""
     changes = QueueChange()
     if "max_running" in limits.model_fields_set:
@@ -117,7 +123,7 @@ async def change_queue(services: Services, queue: QueueName, limits: QueueLimits
     return await _set_queue(services, queue, changes)
 
 
-async def _set_queue(services: ApiServices, queue: str, changes: QueueChange) -> QueueLine:
+async def _set_queue(services: ApiServices, queue: str, changes: QueueChange) -> QueueSummary:
     if queue == services.settings.job_queue_name:
         raise Conflict(
             f"'{queue}' holds submissions, which orchestrators take at once: it can't be paused or limited",

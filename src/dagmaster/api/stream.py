@@ -21,7 +21,7 @@ from dagmaster.api.follower import News, Progress
 from dagmaster.api.jobs import JobId
 from dagmaster.api.problems import responses
 from dagmaster.api.services import Services
-from dagmaster.database.reads.jobs import EventLine
+from dagmaster.database.reads.jobs import EventEntry
 from dagmaster.jobs.states import JOB_TERMINAL
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
@@ -37,7 +37,7 @@ _FRAME = {
         "data": {
             "type": "string",
             "contentMediaType": "application/json",
-            "contentSchema": {"$ref": "#/components/schemas/EventLine"},
+            "contentSchema": {"$ref": "#/components/schemas/EventEntry"},
         },
     },
 }
@@ -90,6 +90,6 @@ def frame(news: News) -> bytes:
             return b"".join(map(_event_frame, events))
 
 
-def _event_frame(event: EventLine) -> bytes:
+def _event_frame(event: EventEntry) -> bytes:
     data = orjson.dumps(asdict(event), option=orjson.OPT_UTC_Z)
     return b"id: %d\nevent: %s\ndata: %s\n\n" % (event.sequence, event.event_type.encode(), data)

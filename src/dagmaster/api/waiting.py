@@ -18,7 +18,7 @@ from dagmaster.api.jobs import JobId, require_fan_out
 from dagmaster.api.pages import LONGEST_NAME, Cursor, Limit
 from dagmaster.api.problems import responses
 from dagmaster.api.services import ApiServices, Services
-from dagmaster.database.reads.jobs import NodeLine
+from dagmaster.database.reads.jobs import NodeSummary
 from dagmaster.database.reads.pages import MOST_IN_FRONT, JobBrief, LiveTask
 from dagmaster.jobs.model import QueueSettings
 from dagmaster.jobs.states import JOB_TERMINAL, NODE_LIVE, NODE_TERMINAL, JobStatus, NodeStatus, TaskStatus
@@ -150,12 +150,12 @@ async def _known(
     )  # fmt: skip
 
 
-def is_ended(node: NodeLine) -> bool:
+def is_ended(node: NodeSummary) -> bool:
     """A fan_out has ended when its children have."""
     return node.status in NODE_TERMINAL and not (node.status is NodeStatus.COMPLETED and node.remaining)
 
 
-def reasons(graph: Graph, node: NodeLine, nodes: Mapping[str, NodeLine], known: Known) -> list[Reason]:
+def reasons(graph: Graph, node: NodeSummary, nodes: Mapping[str, NodeSummary], known: Known) -> list[Reason]:
     """What holds up a node of the definition."""
     if node.status is NodeStatus.PENDING:
         return _for_others(graph, node.node_id, nodes, known)
@@ -166,7 +166,7 @@ def reasons(graph: Graph, node: NodeLine, nodes: Mapping[str, NodeLine], known: 
     return own_reasons(node, known)
 
 
-def _for_others(graph: Graph, node_id: str, nodes: Mapping[str, NodeLine], known: Known) -> list[Reason]:
+def _for_others(graph: Graph, node_id: str, nodes: Mapping[str, NodeSummary], known: Known) -> list[Reason]:
     needed = [name for name in graph.all_of[node_id] if not is_ended(nodes[name])]
     options = [name for name in graph.any_of[node_id] if not is_ended(nodes[name])]
     read = fan_out_read_by(graph, node_id)
@@ -180,7 +180,7 @@ def _for_others(graph: Graph, node_id: str, nodes: Mapping[str, NodeLine], known
     return found or [_due(known)]
 
 
-def _for_children(node: NodeLine, max_parallel: int | None, known: Known) -> list[Reason]:
+def _for_children(node: NodeSummary, max_parallel: int | None, known: Known) -> list[Reason]:
     total, remaining = node.total or 0, node.remaining or 0
     found = [Reason("waiting_for_children", f"waits for {remaining} of {total} children", count=remaining)]
     if (node.expanded or 0) < total:
@@ -196,7 +196,7 @@ def _for_children(node: NodeLine, max_parallel: int | None, known: Known) -> lis
     return found
 
 
-def _expanding(node: NodeLine, max_parallel: int | None, known: Known) -> Reason:
+def _expanding(node: NodeSummary, max_parallel: int | None, known: Known) -> Reason:
     """Why there are not all children yet."""
     made, total = node.expanded or 0, node.total or 0
     under_way = made - (total - (node.remaining or 0))
@@ -209,7 +209,7 @@ def _expanding(node: NodeLine, max_parallel: int | None, known: Known) -> Reason
     return Reason("expanding", f"{made} of {total} children are made so far", count=total - made)
 
 
-def own_reasons(node: NodeLine, known: Known) -> list[Reason]:
+def own_reasons(node: NodeSummary, known: Known) -> list[Reason]:
     """What holds up a node that waits for no other."""
     if node.not_before is not None:
         seconds = _until(node.not_before, known.now)
@@ -219,7 +219,7 @@ def own_reasons(node: NodeLine, known: Known) -> list[Reason]:
     return _of_task(task, known) if task else [_due(known)]
 
 
-def _again(node: NodeLine) -> str:
+def _again(node: NodeSummary) -> str:
     """Failures and losses are counted apart."""
     retried = f"retry {node.retry_count} of {node.max_retries}" if node.retry_count else "tried again"
     if not node.loss_count:

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
         Clock,
         DeadRows,
         Extension,
+        InstanceStatus,
         Lacking,
         OpenTransaction,
         Queued,
         Role,
-        Seen,
         Server,
     )
     from dagmaster.database.schema.deploy import Status
@@ -389,7 +389,7 @@ def judge_dead_rows(worst: "DeadRows | None") -> list[Finding]:
 
 
 def judge_instances(
-    seen: Sequence["Seen"],
+    seen: Sequence["InstanceStatus"],
     open_jobs: int,
     queued: Sequence["Queued"],
     *,
@@ -415,7 +415,7 @@ def judge_instances(
     return found
 
 
-def _judge_role(role: str, alive: Sequence["Seen"], work: int) -> list[Finding]:
+def _judge_role(role: str, alive: Sequence["InstanceStatus"], work: int) -> list[Finding]:
     if alive:
         return [ok("instances", f"{len(alive)} {role}{'s live' if len(alive) > 1 else ' lives'}")]
     waiting = counted(work, "job" if role == "orchestrator" else "task")
@@ -425,7 +425,7 @@ def _judge_role(role: str, alive: Sequence["Seen"], work: int) -> list[Finding]:
     return [warning("instances", f"no {role} lives", fix)]
 
 
-def living(seen: Iterable["Seen"], within_seconds: float) -> list["Seen"]:
+def living(seen: Iterable["InstanceStatus"], within_seconds: float) -> list["InstanceStatus"]:
     return [one for one in seen if one.silent_seconds <= within_seconds]
 
 
@@ -439,7 +439,7 @@ class Need:
 
 
 def judge_handlers(
-    needs: Iterable[Need], seen: Iterable["Seen"], queued: Iterable["Queued"], within_seconds: float
+    needs: Iterable[Need], seen: Iterable["InstanceStatus"], queued: Iterable["Queued"], within_seconds: float
 ) -> list[Finding]:
     """Only where workers live: that there are none is said elsewhere."""
     workers = [one for one in living(seen, within_seconds) if one.role == "worker"]

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dagmaster.errors import InvalidWorkflow, Problem
+from dagmaster.errors import InvalidWorkflow, WorkflowProblem
 
 if TYPE_CHECKING:
     from dagmaster.cli.command import State
@@ -21,7 +21,7 @@ def workflow_bytes(path: Path, limit: int) -> bytes:
         return bytes_of(path, limit)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise InvalidWorkflow(str(path), [Problem(f"cannot be read: {reason}")]) from None
+        raise InvalidWorkflow(str(path), [WorkflowProblem(f"cannot be read: {reason}")]) from None
 
 
 def read_workflow(state: "State", path: Path) -> "Workflow":

@@ -14,7 +14,7 @@ from dagmaster.cli.completion import complete_workflows_or_files
 from dagmaster.cli.naming import is_file, workflow_bytes
 from dagmaster.cli.printable import counted
 from dagmaster.client.limits import MAX_BODY_BYTES
-from dagmaster.errors import InvalidRequest, InvalidWorkflow, Problem, Unavailable
+from dagmaster.errors import InvalidRequest, InvalidWorkflow, Unavailable, WorkflowProblem
 
 Schema = dict[str, Any]
 
@@ -101,7 +101,7 @@ def _from_file(state: State, path: Path) -> tuple[dict[str, Any], Schema]:
     try:
         definition = text.decode()
     except UnicodeDecodeError:
-        raise InvalidWorkflow(str(path), [Problem("is not UTF-8")]) from None
+        raise InvalidWorkflow(str(path), [WorkflowProblem("is not UTF-8")]) from None
     chosen = {"workflow_id": checked["workflow_id"], "definition": definition}
     return chosen, checked.get("inputs_schema") or {}
 

@@ -31,8 +31,8 @@ from dagmaster.errors import (
     InvalidWorkflow,
     NotAllowed,
     NotFound,
-    Problem,
     Unavailable,
+    WorkflowProblem,
 )
 from dagmaster.jobs.ids import ids_beginning_with
 
@@ -540,10 +540,10 @@ def _problem(answer: httpx2.Response) -> DagmasterError:
     return error
 
 
-def problems_of(mistakes: Sequence[Any]) -> list[Problem]:
+def problems_of(mistakes: Sequence[Any]) -> list[WorkflowProblem]:
     """Mistakes in a workflow file, as the platform found them."""
     return [
-        Problem(
+        WorkflowProblem(
             message=str(mistake.get("message")),
             line=int(mistake.get("line") or 0),
             column=int(mistake.get("column") or 0),

@@ -27,7 +27,7 @@ OUTPUTS_FAILED = "the workflow's outputs"
 _ROUNDING_SECONDS = 0.002  # waits are written with three decimals
 
 
-class Code(StrEnum):
+class FindingCode(StrEnum):
     """What kind of damage."""
 
     SEQUENCE = "sequence"  # events are numbered 1..n without gaps
@@ -63,10 +63,10 @@ class Code(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class HistoryFinding:
     job_id: UUID | None
     node_id: str | None
-    code: Code
+    code: FindingCode
     message: str
 
     def __str__(self) -> str:
@@ -136,7 +136,7 @@ class ResultRow(NamedTuple):
 # --- what is rebuilt -------------------------------------------------------------------------------------------------
 
 
-class End(StrEnum):
+class AttemptState(StrEnum):
     """How an attempt stands by the events: one letter, so that a node's attempts are a short text."""
 
     QUEUED = "q"
@@ -150,28 +150,28 @@ class End(StrEnum):
     WITHDRAWN = "w"
 
 
-_LIVE = frozenset({End.QUEUED.value, End.RUNNING.value})
-_REPORTED = (End.SUCCEEDED, End.FAILED, End.RETURNED)
+_LIVE = frozenset({AttemptState.QUEUED.value, AttemptState.RUNNING.value})
+_REPORTED = (AttemptState.SUCCEEDED, AttemptState.FAILED, AttemptState.RETURNED)
 _T = TaskStatus
 # A worker ends its task by itself; the event follows when an orchestrator has read the result.
 _BY_WORKER = frozenset({_T.SUCCEEDED.value, _T.FAILED.value, _T.RETURNED.value, _T.CANCELLED.value})
 _TASK_OF: dict[str, frozenset[str]] = {
-    End.QUEUED.value: frozenset({_T.QUEUED.value, _T.RUNNING.value}) | _BY_WORKER,
-    End.RUNNING.value: frozenset({_T.RUNNING.value}) | _BY_WORKER,
-    End.SUCCEEDED.value: frozenset({_T.SUCCEEDED.value}),
-    End.FAILED.value: frozenset({_T.FAILED.value}),
-    End.OVERRAN.value: frozenset({_T.FAILED.value}),
-    End.EXPIRED.value: frozenset({_T.CANCELLED.value}),
-    End.LOST.value: frozenset({_T.LOST.value}),
-    End.RETURNED.value: frozenset({_T.RETURNED.value}),
+    AttemptState.QUEUED.value: frozenset({_T.QUEUED.value, _T.RUNNING.value}) | _BY_WORKER,
+    AttemptState.RUNNING.value: frozenset({_T.RUNNING.value}) | _BY_WORKER,
+    AttemptState.SUCCEEDED.value: frozenset({_T.SUCCEEDED.value}),
+    AttemptState.FAILED.value: frozenset({_T.FAILED.value}),
+    AttemptState.OVERRAN.value: frozenset({_T.FAILED.value}),
+    AttemptState.EXPIRED.value: frozenset({_T.CANCELLED.value}),
+    AttemptState.LOST.value: frozenset({_T.LOST.value}),
+    AttemptState.RETURNED.value: frozenset({_T.RETURNED.value}),
     # Given back to (or lost by) a job that is failing or to end: it is not tried again.
-    End.WITHDRAWN.value: frozenset({_T.CANCELLED.value, _T.RETURNED.value, _T.LOST.value}),
+    AttemptState.WITHDRAWN.value: frozenset({_T.CANCELLED.value, _T.RETURNED.value, _T.LOST.value}),
 }
 _RESULT_OF: dict[str, frozenset[str]] = {
-    End.SUCCEEDED.value: frozenset({_T.SUCCEEDED.value}),
-    End.FAILED.value: frozenset({_T.FAILED.value}),
-    End.RETURNED.value: frozenset({_T.RETURNED.value}),
-    End.WITHDRAWN.value: frozenset({_T.RETURNED.value, _T.CANCELLED.value}),
+    AttemptState.SUCCEEDED.value: frozenset({_T.SUCCEEDED.value}),
+    AttemptState.FAILED.value: frozenset({_T.FAILED.value}),
+    AttemptState.RETURNED.value: frozenset({_T.RETURNED.value}),
+    AttemptState.WITHDRAWN.value: frozenset({_T.RETURNED.value, _T.CANCELLED.value}),
 }
 
 
@@ -206,7 +206,7 @@ class RebuiltNode:
 
 
 @dataclass(slots=True)
-class Family:
+class ChildCounts:
     """The children of one fan_out."""
 
     born: int = 0
@@ -218,16 +218,16 @@ class Family:
 
 
 @dataclass(slots=True)
-class Rebuilt:
+class RebuiltJob:
     status: str | None = None
     nodes: dict[str, RebuiltNode] = field(default_factory=dict)
-    families: dict[str, Family] = field(default_factory=dict)
-    findings: list[Finding] = field(default_factory=list)
+    families: dict[str, ChildCounts] = field(default_factory=dict)
+    findings: list[HistoryFinding] = field(default_factory=list)
     events: int = 0
     reruns: int = 0
 
 
-def replay(events: Iterable[Event], job_id: UUID | None = None, graph: Graph | None = None) -> Rebuilt:
+def replay(events: Iterable[Event], job_id: UUID | None = None, graph: Graph | None = None) -> RebuiltJob:
     """A job as its events tell it. Without a graph only order and legality of the steps are checked."""
     audit = Audit(job_id, graph)
     for event in events:
@@ -263,7 +263,7 @@ _STATUS_OF: dict[str, str] = {
 }
 
 
-class _Word(StrEnum):
+class _Dependency(StrEnum):
     """What a dependency says at the moment its successor moves."""
 
     WAIT = "has not ended"
@@ -287,7 +287,7 @@ class Audit:
         """`nodes` are the rows of the definition's own nodes; they say which branches were chosen."""
         self.job_id = job_id
         self.graph = graph
-        self.rebuilt = Rebuilt()
+        self.rebuilt = RebuiltJob()
         self.max_losses = max_losses
         self.hidden = 0
         self._own = {row.node_id: row for row in nodes}
@@ -298,9 +298,9 @@ class Audit:
         self._is_stopping = False
         self._definition: str | None = None
 
-    def _find(self, code: Code, message: str, node_id: str | None = None) -> None:
+    def _find(self, code: FindingCode, message: str, node_id: str | None = None) -> None:
         if len(self.rebuilt.findings) < FINDINGS_A_JOB:
-            self.rebuilt.findings.append(Finding(self.job_id, node_id, code, message))
+            self.rebuilt.findings.append(HistoryFinding(self.job_id, node_id, code, message))
         else:
             self.hidden += 1
 
@@ -312,7 +312,7 @@ class Audit:
         self._in_order(event)
         said = _STATUS_OF.get(event.type)
         if said is not None and event.status != said:
-            self._find(Code.EVENT, f"event {event.sequence}: {event.type} says '{event.status}'", event.node_id)
+            self._find(FindingCode.EVENT, f"event {event.sequence}: {event.type} says '{event.status}'", event.node_id)
         if event.node_id is not None:
             self._tell_node(event, event.node_id)
         elif event.type == EventType.JOB_CREATED:
@@ -324,25 +324,27 @@ class Audit:
 
     def _in_order(self, event: Event) -> None:
         if event.sequence != self._sequence + 1:
-            self._find(Code.SEQUENCE, f"event {event.sequence} follows {self._sequence}")
+            self._find(FindingCode.SEQUENCE, f"event {event.sequence} follows {self._sequence}")
         if event.sequence == 1 and event.type != EventType.JOB_CREATED:
-            self._find(Code.OPENING, f"the first event is {event.type}, not job_created")
+            self._find(FindingCode.OPENING, f"the first event is {event.type}, not job_created")
         self._sequence = event.sequence
         epoch = event.epoch or 0
         if epoch < self._epoch:
-            self._find(Code.EPOCH, f"event {event.sequence} is of epoch {epoch}, after one of epoch {self._epoch}")
+            self._find(
+                FindingCode.EPOCH, f"event {event.sequence} is of epoch {epoch}, after one of epoch {self._epoch}"
+            )
         self._epoch = max(self._epoch, epoch)
 
     def _open(self, event: Event) -> None:
         if self.rebuilt.status is not None:
-            self._find(Code.OPENING, f"event {event.sequence} creates the job again")
+            self._find(FindingCode.OPENING, f"event {event.sequence} creates the job again")
             return
         self.rebuilt.status = JobStatus.PENDING
         self._definition = (event.data or {}).get("definition_hash")
         names = (event.data or {}).get("nodes") or ()
         self.rebuilt.nodes = {name: RebuiltNode(NodeStatus.PENDING) for name in names}
         if self.graph is not None and set(names) != set(self.graph.workflow.nodes):
-            self._find(Code.OPENING, "job_created names other nodes than the definition has")
+            self._find(FindingCode.OPENING, "job_created names other nodes than the definition has")
             self.graph = None  # it would only mislead
 
     def _move_job(self, event: Event, to: str) -> None:
@@ -352,7 +354,7 @@ class Audit:
             self._end = None
             self._is_stopping = False
         elif to not in _JOB_MOVES.get(was, ()):
-            self._find(Code.TRANSITION, f"event {event.sequence}: the job went from {was} to {to}")
+            self._find(FindingCode.TRANSITION, f"event {event.sequence}: the job went from {was} to {to}")
         self.rebuilt.status = to
         if to in _JOB_TERMINAL:
             self._end = event
@@ -364,7 +366,7 @@ class Audit:
             return
         if self._end is not None and to not in _NODE_RERUNS.get(node.status, ()):
             ended = f"the job had ended with event {self._end.sequence}"
-            self._find(Code.AFTER_END, f"event {event.sequence} ({event.type}), though {ended}", node_id)
+            self._find(FindingCode.AFTER_END, f"event {event.sequence} ({event.type}), though {ended}", node_id)
         was, node.status = node.status, to
         self._check_move(event, node_id, node, was)
         self._count(node, was, to)
@@ -382,7 +384,7 @@ class Audit:
             case NodeStatus.FAILED:
                 self._failed(event, node_id, node)
             case NodeStatus.CANCELLED if node.is_live:
-                self._ends(event, node_id, node, End.WITHDRAWN)
+                self._ends(event, node_id, node, AttemptState.WITHDRAWN)
             case NodeStatus.SKIPPED:
                 self._skipped(event, node_id, node)
         self._weigh(node_id, node)
@@ -392,11 +394,13 @@ class Audit:
         parent, _, number = node_id.rpartition("__")
         is_child = number.isdigit() and parent in self.rebuilt.nodes and self._is_fan_out(parent)
         if not is_child or event.status != NodeStatus.READY:
-            self._find(Code.TRANSITION, f"event {event.sequence} ({event.type}) is of a node that nobody made", node_id)
+            self._find(
+                FindingCode.TRANSITION, f"event {event.sequence} ({event.type}) is of a node that nobody made", node_id
+            )
             if not is_child:
                 return None
         node = self.rebuilt.nodes[node_id] = RebuiltNode(NodeStatus.PENDING, parent)
-        self.rebuilt.families.setdefault(parent, Family()).born += 1
+        self.rebuilt.families.setdefault(parent, ChildCounts()).born += 1
         return node
 
     def _begin_anew(self, fan_out: str) -> None:
@@ -404,7 +408,7 @@ class Audit:
         for child in self.rebuilt.nodes.values():
             if child.parent == fan_out:
                 child.is_stale = True
-        self.rebuilt.families[fan_out] = Family()
+        self.rebuilt.families[fan_out] = ChildCounts()
 
     def _is_fan_out(self, node_id: str) -> bool:
         return self.graph is None or isinstance(self.graph.workflow.nodes.get(node_id), FanOutNode)
@@ -418,7 +422,7 @@ class Audit:
             if (event.data or {}).get("anew"):
                 node.total = None
         elif to not in _NODE_MOVES.get(was, ()):
-            self._find(Code.TRANSITION, f"event {event.sequence}: went from {was} to {to}", node_id)
+            self._find(FindingCode.TRANSITION, f"event {event.sequence}: went from {was} to {to}", node_id)
 
     def _count(self, node: RebuiltNode, was: str, to: str) -> None:
         """Keep the counters of a child's family."""
@@ -451,43 +455,47 @@ class Audit:
 
     def _dispatched(self, event: Event, node_id: str, node: RebuiltNode) -> None:
         if node.is_live:
-            self._find(Code.ATTEMPT, f"event {event.sequence}: a second attempt while one is live", node_id)
+            self._find(FindingCode.ATTEMPT, f"event {event.sequence}: a second attempt while one is live", node_id)
         if event.attempt != node.attempts + 1:
             self._find(
-                Code.ATTEMPT, f"event {event.sequence}: attempt {event.attempt} follows {node.attempts}", node_id
+                FindingCode.ATTEMPT, f"event {event.sequence}: attempt {event.attempt} follows {node.attempts}", node_id
             )
         if self._is_stopping:
-            self._find(Code.WHILE_FAILING, f"event {event.sequence}: dispatched though the job was to end", node_id)
+            self._find(
+                FindingCode.WHILE_FAILING, f"event {event.sequence}: dispatched though the job was to end", node_id
+            )
         if self._standing:
             because = ", ".join(sorted(self._standing))
-            self._find(Code.WHILE_FAILING, f"event {event.sequence}: dispatched after {because} had failed", node_id)
+            self._find(
+                FindingCode.WHILE_FAILING, f"event {event.sequence}: dispatched after {because} had failed", node_id
+            )
         if node.attempts == 0 and node.parent is None:
             self._check_fan_in(event, node_id)
-        node.trace += End.QUEUED.value
+        node.trace += AttemptState.QUEUED.value
 
     def _started(self, event: Event, node_id: str, node: RebuiltNode) -> None:
         if self._is_current(event, node_id, node):
-            node.trace = node.trace[:-1] + End.RUNNING.value
+            node.trace = node.trace[:-1] + AttemptState.RUNNING.value
 
     def _is_current(self, event: Event, node_id: str, node: RebuiltNode) -> bool:
         if node.is_live and event.attempt == node.attempts:
             return True
         self._find(
-            Code.ATTEMPT,
+            FindingCode.ATTEMPT,
             f"event {event.sequence} ({event.type}) is of attempt {event.attempt}, not a live one",
             node_id,
         )
         return False
 
-    def _ends(self, event: Event, node_id: str, node: RebuiltNode, end: End) -> None:
+    def _ends(self, event: Event, node_id: str, node: RebuiltNode, end: AttemptState) -> None:
         if self._is_current(event, node_id, node):
             node.trace = node.trace[:-1] + end.value
 
     def _completed(self, event: Event, node_id: str, node: RebuiltNode) -> None:
         if event.attempt is not None:
-            self._ends(event, node_id, node, End.SUCCEEDED)
+            self._ends(event, node_id, node, AttemptState.SUCCEEDED)
         elif self._needs_worker(node_id, node):
-            self._find(Code.ATTEMPT, f"event {event.sequence}: completed without a worker", node_id)
+            self._find(FindingCode.ATTEMPT, f"event {event.sequence}: completed without a worker", node_id)
         else:
             self._check_fan_in(event, node_id)
             node.gathered = self._completed_children(node_id)
@@ -506,15 +514,17 @@ class Audit:
         node.blame = str(error.get("blame", Blame.HANDLER))
         if event.attempt is None:
             if node.is_live:
-                self._find(Code.ATTEMPT, f"event {event.sequence}: failed inside while an attempt is live", node_id)
+                self._find(
+                    FindingCode.ATTEMPT, f"event {event.sequence}: failed inside while an attempt is live", node_id
+                )
             return
         match error.get("code"):
             case "task.lost":
-                end = End.LOST
+                end = AttemptState.LOST
             case "task.overran":
-                end = End.EXPIRED if node.trace[-1:] == End.QUEUED.value else End.OVERRAN
+                end = AttemptState.EXPIRED if node.trace[-1:] == AttemptState.QUEUED.value else AttemptState.OVERRAN
             case _:
-                end = End.FAILED
+                end = AttemptState.FAILED
         self._ends(event, node_id, node, end)
 
     # Retries
@@ -530,10 +540,10 @@ class Audit:
         wait = float(data.get("wait_seconds") or 0)
         match data.get("reason"):
             case "returned":
-                self._ends(event, node_id, node, End.RETURNED)
+                self._ends(event, node_id, node, AttemptState.RETURNED)
                 self._check_wait(event, node_id, wait, None, 0)
             case "lost":
-                self._ends(event, node_id, node, End.LOST)
+                self._ends(event, node_id, node, AttemptState.LOST)
                 node.losses += 1
                 # The first loss goes out at once: its lease was wait enough.
                 self._check_wait(event, node_id, wait, LOSS_POLICY if node.losses > 1 else None, node.losses - 1)
@@ -543,18 +553,20 @@ class Audit:
             case _:
                 self._retried_failure(event, node_id, node, wait)
         if self.max_losses is not None and node.losses > self.max_losses:
-            self._find(Code.RETRY, f"event {event.sequence}: loss {node.losses} of at most {self.max_losses}", node_id)
+            self._find(
+                FindingCode.RETRY, f"event {event.sequence}: loss {node.losses} of at most {self.max_losses}", node_id
+            )
 
     def _retried_failure(self, event: Event, node_id: str, node: RebuiltNode, wait: float) -> None:
         node.retries += 1
         if node.blame == Blame.DATA:
-            self._find(Code.RETRY, f"event {event.sequence}: bad data is never tried again", node_id)
+            self._find(FindingCode.RETRY, f"event {event.sequence}: bad data is never tried again", node_id)
         policy = self._policy(node.parent or node_id)
         if policy is None:
             return
         if node.retries > policy.max_attempts:
             allowed = f"retry {node.retries} of at most {policy.max_attempts}"
-            self._find(Code.RETRY, f"event {event.sequence}: {allowed}", node_id)
+            self._find(FindingCode.RETRY, f"event {event.sequence}: {allowed}", node_id)
         self._check_wait(event, node_id, wait, policy, node.retries)
 
     def _policy(self, node_id: str) -> Retry | None:
@@ -571,39 +583,41 @@ class Audit:
         shortest = longest / 2 if policy is not None and policy.jitter else longest
         if not shortest - _ROUNDING_SECONDS <= wait <= longest + _ROUNDING_SECONDS:
             bounds = f"{shortest:g} to {longest:g} s"
-            self._find(Code.WAIT, f"event {event.sequence}: waits {wait:g} s; the policy says {bounds}", node_id)
+            self._find(FindingCode.WAIT, f"event {event.sequence}: waits {wait:g} s; the policy says {bounds}", node_id)
 
     # Order
 
-    def _words(self, target: str) -> tuple[list[tuple[str, _Word]], list[tuple[str, _Word]]]:
+    def _dependency_states(self, target: str) -> tuple[list[tuple[str, _Dependency]], list[tuple[str, _Dependency]]]:
         assert self.graph is not None
         all_of, any_of = self.graph.all_of.get(target, ()), self.graph.any_of.get(target, ())
-        return [(s, self._word(s, target)) for s in all_of], [(s, self._word(s, target)) for s in any_of]
+        return [(s, self._dependency_state(s, target)) for s in all_of], [
+            (s, self._dependency_state(s, target)) for s in any_of
+        ]
 
-    def _word(self, source: str, target: str) -> _Word:
+    def _dependency_state(self, source: str, target: str) -> _Dependency:
         assert self.graph is not None
         node = self.graph.workflow.nodes[source]
         state = self.rebuilt.nodes.get(source)
         if state is None or state.status not in _NODE_TERMINAL:
-            return _Word.WAIT
+            return _Dependency.WAIT
         match state.status:
             case NodeStatus.SKIPPED:
-                return _Word.VOID if state.reason == SkipReason.BRANCH_NOT_TAKEN else _Word.BROKEN
+                return _Dependency.VOID if state.reason == SkipReason.BRANCH_NOT_TAKEN else _Dependency.BROKEN
             case NodeStatus.CANCELLED:
-                return _Word.BROKEN
+                return _Dependency.BROKEN
             case NodeStatus.FAILED if node.importance is not Importance.OPTIONAL:
-                return _Word.BROKEN
+                return _Dependency.BROKEN
             case NodeStatus.COMPLETED if isinstance(node, ConditionalNode):
-                return _Word.GO if self._was_chosen(source, target) else _Word.VOID
+                return _Dependency.GO if self._was_chosen(source, target) else _Dependency.VOID
             case NodeStatus.COMPLETED if not isinstance(node, FanOutNode):
-                return _Word.GO
+                return _Dependency.GO
         if self._has_open_children(source):
-            return _Word.WAIT
+            return _Dependency.WAIT
         if state.status == NodeStatus.COMPLETED and (
             not self._exceeds_tolerance(source) or self.graph.fan_out_of.get(target) == source
         ):
-            return _Word.GO
-        return _Word.EMPTY if node.importance is Importance.OPTIONAL else _Word.BROKEN
+            return _Dependency.GO
+        return _Dependency.EMPTY if node.importance is Importance.OPTIONAL else _Dependency.BROKEN
 
     def _was_chosen(self, conditional: str, target: str) -> bool:
         """As its event says, or else the row, which knows only the node's last run. Who is on no branch only waits for it."""
@@ -653,45 +667,47 @@ class Audit:
     def _check_start(self, event: Event, node_id: str) -> None:
         if self.graph is None or node_id == self.graph.start:
             return
-        needed, options = self._words(node_id)
+        needed, options = self._dependency_states(node_id)
         for source, word in needed:
-            if word in (_Word.WAIT, _Word.BROKEN):
-                self._find(Code.START, f"event {event.sequence}: went although '{source}' {word}", node_id)
-        if options and all(word is not _Word.GO for _, word in options):
-            self._find(Code.START, f"event {event.sequence}: went although none of any_of completed", node_id)
-        if needed and not options and all(word is _Word.VOID for _, word in needed):
-            self._find(Code.START, f"event {event.sequence}: went on a branch that was not taken", node_id)
+            if word in (_Dependency.WAIT, _Dependency.BROKEN):
+                self._find(FindingCode.START, f"event {event.sequence}: went although '{source}' {word}", node_id)
+        if options and all(word is not _Dependency.GO for _, word in options):
+            self._find(FindingCode.START, f"event {event.sequence}: went although none of any_of completed", node_id)
+        if needed and not options and all(word is _Dependency.VOID for _, word in needed):
+            self._find(FindingCode.START, f"event {event.sequence}: went on a branch that was not taken", node_id)
 
     def _skipped(self, event: Event, node_id: str, node: RebuiltNode) -> None:
         node.reason = (event.data or {}).get("reason")
         if self.graph is None or node.parent is not None:
             self._check_left_out(event, node_id, node)
             return
-        needed, options = ({word for _, word in words} for words in self._words(node_id))
-        lost = _Word.BROKEN in needed or (
-            not options & {_Word.GO, _Word.WAIT} and bool(options & {_Word.BROKEN, _Word.EMPTY})
+        needed, options = ({word for _, word in words} for words in self._dependency_states(node_id))
+        lost = _Dependency.BROKEN in needed or (
+            not options & {_Dependency.GO, _Dependency.WAIT} and bool(options & {_Dependency.BROKEN, _Dependency.EMPTY})
         )
-        void = options == {_Word.VOID} or (not options and needed == {_Word.VOID})
+        void = options == {_Dependency.VOID} or (not options and needed == {_Dependency.VOID})
         if not (lost if node.reason == SkipReason.UPSTREAM_FAILED else void and not lost):
-            self._find(Code.SKIP, f"event {event.sequence}: skipped as '{node.reason}', which is not so", node_id)
+            self._find(
+                FindingCode.SKIP, f"event {event.sequence}: skipped as '{node.reason}', which is not so", node_id
+            )
 
     def _check_left_out(self, event: Event, node_id: str, node: RebuiltNode) -> None:
         """Only children of a run before may be skipped."""
         if node.parent is not None and not (node.is_stale and node.reason == SkipReason.NOT_IN_THIS_RUN):
-            self._find(Code.SKIP, f"event {event.sequence}: a child was skipped as '{node.reason}'", node_id)
+            self._find(FindingCode.SKIP, f"event {event.sequence}: a child was skipped as '{node.reason}'", node_id)
 
     def _check_fan_in(self, event: Event, node_id: str) -> None:
         """A fan_in goes when all children have ended, and no more of them failed than are tolerated."""
         fan_out = self.graph.fan_out_of.get(node_id) if self.graph else None
         if fan_out is None or fan_out not in self.rebuilt.nodes:
             return
-        family = self.rebuilt.families.get(fan_out, Family())
+        family = self.rebuilt.families.get(fan_out, ChildCounts())
         if self._has_open_children(fan_out):
             of = f"{family.ended} of {max(family.born, self._total(fan_out))} children of '{fan_out}'"
-            self._find(Code.FAN_IN, f"event {event.sequence}: went when {of} had ended", node_id)
+            self._find(FindingCode.FAN_IN, f"event {event.sequence}: went when {of} had ended", node_id)
         elif self._exceeds_tolerance(fan_out):
             failed = f"{family.failed + family.cancelled} children of '{fan_out}' failed"
-            self._find(Code.FAN_IN, f"event {event.sequence}: went although {failed}", node_id)
+            self._find(FindingCode.FAN_IN, f"event {event.sequence}: went although {failed}", node_id)
 
     # --- rows --------------------------------------------------------------------------------------------------------
 
@@ -699,7 +715,7 @@ class Audit:
         """Compare a node's row with its events. After the last event."""
         node = self.rebuilt.nodes.get(row.node_id)
         if node is None:
-            self._find(Code.ROW_WITHOUT_EVENTS, f"a row ({row.status}), but no event", row.node_id)
+            self._find(FindingCode.ROW_WITHOUT_EVENTS, f"a row ({row.status}), but no event", row.node_id)
             return
         node.has_row = True
         told: dict[str, tuple[Any, Any]] = {
@@ -719,19 +735,19 @@ class Audit:
         for name, (is_now, should_be) in told.items():
             if is_now != should_be:
                 message = f"{name} is {is_now} in its row and {should_be} by its events"
-                self._find(Code.NODE_ROW, message, row.node_id)
+                self._find(FindingCode.NODE_ROW, message, row.node_id)
         if node.parent is None:
             self._check_counters(row)
             self._check_gathered(row)
 
     def _check_counters(self, row: NodeRow) -> None:
-        family = self.rebuilt.families.get(row.node_id, Family())
+        family = self.rebuilt.families.get(row.node_id, ChildCounts())
         if row.total is None:
             if family.born:
-                self._find(Code.COUNTERS, f"{family.born} children, but no total", row.node_id)
+                self._find(FindingCode.COUNTERS, f"{family.born} children, but no total", row.node_id)
             if (row.stale or 0) != family.stale:
                 message = f"stale_count is {row.stale or 0}, by its children {family.stale}"
-                self._find(Code.COUNTERS, message, row.node_id)
+                self._find(FindingCode.COUNTERS, message, row.node_id)
             return
         told = {
             "expanded": (row.expanded, family.born),
@@ -745,7 +761,7 @@ class Audit:
             told["total"] = (row.total, family.born)
         for name, (is_now, should_be) in told.items():
             if (is_now or 0) != should_be:
-                self._find(Code.COUNTERS, f"{name} is {is_now or 0}, by its children {should_be}", row.node_id)
+                self._find(FindingCode.COUNTERS, f"{name} is {is_now or 0}, by its children {should_be}", row.node_id)
 
     def _check_gathered(self, row: NodeRow) -> None:
         """A fan_in's own count is that of the children that had completed when it went (concat counts their items)."""
@@ -754,13 +770,15 @@ class Audit:
             return
         good = self.rebuilt.nodes[row.node_id].gathered
         if row.status == NodeStatus.COMPLETED and row.gathered != good:
-            self._find(Code.FAN_IN, f"gathered {row.gathered} results, but {good} children completed", row.node_id)
+            self._find(
+                FindingCode.FAN_IN, f"gathered {row.gathered} results, but {good} children completed", row.node_id
+            )
 
     def _completed_children(self, fan_in: str) -> int | None:
         fan_out = self.graph.fan_out_of.get(fan_in) if self.graph else None
         if fan_out is None:
             return None
-        family = self.rebuilt.families.get(fan_out, Family())
+        family = self.rebuilt.families.get(fan_out, ChildCounts())
         return family.ended - family.failed - family.cancelled
 
     def _attempt(self, node_id: str, attempt: int) -> tuple[RebuiltNode, str] | None:
@@ -774,13 +792,15 @@ class Audit:
         """Compare a task with the events of its attempt."""
         found = self._attempt(row.node_id, row.attempt)
         if found is None:
-            self._find(Code.TASK_UNTOLD, f"task of attempt {row.attempt}, but no event dispatched it", row.node_id)
+            self._find(
+                FindingCode.TASK_UNTOLD, f"task of attempt {row.attempt}, but no event dispatched it", row.node_id
+            )
             return
         node, end = found
         node.tasks += 1
         if row.status not in _TASK_OF[end]:
-            said = f"attempt {row.attempt} {End(end).name.lower()} by its events, but its task is {row.status}"
-            self._find(Code.TASK_STATUS, said, row.node_id)
+            said = f"attempt {row.attempt} {AttemptState(end).name.lower()} by its events, but its task is {row.status}"
+            self._find(FindingCode.TASK_STATUS, said, row.node_id)
         elif end in _LIVE and row.status in _BY_WORKER:
             node.unread += 1
 
@@ -788,33 +808,31 @@ class Audit:
         """Compare a result with the events of its attempt."""
         found = self._attempt(row.node_id, row.attempt)
         if found is None:
-            self._find(Code.RESULT, f"result of attempt {row.attempt}, but no event dispatched it", row.node_id)
+            self._find(FindingCode.RESULT, f"result of attempt {row.attempt}, but no event dispatched it", row.node_id)
             return
         node, end = found
         if not row.accepted:
             if not row.processed:
-                self._find(Code.RESULT, f"late result of attempt {row.attempt} waits to be handled", row.node_id)
+                self._find(FindingCode.RESULT, f"late result of attempt {row.attempt} waits to be handled", row.node_id)
         elif not row.processed:
             self._unprocessed(row, node, end)
         elif row.status not in _RESULT_OF.get(end, ()):
-            said = (
-                f"accepted result '{row.status}' of attempt {row.attempt}, which {End(end).name.lower()} by its events"
-            )
-            self._find(Code.RESULT, said, row.node_id)
+            said = f"accepted result '{row.status}' of attempt {row.attempt}, which {AttemptState(end).name.lower()} by its events"
+            self._find(FindingCode.RESULT, said, row.node_id)
         else:
-            node.results += end != End.WITHDRAWN
+            node.results += end != AttemptState.WITHDRAWN
             if row.is_other_output:
-                self._find(Code.RESULT_OUTPUT, f"its output is not that of attempt {row.attempt}", row.node_id)
+                self._find(FindingCode.RESULT_OUTPUT, f"its output is not that of attempt {row.attempt}", row.node_id)
 
     def _unprocessed(self, row: ResultRow, node: RebuiltNode, end: str) -> None:
         node.unread -= 1
         if end not in _LIVE or self._end is not None:
             message = f"accepted result of attempt {row.attempt} was never handled"
-            self._find(Code.RESULT_UNPROCESSED, message, row.node_id)
+            self._find(FindingCode.RESULT_UNPROCESSED, message, row.node_id)
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
-    def finish(self, job: JobRow) -> list[Finding]:
+    def finish(self, job: JobRow) -> list[HistoryFinding]:
         """What only shows when everything has been seen."""
         self._check_job(job)
         for node_id, node in self.rebuilt.nodes.items():
@@ -823,7 +841,7 @@ class Audit:
             self._check_ended()
             self._check_outcome(self._end)
         if self.hidden:
-            more = Finding(self.job_id, None, Code.MORE, f"{self.hidden} more findings in this job")
+            more = HistoryFinding(self.job_id, None, FindingCode.MORE, f"{self.hidden} more findings in this job")
             self.rebuilt.findings.append(more)
         return self.rebuilt.findings
 
@@ -835,32 +853,32 @@ class Audit:
         }
         for name, (is_now, should_be) in told.items():
             if is_now != should_be:
-                self._find(Code.JOB_ROW, f"{name} is {is_now} in its row and {should_be} by its events")
+                self._find(FindingCode.JOB_ROW, f"{name} is {is_now} in its row and {should_be} by its events")
         if self._definition not in (None, job.definition_hash):
-            self._find(Code.DEFINITION, "its row names another definition than the one it started with")
+            self._find(FindingCode.DEFINITION, "its row names another definition than the one it started with")
         if job.epoch < self._epoch:
-            self._find(Code.EPOCH, f"its row is of epoch {job.epoch}, its events of epoch {self._epoch}")
+            self._find(FindingCode.EPOCH, f"its row is of epoch {job.epoch}, its events of epoch {self._epoch}")
 
     def _check_leftovers(self, node_id: str, node: RebuiltNode) -> None:
         if not node.has_row:
-            self._find(Code.EVENTS_WITHOUT_ROW, f"events ({node.status}), but no row", node_id)
+            self._find(FindingCode.EVENTS_WITHOUT_ROW, f"events ({node.status}), but no row", node_id)
         if node.tasks < node.attempts:
             missing = f"{node.attempts} attempts were dispatched, but {node.tasks} have a task"
-            self._find(Code.TASK_MISSING, missing, node_id)
+            self._find(FindingCode.TASK_MISSING, missing, node_id)
         reported = sum(node.trace.count(end.value) for end in _REPORTED)
         if node.results < reported:
             message = f"{reported} attempts were reported by a worker, but {node.results} have an accepted result"
-            self._find(Code.RESULT, message, node_id)
+            self._find(FindingCode.RESULT, message, node_id)
         if node.unread:
             what = "a task has ended, but there is no result to read" if node.unread > 0 else "a result of a live task"
-            self._find(Code.RESULT, what, node_id)
+            self._find(FindingCode.RESULT, what, node_id)
 
     def _check_ended(self) -> None:
         for node_id, node in self.rebuilt.nodes.items():
             if node.status not in _NODE_TERMINAL:
-                self._find(Code.UNENDED, f"is {node.status}, though the job has ended", node_id)
+                self._find(FindingCode.UNENDED, f"is {node.status}, though the job has ended", node_id)
             elif node.is_live:
-                self._find(Code.UNENDED, f"attempt {node.attempts} is live, though the job has ended", node_id)
+                self._find(FindingCode.UNENDED, f"attempt {node.attempts} is live, though the job has ended", node_id)
 
     def _check_outcome(self, end: Event) -> None:
         if self.graph is None or self.rebuilt.status == JobStatus.CANCELLED:
@@ -872,7 +890,7 @@ class Audit:
         if self.rebuilt.status == expected or (self.rebuilt.status == JobStatus.FAILED and by_itself):
             return
         message = f"ended as {self.rebuilt.status}, but its nodes make it {expected}"
-        self._find(Code.OUTCOME, message + (f" (see '{why}')" if why else ""))
+        self._find(FindingCode.OUTCOME, message + (f" (see '{why}')" if why else ""))
 
     def _expected_outcome(self) -> tuple[str, str | None]:
         assert self.graph is not None

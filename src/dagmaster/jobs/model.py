@@ -288,7 +288,7 @@ class JobEvent(Record):
     created_at: datetime
 
 
-class Orchestrator(Record):
+class OrchestratorRecord(Record):
     table: ClassVar[Table] = Table(
         "orchestrators",
         key=("owner_id",),
@@ -304,7 +304,7 @@ class Orchestrator(Record):
     stats: dict[str, Any] = {}
 
 
-class Worker(Record):
+class WorkerRecord(Record):
     table: ClassVar[Table] = Table(
         "workers",
         key=("worker_id",),
@@ -463,8 +463,8 @@ RECORDS: tuple[type[Record], ...] = (
     Task,
     TaskResult,
     JobEvent,
-    Orchestrator,
-    Worker,
+    OrchestratorRecord,
+    WorkerRecord,
     Checkpoint,
     Payload,
     PayloadPart,

@@ -56,7 +56,7 @@ from dagmaster.jobs.view import (
     readiness,
     rerunnable_children,
 )
-from dagmaster.workflows.expressions import Compiled, Context, fits
+from dagmaster.workflows.expressions import Compiled, TemplateContext, fits
 from dagmaster.workflows.model import (
     ConditionalNode,
     EndNode,
@@ -431,9 +431,9 @@ class _Decision:
 
     # The kinds of nodes
 
-    def _context(self, **names: Any) -> Context:
+    def _context(self, **names: Any) -> TemplateContext:
         view = self.draft.view
-        return Context(inputs=view.inputs, outputs=view.outputs, job=view.facts(), **names)
+        return TemplateContext(inputs=view.inputs, outputs=view.outputs, job=view.facts(), **names)
 
     def _dispatch(self, node_id: str, retry: Retry, extra: dict[str, Any]) -> None:
         work = self.graph.work[node_id]
@@ -622,7 +622,7 @@ class _Decision:
         """Templates may be slow. The rest of a chunk then waits for the next transaction, and other jobs get their turn."""
         return None if self.planner.clock is None else self.planner.clock() + self.planner.expansion_seconds
 
-    def _rendered_params(self, node_id: str, context: Context) -> dict[str, Any]:
+    def _rendered_params(self, node_id: str, context: TemplateContext) -> dict[str, Any]:
         """A child's params; rendered once for all where they don't depend on the child."""
         compiled = self.graph.params[node_id]
         if compiled.names & _OF_A_CHILD:
@@ -632,7 +632,7 @@ class _Decision:
         return self._shared_params[node_id]
 
     def _child_params(
-        self, node_id: str, node: FanOutNode, items: Sequence[Any] | None, index: int, shared: Context
+        self, node_id: str, node: FanOutNode, items: Sequence[Any] | None, index: int, shared: TemplateContext
     ) -> tuple[dict[str, Any], str | None]:
         size = node.batch_size or 1
         names: dict[str, Any] = {"index": index}
@@ -756,7 +756,7 @@ class _Decision:
             }
         return {node_id: self.draft.view.outputs.get(node_id) for node_id in self._result_nodes()}
 
-    def _output(self, compiled: Compiled, context: Context, is_partial: bool) -> Any:
+    def _output(self, compiled: Compiled, context: TemplateContext, is_partial: bool) -> Any:
         """One of the workflow's outputs; in a job that succeeded in part, what is of a node that failed is null."""
         try:
             return compiled.render(context)

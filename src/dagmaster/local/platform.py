@@ -24,7 +24,7 @@ from dagmaster.local import discovery
 from dagmaster.local.children import Child, Say, stop_all
 
 if TYPE_CHECKING:
-    from dagmaster.database.schema.deploy import Found
+    from dagmaster.database.schema.deploy import SchemaState
     from dagmaster.local.embedded import Cluster
     from dagmaster.settings import Settings
 
@@ -105,7 +105,7 @@ class LocalPlatform:
 
     def _start_database(self) -> None:
         """Release each role as soon as it can work: orchestrators do not wait for the catalogue, workers do."""
-        from dagmaster.database.schema.deploy import Found
+        from dagmaster.database.schema.deploy import SchemaState
 
         if self.cluster:
             self.cluster.launch(meanwhile=_preload)
@@ -115,7 +115,7 @@ class LocalPlatform:
             self.cluster.add_postgis()
         ensure_catalog(self.dsn, self.say, is_wanted=self.settings.catalog_enabled)
         self._release("worker")
-        if schema is Found.CURRENT:
+        if schema is SchemaState.CURRENT:
             complete_schema(self.dsn, self.say)
 
     def _release(self, role: str) -> None:
@@ -239,12 +239,12 @@ def _url(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def ensure_schema(dsn: str, say: Say) -> "Found":
+def ensure_schema(dsn: str, say: Say) -> "SchemaState":
     """Create or extend the schema; report what only a person may decide. Returns what was there before."""
     from dagmaster.database.schema import deploy
 
     schema = deploy.deploy(dsn)
-    if schema is deploy.Found.OTHER:
+    if schema is deploy.SchemaState.OUTDATED:
         complete_schema(dsn, say)
     return schema
 

@@ -11,10 +11,10 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
-from dagmaster.errors import InvalidWorkflow, NotFound, Problem
+from dagmaster.errors import InvalidWorkflow, NotFound, WorkflowProblem
 from dagmaster.operations import entry_points
 from dagmaster.settings import Settings
-from dagmaster.workflows.load import Limits, read_all, shipped
+from dagmaster.workflows.load import WorkflowLimits, read_all, shipped
 from dagmaster.workflows.model import Workflow
 
 SHOWN_REFUSALS = 5
@@ -50,8 +50,8 @@ def without_folders(text: str) -> str:
     return _FOLDERS.sub("", text)
 
 
-def limits_of(settings: Settings) -> Limits:
-    return Limits(
+def limits_of(settings: Settings) -> WorkflowLimits:
+    return WorkflowLimits(
         max_bytes=settings.max_yaml_bytes, max_nodes=settings.max_nodes, max_params_bytes=settings.max_params_bytes
     )
 
@@ -74,7 +74,9 @@ def _files_of_packages() -> tuple[list[Path], list[InvalidWorkflow]]:
         except InvalidWorkflow as error:
             refused.append(error)
         except (Exception, SystemExit) as error:  # whatever a package does on its import, the others go on
-            refused.append(InvalidWorkflow(entry_points.named(point), [Problem(entry_points.problem_of(error))]))
+            refused.append(
+                InvalidWorkflow(entry_points.named(point), [WorkflowProblem(entry_points.problem_of(error))])
+            )
     return files, refused
 
 
@@ -82,7 +84,7 @@ def _files_of(point: EntryPoint) -> list[Path]:
     """The .yaml files beside a package's modules."""
     names = (entry for entry in resources.files(point.module).iterdir() if entry.name.endswith((".yaml", ".yml")))
     if not (files := sorted(Path(str(entry)) for entry in names)):
-        problem = Problem("has no .yaml files; are they part of the installed package?")
+        problem = WorkflowProblem("has no .yaml files; are they part of the installed package?")
         raise InvalidWorkflow(entry_points.named(point), [problem])
     return files
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 from uuid import UUID, uuid4
 
 from dagmaster.database.ledger.protocol import Claim
-from dagmaster.database.maintenance.janitor import Patience, PostgresJanitor, Swept
+from dagmaster.database.maintenance.janitor import JanitorThresholds, PostgresJanitor, SweepResult
 from dagmaster.database.maintenance.retention import PostgresRetention
 from dagmaster.database.notify.notifier import JOBS, Notifier
 from dagmaster.jobs.model import JanitorAction
@@ -114,7 +114,7 @@ class Janitor:
         self._ran_at = time.monotonic()
         return is_done
 
-    async def sweep(self, *, is_dry: bool = False) -> tuple[UUID, Swept]:
+    async def sweep(self, *, is_dry: bool = False) -> tuple[UUID, SweepResult]:
         """One look around. A dry one changes nothing and tells nobody."""
         run_id = uuid4()
         noted = [] if is_dry else await self._note_stuck(run_id)
@@ -167,8 +167,8 @@ class Janitor:
         return True
 
 
-def patience_of(settings: Settings) -> Patience:
-    return Patience(
+def patience_of(settings: Settings) -> JanitorThresholds:
+    return JanitorThresholds(
         settings.orphan_threshold_sec,
         settings.janitor_patience_sec,
         settings.janitor_queued_sec,

@@ -18,7 +18,13 @@ from random import Random
 from typing import Final
 from uuid import UUID, uuid4
 
-from dagmaster.database.maintenance.janitor import Graces, Leftovers, PostgresJanitor, Removed, Swept
+from dagmaster.database.maintenance.janitor import (
+    JobFiles,
+    PostgresJanitor,
+    RemovedFiles,
+    StorageRetention,
+    SweepResult,
+)
 from dagmaster.errors import DagmasterError
 from dagmaster.observe import log
 from dagmaster.settings import Settings
@@ -52,7 +58,7 @@ class Tidy:
             has_more = len(swept.actions) >= JOBS_AT_ONCE
             pause = self.settings.janitor_interval_sec * (0.02 if has_more else 1.0)
 
-    async def turn(self, run_id: UUID, *, is_dry: bool = False) -> Swept:
+    async def turn(self, run_id: UUID, *, is_dry: bool = False) -> SweepResult:
         """Remove what a bounded number of jobs have left. A dry one only tells. What fails is tried again next time."""
         try:
             swept = await self._remove_leftovers(run_id, is_dry)
@@ -60,15 +66,15 @@ class Tidy:
                 await asyncio.to_thread(self.storage.sweep_up)
         except Exception as error:
             self._tell_of_failure(error)
-            return Swept((), ())
+            return SweepResult((), ())
         return swept
 
-    async def _remove_leftovers(self, run_id: UUID, is_dry: bool) -> Swept:
+    async def _remove_leftovers(self, run_id: UUID, is_dry: bool) -> SweepResult:
         found = await asyncio.to_thread(_look_around, self.storage)
         if not found:
-            return Swept((), ())
+            return SweepResult((), ())
 
-        async def remove(over: Sequence[Leftovers]) -> list[Removed]:
+        async def remove(over: Sequence[JobFiles]) -> list[RemovedFiles]:
             return await asyncio.to_thread(self._remove, over, is_dry)
 
         asked = found if len(found) <= ASKED_AT_ONCE else self.random.sample(found, ASKED_AT_ONCE)
@@ -78,7 +84,7 @@ class Tidy:
             _log.info("files of jobs that are over are removed", jobs=len(swept.actions), run_id=str(run_id))
         return swept
 
-    def _remove(self, over: Sequence[Leftovers], is_dry: bool) -> list[Removed]:
+    def _remove(self, over: Sequence[JobFiles], is_dry: bool) -> list[RemovedFiles]:
         """As far as it goes fast. A job whose files can't be removed is not in the way of others."""
         until = time.monotonic() + REMOVING_SECONDS
         removed = []
@@ -101,8 +107,8 @@ def tidy_of(settings: Settings, dsn: str, role: str = "tidy") -> Tidy | None:
     return Tidy(settings, PostgresJanitor(dsn, role), open_storage(settings)) if settings.tidy_enabled else None
 
 
-def graces_of(settings: Settings) -> Graces:
-    return Graces(
+def graces_of(settings: Settings) -> StorageRetention:
+    return StorageRetention(
         scratch=SCRATCH_GRACE_SECONDS,
         completed=settings.intermediate_grace_sec,
         failed=settings.intermediate_failed_days * DAY_SECONDS or None,
@@ -110,15 +116,15 @@ def graces_of(settings: Settings) -> Graces:
     )
 
 
-def _look_around(storage: Storage) -> list[Leftovers]:
+def _look_around(storage: Storage) -> list[JobFiles]:
     with_scratch, with_blobs = set(storage.scratch_jobs()), set(storage.intermediate_jobs())
-    return [Leftovers(job_id, job_id in with_scratch, job_id in with_blobs) for job_id in with_scratch | with_blobs]
+    return [JobFiles(job_id, job_id in with_scratch, job_id in with_blobs) for job_id in with_scratch | with_blobs]
 
 
-def _remove_those_of(storage: Storage, leftovers: Leftovers, is_dry: bool) -> Removed:
+def _remove_those_of(storage: Storage, leftovers: JobFiles, is_dry: bool) -> RemovedFiles:
     sizes = [found.size_bytes for found in storage.intermediate_blobs(leftovers.job_id)] if leftovers.has_blobs else []
     if leftovers.has_blobs and not is_dry:
         storage.clear_intermediate(leftovers.job_id)
     if leftovers.has_scratch and not is_dry:
         storage.clear_scratch(leftovers.job_id)
-    return Removed(leftovers, objects=len(sizes), size_bytes=sum(sizes))
+    return RemovedFiles(leftovers, objects=len(sizes), size_bytes=sum(sizes))

@@ -3,19 +3,19 @@
 from collections.abc import Iterable, Iterator
 from uuid import UUID
 
-from dagmaster.jobs.history import Audit, Code, Event, Finding, JobRow, NodeRow, ResultRow, TaskRow
+from dagmaster.jobs.history import Audit, Event, FindingCode, HistoryFinding, JobRow, NodeRow, ResultRow, TaskRow
 from dagmaster.jobs.model import JobEvent, NodeState, TaskResult
 from dagmaster.testing.memory_ledger import MemoryDatabase
 from dagmaster.workflows.graph import build
 
 
-def findings_of(database: MemoryDatabase, *, max_losses: int | None = None) -> list[Finding]:
+def findings_of(database: MemoryDatabase, *, max_losses: int | None = None) -> list[HistoryFinding]:
     return [finding for job_id in database.jobs for finding in audit(database, job_id, max_losses)]
 
 
 def audit(
     database: MemoryDatabase, job_id: UUID, max_losses: int | None = None, events: Iterable[Event] | None = None
-) -> list[Finding]:
+) -> list[HistoryFinding]:
     """What is wrong with a job, or would be if these were its events."""
     job = database.jobs[job_id]
     rows = [node_row(node) for node in database.nodes[job_id].values()]
@@ -34,14 +34,16 @@ def audit(
     return [*checked.finish(ended), *_dangling(database, job_id)]
 
 
-def _dangling(database: MemoryDatabase, job_id: UUID) -> Iterator[Finding]:
+def _dangling(database: MemoryDatabase, job_id: UUID) -> Iterator[HistoryFinding]:
     """References to payloads that are not there, or could be deleted."""
     referred = [(task.node_id, task.params_ref) for task in database.tasks_of(job_id)]
     referred += [(result.node_id, result.output_ref) for result in database.results.values() if result.job_id == job_id]
     for node_id, reference in referred:
         found = database.payloads.get((job_id, reference["sha256"])) if reference else None
         if reference and (found is None or not found.is_kept or found.size_bytes != reference["bytes"]):
-            yield Finding(job_id, node_id, Code.PAYLOAD, f"payload {reference['sha256'][:12]}… is not kept")
+            yield HistoryFinding(
+                job_id, node_id, FindingCode.PAYLOAD, f"payload {reference['sha256'][:12]}… is not kept"
+            )
 
 
 def event_of(event: JobEvent) -> Event:

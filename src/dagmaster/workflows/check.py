@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import orjson
 
-from dagmaster.errors import Problem
+from dagmaster.errors import WorkflowProblem
 from dagmaster.workflows import graph
 from dagmaster.workflows.document import Bounds, Document, Path, strings
 from dagmaster.workflows.expressions import (
@@ -51,7 +51,7 @@ _CHILD_LIKE = re.compile(r"__\d+$")
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class WorkflowLimits:
     max_bytes: int = 262_144
     max_nodes: int = 500
     max_params_bytes: int = 16_777_216
@@ -73,7 +73,7 @@ class Case:
 
     workflow: Workflow
     document: Document
-    limits: Limits
+    limits: WorkflowLimits
     handlers: Mapping[str, Any] | None
     queues: Collection[str] | None
     broken: frozenset[str]
@@ -92,9 +92,9 @@ class Case:
         for name, value in {"guesses": guesses, "edges": edges, "waits": waits, "upstream": upstream}.items():
             object.__setattr__(self, name, value)
 
-    def problem(self, message: str, *path: str | int, key: bool = False) -> Problem:
+    def problem(self, message: str, *path: str | int, key: bool = False) -> WorkflowProblem:
         node = str(path[1]) if len(path) > 1 and path[0] == "nodes" else None
-        return Problem(message, *self.document.place(path, key=key), node=node)
+        return WorkflowProblem(message, *self.document.place(path, key=key), node=node)
 
     def sound(self, kind: type[_N]) -> Iterator[tuple[str, _N]]:
         """The nodes of one kind whose shape is right."""
@@ -103,21 +103,21 @@ class Case:
                 yield node_id, node
 
 
-Rule = Callable[[Case], Iterable[Problem]]
+Rule = Callable[[Case], Iterable[WorkflowProblem]]
 
 
 def check(
     workflow: Workflow,
     document: Document | None = None,
     *,
-    limits: Limits | None = None,
+    limits: WorkflowLimits | None = None,
     handlers: Mapping[str, Any] | None = None,
     queues: Collection[str] | None = None,
     broken: frozenset[str] = frozenset(),
     edges_known: bool = True,
-) -> list[Problem]:
+) -> list[WorkflowProblem]:
     """Every problem. Handlers and queues are not checked where None is given."""
-    case = Case(workflow, document or Document(), limits or Limits(), handlers, queues, broken, edges_known)
+    case = Case(workflow, document or Document(), limits or WorkflowLimits(), handlers, queues, broken, edges_known)
     rules = NODE_RULES + (GRAPH_RULES if edges_known else ())
     return list(islice((problem for rule in rules for problem in rule(case)), MAX_PROBLEMS))
 
@@ -162,7 +162,7 @@ def _with_guesses(workflow: Workflow, edges: graph.Edges, guesses: Mapping[str, 
     return {node_id: tuple(others) for node_id, others in waits.items()}
 
 
-def _unknown_names(case: Case) -> Iterator[Problem]:
+def _unknown_names(case: Case) -> Iterator[WorkflowProblem]:
     known = case.workflow.nodes
     for node_id, node in known.items():
         for path, name in _references(node):
@@ -172,7 +172,7 @@ def _unknown_names(case: Case) -> Iterator[Problem]:
                 yield case.problem(f"`{field}` names '{name}', which does not exist{hint}", "nodes", node_id, *path)
 
 
-def _ids(case: Case) -> Iterator[Problem]:
+def _ids(case: Case) -> Iterator[WorkflowProblem]:
     for node_id in case.workflow.nodes:
         if _CHILD_LIKE.search(node_id):
             yield case.problem(
@@ -183,7 +183,7 @@ def _ids(case: Case) -> Iterator[Problem]:
             )
 
 
-def _starts(case: Case) -> Iterator[Problem]:
+def _starts(case: Case) -> Iterator[WorkflowProblem]:
     starts = [node_id for node_id, node in case.workflow.nodes.items() if isinstance(node, StartNode)]
     if not starts and case.edges_known:
         yield case.problem("there is no node of type start; add one", "nodes", key=True)
@@ -199,7 +199,7 @@ def _starts(case: Case) -> Iterator[Problem]:
             )
 
 
-def _ends(case: Case) -> Iterator[Problem]:
+def _ends(case: Case) -> Iterator[WorkflowProblem]:
     ends = [node_id for node_id, node in case.workflow.nodes.items() if isinstance(node, EndNode)]
     if not ends and case.edges_known:
         yield case.problem("there is no node of type end; add one", "nodes", key=True)
@@ -208,7 +208,7 @@ def _ends(case: Case) -> Iterator[Problem]:
             yield case.problem("an end leads nowhere; remove its `next`", "nodes", node_id, "next", key=True)
 
 
-def _empty_dependencies(case: Case) -> Iterator[Problem]:
+def _empty_dependencies(case: Case) -> Iterator[WorkflowProblem]:
     for node_id, node in case.workflow.nodes.items():
         if node.depends_on and not (node.depends_on.all_of or node.depends_on.any_of) and node_id not in case.broken:
             yield case.problem(
@@ -216,7 +216,7 @@ def _empty_dependencies(case: Case) -> Iterator[Problem]:
             )
 
 
-def _cycles(case: Case) -> Iterator[Problem]:
+def _cycles(case: Case) -> Iterator[WorkflowProblem]:
     """Also over pointers that a depends_on overrides: whoever wrote such a circle did not mean it."""
     nodes = case.workflow.nodes
     leads = {
@@ -259,7 +259,7 @@ def _reach(first: str, leads: graph.Edges) -> set[str]:
     return found
 
 
-def _unreachable(case: Case) -> Iterator[Problem]:
+def _unreachable(case: Case) -> Iterator[WorkflowProblem]:
     starts = [node_id for node_id, node in case.workflow.nodes.items() if isinstance(node, StartNode)]
     if not starts:
         return
@@ -273,7 +273,7 @@ def _unreachable(case: Case) -> Iterator[Problem]:
             )
 
 
-def _dead_ends(case: Case) -> Iterator[Problem]:
+def _dead_ends(case: Case) -> Iterator[WorkflowProblem]:
     nodes = case.workflow.nodes
     if not any(isinstance(node, EndNode) for node in nodes.values()):
         return
@@ -293,7 +293,7 @@ def _leads_astray(node: AnyNode, known: Collection[str]) -> bool:
 # --- kinds of nodes --------------------------------------------------------------------------------------------------
 
 
-def _conditionals(case: Case) -> Iterator[Problem]:
+def _conditionals(case: Case) -> Iterator[WorkflowProblem]:
     for node_id, node in case.sound(ConditionalNode):
         field_form = node.condition_field is not None or bool(node.branches)
         if (node.condition is not None) == field_form:
@@ -312,12 +312,12 @@ def _conditionals(case: Case) -> Iterator[Problem]:
             )
 
 
-def _condition_form(case: Case, node_id: str, node: ConditionalNode) -> Iterator[Problem]:
+def _condition_form(case: Case, node_id: str, node: ConditionalNode) -> Iterator[WorkflowProblem]:
     if not (node.on_true or node.on_false):
         yield case.problem("`condition` needs on_true or on_false", "nodes", node_id, "condition", key=True)
 
 
-def _field_form(case: Case, node_id: str, node: ConditionalNode) -> Iterator[Problem]:
+def _field_form(case: Case, node_id: str, node: ConditionalNode) -> Iterator[WorkflowProblem]:
     if node.condition_field is None:
         yield case.problem("`branches` need a condition_field to look at", "nodes", node_id, "branches", key=True)
     if node.on_true or node.on_false:
@@ -334,7 +334,7 @@ def _field_form(case: Case, node_id: str, node: ConditionalNode) -> Iterator[Pro
             yield case.problem("a branch needs a `next`", "nodes", node_id, "branches", n)
 
 
-def _branch_targets(case: Case) -> Iterator[Problem]:
+def _branch_targets(case: Case) -> Iterator[WorkflowProblem]:
     for node_id, node in case.sound(ConditionalNode):
         for target in graph.targets(node):
             if target in case.waits and node_id not in case.waits[target]:
@@ -345,19 +345,19 @@ def _branch_targets(case: Case) -> Iterator[Problem]:
                 )
 
 
-def _fan_outs(case: Case) -> Iterator[Problem]:
+def _fan_outs(case: Case) -> Iterator[WorkflowProblem]:
     for node_id, node in case.sound(FanOutNode):
         if (node.source is None) == (node.results_of is None):
             yield case.problem("a fan_out has either `source` or `results_of`", "nodes", node_id, key=True)
 
 
-def _results_of(case: Case) -> Iterator[Problem]:
+def _results_of(case: Case) -> Iterator[WorkflowProblem]:
     for node_id, node in case.sound(FanOutNode):
         if node.results_of in case.workflow.nodes:
             yield from _is_fan_out_before(case, node_id, "results_of", str(node.results_of))
 
 
-def _fan_ins(case: Case) -> Iterator[Problem]:
+def _fan_ins(case: Case) -> Iterator[WorkflowProblem]:
     for node_id, node in case.sound(FanInNode):
         if node.fan_out:
             if node.fan_out in case.workflow.nodes:
@@ -375,7 +375,7 @@ def _fan_ins(case: Case) -> Iterator[Problem]:
             )
 
 
-def _is_fan_out_before(case: Case, node_id: str, field: str, name: str) -> Iterator[Problem]:
+def _is_fan_out_before(case: Case, node_id: str, field: str, name: str) -> Iterator[WorkflowProblem]:
     if not isinstance(case.workflow.nodes[name], FanOutNode):
         yield case.problem(f"`{field}` names '{name}', which is not a fan_out", "nodes", node_id, field)
     elif node_id in case.upstream and name not in case.upstream[node_id]:
@@ -384,7 +384,7 @@ def _is_fan_out_before(case: Case, node_id: str, field: str, name: str) -> Itera
         )
 
 
-def _idle_fan_ins(case: Case) -> Iterator[Problem]:
+def _idle_fan_ins(case: Case) -> Iterator[WorkflowProblem]:
     work_fields = {"params", "queue", "timeout_seconds", "queue_timeout_seconds", "retry"}
     for node_id, node in case.sound(FanInNode):
         for name in sorted(work_fields & node.model_fields_set if node.handler is None else ()):
@@ -400,21 +400,21 @@ def _works(case: Case) -> Iterator[tuple[Path, Work]]:
             yield ("nodes", node_id, "task") if isinstance(node, FanOutNode) else ("nodes", node_id), work
 
 
-def _handlers(case: Case) -> Iterator[Problem]:
+def _handlers(case: Case) -> Iterator[WorkflowProblem]:
     for path, work in _works(case):
         if case.handlers is not None and work.handler not in (*case.handlers, UNREAD):
             hint = or_known(work.handler, case.handlers)
             yield case.problem(f"no handler '{work.handler}' is registered{hint}", *path, "handler")
 
 
-def _queues(case: Case) -> Iterator[Problem]:
+def _queues(case: Case) -> Iterator[WorkflowProblem]:
     for path, work in _works(case):
         if case.queues is not None and work.queue is not None and work.queue not in case.queues:
             hint = or_known(work.queue, case.queues)
             yield case.problem(f"there is no queue '{work.queue}'{hint}", *path, "queue")
 
 
-def _retries(case: Case) -> Iterator[Problem]:
+def _retries(case: Case) -> Iterator[WorkflowProblem]:
     for path, work in _works(case):
         if work.retry.max_delay_seconds < work.retry.initial_delay_seconds:
             yield case.problem(
@@ -424,7 +424,7 @@ def _retries(case: Case) -> Iterator[Problem]:
             )
 
 
-def _sizes(case: Case) -> Iterator[Problem]:
+def _sizes(case: Case) -> Iterator[WorkflowProblem]:
     if len(case.workflow.nodes) > case.limits.max_nodes:
         count = len(case.workflow.nodes)
         yield case.problem(f"{count} nodes; at most {case.limits.max_nodes} are allowed", "nodes", key=True)
@@ -436,7 +436,7 @@ def _sizes(case: Case) -> Iterator[Problem]:
             )
 
 
-def _inputs(case: Case) -> Iterator[Problem]:
+def _inputs(case: Case) -> Iterator[WorkflowProblem]:
     for name, declared in case.workflow.inputs.items():
         if not declared.has_default:
             continue
@@ -451,7 +451,7 @@ def _inputs(case: Case) -> Iterator[Problem]:
 _Template = tuple[Path, str, Callable[[str], Compiled], frozenset[str]]
 
 
-def _templates(case: Case) -> Iterator[Problem]:
+def _templates(case: Case) -> Iterator[WorkflowProblem]:
     for path, text, compiler, names in _all_templates(case.workflow):
         try:
             compiled = compiler(text)
@@ -510,7 +510,7 @@ def _conditional_templates(node: ConditionalNode, here: Path) -> Iterator[_Templ
             yield (*here, "branches", n, "condition"), branch.condition, compile_branch, _COMMON | {"value"}
 
 
-def _foreign_names(case: Case, path: Path, compiled: Compiled, names: frozenset[str]) -> Iterator[Problem]:
+def _foreign_names(case: Case, path: Path, compiled: Compiled, names: frozenset[str]) -> Iterator[WorkflowProblem]:
     for name in sorted(compiled.names - names):
         if name == "value":
             why = "exists only in the conditions of branches"
@@ -526,13 +526,13 @@ def _foreign_names(case: Case, path: Path, compiled: Compiled, names: frozenset[
         yield case.problem(f"`{name}` {why}", *path)
 
 
-def _foreign_inputs(case: Case, path: Path, compiled: Compiled) -> Iterator[Problem]:
+def _foreign_inputs(case: Case, path: Path, compiled: Compiled) -> Iterator[WorkflowProblem]:
     for name in sorted(compiled.inputs - case.workflow.inputs.keys()):
         hint = did_you_mean(name, case.workflow.inputs) or "; declare it under `inputs`"
         yield case.problem(f"`inputs.{name}` is not an input of this workflow{hint}", *path)
 
 
-def _foreign_nodes(case: Case, path: Path, compiled: Compiled) -> Iterator[Problem]:
+def _foreign_nodes(case: Case, path: Path, compiled: Compiled) -> Iterator[WorkflowProblem]:
     reader = path[1] if path[0] == "nodes" else None
     for name in sorted(compiled.nodes):
         if name not in case.workflow.nodes:

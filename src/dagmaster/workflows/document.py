@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from dagmaster.errors import Problem
+from dagmaster.errors import WorkflowProblem
 
 Path = tuple[str | int, ...]
 Place = tuple[int, int]
@@ -59,12 +59,12 @@ class Document:
 class Unreadable(Exception):
     """The text is not a document; nothing more can be said about it."""
 
-    def __init__(self, *problems: Problem) -> None:
+    def __init__(self, *problems: WorkflowProblem) -> None:
         super().__init__(problems[0].message)
         self.problems = list(problems)
 
 
-def parse(text: str | bytes, bounds: Bounds) -> tuple[Document, list[Problem]]:
+def parse(text: str | bytes, bounds: Bounds) -> tuple[Document, list[WorkflowProblem]]:
     """The document, and what is wrong with it although it could be read."""
     source = _decoded(text, bounds)
     builder = _Builder(bounds)
@@ -74,22 +74,24 @@ def parse(text: str | bytes, bounds: Bounds) -> tuple[Document, list[Problem]]:
     except yaml.MarkedYAMLError as error:
         raise Unreadable(*builder.problems, _syntax(error, source)) from None
     except (yaml.YAMLError, ValueError) as error:
-        raise Unreadable(Problem(f"this is not YAML: {error}")) from None
+        raise Unreadable(WorkflowProblem(f"this is not YAML: {error}")) from None
     return builder.finish()
 
 
 def _decoded(text: str | bytes, bounds: Bounds) -> str:
     raw = text.encode(errors="surrogatepass") if isinstance(text, str) else text
     if len(raw) > bounds.max_bytes:
-        raise Unreadable(Problem(f"the file has {len(raw):,} bytes; at most {bounds.max_bytes:,} are allowed"))
+        raise Unreadable(WorkflowProblem(f"the file has {len(raw):,} bytes; at most {bounds.max_bytes:,} are allowed"))
     try:
         source = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line, column = _position(raw[: error.start].decode(errors="replace"))
-        raise Unreadable(Problem("the file is not UTF-8; save it as UTF-8", line, column)) from None
+        raise Unreadable(WorkflowProblem("the file is not UTF-8; save it as UTF-8", line, column)) from None
     if bad := _FORBIDDEN.search(source):
         name = f"U+{ord(bad.group()):04X}"
-        raise Unreadable(Problem(f"the control character {name} is not allowed", *_position(source[: bad.start()])))
+        raise Unreadable(
+            WorkflowProblem(f"the control character {name} is not allowed", *_position(source[: bad.start()]))
+        )
     return source
 
 
@@ -97,14 +99,14 @@ def _position(before: str) -> Place:
     return before.count("\n") + 1, len(before) - (before.rfind("\n") + 1) + 1
 
 
-def _syntax(error: yaml.MarkedYAMLError, source: str) -> Problem:
+def _syntax(error: yaml.MarkedYAMLError, source: str) -> WorkflowProblem:
     mark = error.problem_mark or error.context_mark
     said = ", ".join(part for part in (error.context, error.problem) if part)
     if not mark:
-        return Problem(f"this is not YAML: {said}", code="workflow.yaml")
+        return WorkflowProblem(f"this is not YAML: {said}", code="workflow.yaml")
     if source.splitlines()[mark.line : mark.line + 1] and "\t" in source.splitlines()[mark.line][: mark.column + 1]:
         said += "; indent with spaces, not tabs"
-    return Problem(f"this is not YAML: {said}", mark.line + 1, mark.column + 1, code="workflow.yaml")
+    return WorkflowProblem(f"this is not YAML: {said}", mark.line + 1, mark.column + 1, code="workflow.yaml")
 
 
 @dataclass(slots=True)
@@ -123,7 +125,7 @@ class _Builder:
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
         self.document = Document(value=[])
-        self.problems: list[Problem] = []
+        self.problems: list[WorkflowProblem] = []
         self.stack: list[_Open] = []
         self.documents = self.count = 0
         self.fatal = False
@@ -146,9 +148,9 @@ class _Builder:
             case yaml.MappingEndEvent() | yaml.SequenceEndEvent():
                 self.stack.pop()
 
-    def finish(self) -> tuple[Document, list[Problem]]:
+    def finish(self) -> tuple[Document, list[WorkflowProblem]]:
         if not self.documents or not self.document.places:
-            raise Unreadable(Problem("the file is empty"))
+            raise Unreadable(WorkflowProblem("the file is empty"))
         if self.fatal:
             raise Unreadable(*self.problems)
         built = self.document
@@ -261,8 +263,8 @@ def _place(event: Any) -> Place:
     return event.start_mark.line + 1, event.start_mark.column + 1
 
 
-def _problem_at(event: Any, message: str) -> Problem:
-    return Problem(message, *_place(event), code="workflow.yaml")
+def _problem_at(event: Any, message: str) -> WorkflowProblem:
+    return WorkflowProblem(message, *_place(event), code="workflow.yaml")
 
 
 def strings(value: Any, path: Path) -> Iterator[tuple[Path, str]]:

@@ -34,7 +34,7 @@ from dagmaster.workflows.sandbox import (
 )
 
 __all__ = [
-    "Compiled", "Context", "TemplateFailed", "TemplateInvalid", "compile_branch", "compile_condition",
+    "Compiled", "TemplateContext", "TemplateFailed", "TemplateInvalid", "compile_branch", "compile_condition",
     "compile_expression", "compile_value", "fits", "has_template",
 ]  # fmt: skip
 
@@ -61,7 +61,7 @@ class TemplateFailed(InvalidRequest):
     default_code = "template.failed"
 
 
-class Context:
+class TemplateContext:
     """What templates can see. A name that was not given is undefined."""
 
     __slots__ = ("names",)
@@ -81,9 +81,9 @@ class Context:
         self.names: dict[str, Any] = {name: given for name, given in names.items() if given is not MISSING}
         self.names |= {"inputs": _plain(inputs), "nodes": _plain(outputs), "job": _plain(job)}
 
-    def having(self, **names: Any) -> "Context":
+    def having(self, **names: Any) -> "TemplateContext":
         """This context with some names more, or other ones; the rest is shared, not copied."""
-        context = object.__new__(Context)
+        context = object.__new__(TemplateContext)
         context.names = {**self.names, **names}
         return context
 
@@ -130,7 +130,7 @@ class Compiled:
     paths: tuple[Path, ...]
     _evaluate: _Evaluate = field(repr=False, compare=False)
 
-    def render(self, context: Context) -> Any:
+    def render(self, context: TemplateContext) -> Any:
         return self._evaluate(context.names)
 
     @property

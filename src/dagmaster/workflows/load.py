@@ -14,9 +14,9 @@ from typing import Any
 import orjson
 from pydantic import BaseModel, ValidationError
 
-from dagmaster.errors import InvalidRequest, InvalidWorkflow, Problem
+from dagmaster.errors import InvalidRequest, InvalidWorkflow, WorkflowProblem
 from dagmaster.workflows import document as yaml_document
-from dagmaster.workflows.check import MAX_PROBLEMS, UNREAD, Limits, check
+from dagmaster.workflows.check import MAX_PROBLEMS, UNREAD, WorkflowLimits, check
 from dagmaster.workflows.document import Document, Path, Unreadable
 from dagmaster.workflows.model import (
     Alias,
@@ -35,7 +35,7 @@ from dagmaster.workflows.model import (
 )
 from dagmaster.workflows.nearest import did_you_mean, nearest
 
-__all__ = ["Limits", "Loaded", "read", "read_all", "read_folder", "shipped"]
+__all__ = ["Loaded", "WorkflowLimits", "read", "read_all", "read_folder", "shipped"]
 
 _KINDS: dict[str, type[BaseModel]] = {
     "start": StartNode, "end": EndNode, "task": TaskNode,
@@ -79,7 +79,7 @@ def shipped() -> list[FilePath]:
 def read_folder(
     folder: FilePath,
     *,
-    limits: Limits | None = None,
+    limits: WorkflowLimits | None = None,
     handlers: Mapping[str, Any] | None = None,
     queues: Collection[str] | None = None,
 ) -> Loaded:
@@ -93,7 +93,7 @@ def read_folder(
 def read_all(
     paths: Iterable[FilePath],
     *,
-    limits: Limits | None = None,
+    limits: WorkflowLimits | None = None,
     handlers: Mapping[str, Any] | None = None,
     queues: Collection[str] | None = None,
 ) -> Loaded:
@@ -102,8 +102,8 @@ def read_all(
     aliases: list[tuple[Alias, str]] = []
     for path in paths:
         try:
-            text = _bytes_of(path, limits or Limits())
-            if alias := _alias_in(text, limits or Limits()):
+            text = _bytes_of(path, limits or WorkflowLimits())
+            if alias := _alias_in(text, limits or WorkflowLimits()):
                 aliases.append((alias, str(path)))
                 continue
             workflow = read(text, str(path), limits=limits, handlers=handlers, queues=queues)
@@ -118,7 +118,7 @@ def read_all(
     return loaded
 
 
-def _alias_in(text: bytes, limits: Limits) -> Alias | None:
+def _alias_in(text: bytes, limits: WorkflowLimits) -> Alias | None:
     """The alias that a file declares; None for every other file, which is then read as a workflow."""
     if b"alias_of" not in text:
         return None
@@ -134,7 +134,7 @@ def _resolve(alias: Alias, loaded: Loaded, file: str) -> Workflow:
     target = loaded.workflows.get(alias.alias_of)
     if target is None:
         problem = f"`alias_of` names '{alias.alias_of}', which is not a workflow that could be read"
-        raise InvalidWorkflow(file, [Problem(problem + did_you_mean(alias.alias_of, loaded.workflows))])
+        raise InvalidWorkflow(file, [WorkflowProblem(problem + did_you_mean(alias.alias_of, loaded.workflows))])
     return target.model_copy(update=alias.model_dump(exclude={"alias_of"}, exclude_unset=True))
 
 
@@ -142,29 +142,29 @@ def _add(loaded: Loaded, workflow: Workflow, file: str) -> None:
     name = workflow.workflow_id
     if name in loaded.workflows:
         taken = f"workflow_id '{name}' is already taken by {loaded.files[name]}; rename one of them"
-        raise InvalidWorkflow(file, [Problem(taken)])
+        raise InvalidWorkflow(file, [WorkflowProblem(taken)])
     loaded.workflows[name] = workflow
     loaded.files[name] = file
 
 
-def _bytes_of(path: FilePath, limits: Limits) -> bytes:
+def _bytes_of(path: FilePath, limits: WorkflowLimits) -> bytes:
     try:
         with path.open("rb") as file:
             return file.read(limits.max_bytes + 1)
     except OSError as error:
-        raise InvalidWorkflow(str(path), [Problem(f"cannot be read: {error.strerror}")]) from None
+        raise InvalidWorkflow(str(path), [WorkflowProblem(f"cannot be read: {error.strerror}")]) from None
 
 
 def read(
     text: str | bytes,
     file: str,
     *,
-    limits: Limits | None = None,
+    limits: WorkflowLimits | None = None,
     handlers: Mapping[str, Any] | None = None,
     queues: Collection[str] | None = None,
 ) -> Workflow:
     """The workflow in a text, or InvalidWorkflow with every problem. Handlers and queues are not checked if None."""
-    limits = limits or Limits()
+    limits = limits or WorkflowLimits()
     try:
         document, problems = yaml_document.parse(text, limits.bounds)
     except Unreadable as error:
@@ -188,7 +188,7 @@ def read(
 class _Shape:
     """What is wrong with the shape, the nodes it touches, and whether all edges could be read nevertheless."""
 
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[WorkflowProblem] = field(default_factory=list)
     broken: set[str] = field(default_factory=set)
     edges_known: bool = True
 
@@ -198,7 +198,9 @@ def _shaped(document: Document) -> tuple[Workflow | None, _Shape]:
     shape = _Shape()
     value = copy.deepcopy(document.value)
     if not isinstance(value, dict):
-        shape.problems.append(Problem("a workflow is a mapping with workflow_id and nodes", *document.place(())))
+        shape.problems.append(
+            WorkflowProblem("a workflow is a mapping with workflow_id and nodes", *document.place(()))
+        )
         return None, shape
     if isinstance(value.get("version"), int | float) and not isinstance(value["version"], bool):
         # Not the number's text: 1.10 would become 1.1.
@@ -278,7 +280,7 @@ def _report(shape: _Shape, document: Document, fault: _Fault, value: dict[str, A
     place = document.place(fault.path, key=fault.of_key or fault.kind == "extra_forbidden" or _is_node(fault))
     if fault.kind == "missing":
         place = document.place(fault.path[:-1], key=True)
-    shape.problems.append(Problem(_message(fault, known), *place, node=fault.node))
+    shape.problems.append(WorkflowProblem(_message(fault, known), *place, node=fault.node))
     if fault.node:
         shape.broken.add(fault.node)
     if _touches_edges(fault, known):

@@ -16,7 +16,7 @@ from psycopg import IsolationLevel
 from dagmaster.database.connect import Connection, connect, translate_errors
 from dagmaster.database.queries import query
 from dagmaster.errors import DagmasterError
-from dagmaster.jobs.history import Audit, Code, Event, Finding, JobRow, NodeRow, ResultRow, TaskRow
+from dagmaster.jobs.history import Audit, Event, FindingCode, HistoryFinding, JobRow, NodeRow, ResultRow, TaskRow
 from dagmaster.workflows.graph import Graph, build
 from dagmaster.workflows.model import ConditionalNode, FanInNode, Workflow
 
@@ -34,7 +34,7 @@ class HistoryReport:
     jobs_checked: int = 0
     events_checked: int = 0
     tasks_checked: int = 0
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[HistoryFinding] = field(default_factory=list)
 
     @property
     def is_clean(self) -> bool:
@@ -91,7 +91,7 @@ class _Verification:
     async def _named(self, job_ids: Sequence[UUID]) -> AsyncIterator[list[UUID]]:
         rows = await self._fetch("history_named_jobs", {"job_ids": list(job_ids)})
         for missing in sorted(set(job_ids) - {row[0] for row in rows}):
-            self.report.findings.append(Finding(missing, None, Code.JOB_ROW, "there is no such job"))
+            self.report.findings.append(HistoryFinding(missing, None, FindingCode.JOB_ROW, "there is no such job"))
         for bunch in _bunches(rows):
             yield bunch
 
@@ -160,7 +160,7 @@ class _Verification:
                 what += "could be deleted"
             else:
                 what += f"has {found} bytes, not {size}"
-            self.report.findings.append(Finding(job_id, node_id, Code.PAYLOAD, what))
+            self.report.findings.append(HistoryFinding(job_id, node_id, FindingCode.PAYLOAD, what))
 
     async def _check_payloads(self, job_ids: list[UUID]) -> None:
         digests: dict[tuple[UUID, str], Any] = {}
@@ -169,7 +169,7 @@ class _Verification:
         for (job_id, sha256), digest in digests.items():
             if digest.hexdigest() != sha256:
                 what = f"payload {sha256[:12]}… is not what was stored"
-                self.report.findings.append(Finding(job_id, None, Code.PAYLOAD, what))
+                self.report.findings.append(HistoryFinding(job_id, None, FindingCode.PAYLOAD, what))
 
     async def _own_nodes(self, jobs: Iterable[JobRow]) -> dict[UUID, list[NodeRow]]:
         found: dict[UUID, list[NodeRow]] = {job.job_id: [] for job in jobs}
@@ -197,16 +197,16 @@ class _Verification:
         bodies = dict(await self._fetch("history_definitions", {"hashes": missing}))
         self._graphs |= {digest: _graph(bodies.get(digest)) for digest in missing}
 
-    def _missing_definition(self, job: JobRow) -> list[Finding]:
+    def _missing_definition(self, job: JobRow) -> list[HistoryFinding]:
         if self._graphs[job.definition_hash] is not None:
             return []
         message = f"its definition {job.definition_hash[:12]}… is missing or can't be read"
-        return [Finding(job.job_id, None, Code.DEFINITION, message)]
+        return [HistoryFinding(job.job_id, None, FindingCode.DEFINITION, message)]
 
     async def _find_orphans(self) -> None:
         for job_id, kind, rows in await self._fetch("history_orphans", {"limit": ORPHANS_LISTED}):
             self.report.findings.append(
-                Finding(job_id, None, Code.ORPHAN, f"{rows} {kind} of a job that doesn't exist")
+                HistoryFinding(job_id, None, FindingCode.ORPHAN, f"{rows} {kind} of a job that doesn't exist")
             )
 
 

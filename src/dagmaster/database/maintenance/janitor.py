@@ -40,7 +40,7 @@ _NEGLECT = {
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class JanitorThresholds:
     """How long is too long, in seconds."""
 
     orphan_after: float  # an instance that is silent for longer is dead, which is not the janitor's matter
@@ -50,7 +50,7 @@ class Patience:
 
 
 @dataclass(frozen=True, slots=True)
-class Graces:
+class StorageRetention:
     """How long what jobs have in storage stays after their end, in seconds. None: as long as the job itself."""
 
     scratch: float
@@ -62,7 +62,7 @@ class Graces:
 
 
 @dataclass(frozen=True, slots=True)
-class Leftovers:
+class JobFiles:
     """What a job has in storage, or what of it may go. Without a status: the job was deleted."""
 
     job_id: UUID
@@ -72,29 +72,29 @@ class Leftovers:
 
 
 @dataclass(frozen=True, slots=True)
-class Removed:
-    leftovers: Leftovers
+class RemovedFiles:
+    leftovers: JobFiles
     objects: int
     size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
-class Swept:
+class SweepResult:
     """What one run did, and what it left to another janitor that was at it."""
 
     actions: tuple[JanitorAction, ...]
     left_to_others: tuple[str, ...]
 
 
-Rule = Callable[[Connection, UUID, Patience, bool], Awaitable[list[JanitorAction]]]
-Remove = Callable[[Sequence[Leftovers]], Awaitable[Sequence[Removed]]]
+Rule = Callable[[Connection, UUID, JanitorThresholds, bool], Awaitable[list[JanitorAction]]]
+Remove = Callable[[Sequence[JobFiles]], Awaitable[Sequence[RemovedFiles]]]
 
 
 class PostgresJanitor(OwnSession):
     def __init__(self, dsn: str, role: str = "janitor") -> None:
         super().__init__(dsn, role, "janitor", statement_seconds=STATEMENT_SECONDS, lock_seconds=LOCK_SECONDS)
 
-    async def sweep(self, run_id: UUID, patience: Patience, *, is_dry: bool = False) -> Swept:
+    async def sweep(self, run_id: UUID, patience: JanitorThresholds, *, is_dry: bool = False) -> SweepResult:
         actions: list[JanitorAction] = []
         left: list[str] = []
         for kind, rule in RULES.items():
@@ -103,18 +103,18 @@ class PostgresJanitor(OwnSession):
                 left.append(kind)
             else:
                 actions += done
-        return Swept(tuple(actions), tuple(left))
+        return SweepResult(tuple(actions), tuple(left))
 
     async def tidy(
         self,
         run_id: UUID,
-        found: Sequence[Leftovers],
-        graces: Graces,
+        found: Sequence[JobFiles],
+        graces: StorageRetention,
         limit: int,
         remove: Remove,
         *,
         is_dry: bool = False,
-    ) -> Swept:
+    ) -> SweepResult:
         """Let `remove` take away what jobs that are over have in storage. Nobody can resume them until it has returned."""
 
         async def act(connection: Connection) -> list[JanitorAction]:
@@ -122,10 +122,10 @@ class PostgresJanitor(OwnSession):
             return await _keep_removed(connection, run_id, await remove(over)) if over else []
 
         done = await self._guarded("storage", act, is_dry)
-        return Swept((), ("storage",)) if done is None else Swept(tuple(done), ())
+        return SweepResult((), ("storage",)) if done is None else SweepResult(tuple(done), ())
 
     async def _apply(
-        self, kind: str, rule: Rule, run_id: UUID, patience: Patience, is_dry: bool
+        self, kind: str, rule: Rule, run_id: UUID, patience: JanitorThresholds, is_dry: bool
     ) -> list[JanitorAction] | None:
         return await self._guarded(kind, lambda connection: rule(connection, run_id, patience, is_dry), is_dry)
 
@@ -153,7 +153,7 @@ class PostgresJanitor(OwnSession):
 
 
 async def _release_neglected(
-    connection: Connection, run_id: UUID, patience: Patience, _is_dry: bool
+    connection: Connection, run_id: UUID, patience: JanitorThresholds, _is_dry: bool
 ) -> list[JanitorAction]:
     """The outcome of a job is never written here: the next owner finds out by itself."""
     values = {"patience": patience.neglected, "orphan_after": patience.orphan_after, "limit": FOUND_AT_ONCE}
@@ -171,7 +171,7 @@ async def _release_neglected(
 
 
 async def _tell_of_unserved(
-    connection: Connection, run_id: UUID, patience: Patience, _is_dry: bool
+    connection: Connection, run_id: UUID, patience: JanitorThresholds, _is_dry: bool
 ) -> list[JanitorAction]:
     values = {"queued": patience.queued, "orphan_after": patience.orphan_after, "limit": FOUND_AT_ONCE}
     found = await dicts(connection, "janitor_unserved", values)
@@ -188,7 +188,7 @@ async def _tell_of_unserved(
 
 
 async def _tell_of_unread(
-    connection: Connection, run_id: UUID, patience: Patience, _is_dry: bool
+    connection: Connection, run_id: UUID, patience: JanitorThresholds, _is_dry: bool
 ) -> list[JanitorAction]:
     found = await dicts(connection, "janitor_unread", {"queued": patience.queued, "limit": FOUND_AT_ONCE})
     seen = [
@@ -203,7 +203,9 @@ async def _tell_of_unread(
     return await _write(connection, "janitor_note", run_id, seen)
 
 
-async def _end_idle(connection: Connection, run_id: UUID, patience: Patience, is_dry: bool) -> list[JanitorAction]:
+async def _end_idle(
+    connection: Connection, run_id: UUID, patience: JanitorThresholds, is_dry: bool
+) -> list[JanitorAction]:
     """Ours are ended; of others only the administrator can know."""
     found = await dicts(connection, "janitor_idle", {"patience": patience.neglected, "limit": FOUND_AT_ONCE})
     seen = []
@@ -226,7 +228,7 @@ async def _end_idle(connection: Connection, run_id: UUID, patience: Patience, is
 
 
 async def _delete_unused(
-    connection: Connection, run_id: UUID, patience: Patience, _is_dry: bool
+    connection: Connection, run_id: UUID, patience: JanitorThresholds, _is_dry: bool
 ) -> list[JanitorAction]:
     """One action for all of them: each would say the same."""
     values = {"grace": patience.unused, "limit": FOUND_AT_ONCE, "most_bytes": DELETED_AT_ONCE_BYTES}
@@ -251,7 +253,9 @@ RULES: Mapping[str, Rule] = {
 }
 
 
-async def _over(connection: Connection, found: Sequence[Leftovers], graces: Graces, limit: int) -> list[Leftovers]:
+async def _over(
+    connection: Connection, found: Sequence[JobFiles], graces: StorageRetention, limit: int
+) -> list[JobFiles]:
     values = {
         "job_ids": [each.job_id for each in found],
         "with_scratch": [each.has_scratch for each in found],
@@ -259,10 +263,10 @@ async def _over(connection: Connection, found: Sequence[Leftovers], graces: Grac
         **asdict(graces),
         "limit": limit,
     }
-    return [Leftovers(**row) for row in await dicts(connection, "janitor_leftovers", values)]
+    return [JobFiles(**row) for row in await dicts(connection, "janitor_leftovers", values)]
 
 
-async def _keep_removed(connection: Connection, run_id: UUID, removed: Sequence[Removed]) -> list[JanitorAction]:
+async def _keep_removed(connection: Connection, run_id: UUID, removed: Sequence[RemovedFiles]) -> list[JanitorAction]:
     """Each is kept, also where files of the same job were removed a while ago: an attempt may have gone on writing."""
     seen = [
         {
@@ -278,7 +282,7 @@ async def _keep_removed(connection: Connection, run_id: UUID, removed: Sequence[
     return _actions(await dicts(connection, "janitor_note", {"run_id": run_id, "seen": _json(seen), "repeat": 0.0}))
 
 
-def _reason(removed: Removed) -> str:
+def _reason(removed: RemovedFiles) -> str:
     leftovers = removed.leftovers
     parts = []
     if leftovers.has_blobs:

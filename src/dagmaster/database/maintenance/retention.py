@@ -23,7 +23,7 @@ _PARTS = ("keys", "tasks", "results", "payloads", "checkpoints", "events", "node
 
 
 @dataclass(frozen=True, slots=True)
-class Forgotten:
+class PrunedRows:
     """What went besides jobs."""
 
     letters: int = 0
@@ -46,9 +46,9 @@ class PostgresRetention(OwnSession):
                 return 0
             raise
 
-    async def prune_rest(self, age_seconds: float, batch: int) -> Forgotten:
+    async def prune_rest(self, age_seconds: float, batch: int) -> PrunedRows:
         """What is left over once jobs are gone, each kind in a transaction of its own."""
-        return Forgotten(
+        return PrunedRows(
             letters=await self._delete("retention_letters", age_seconds, batch),
             actions=await self._delete("retention_actions", age_seconds, batch),
             definitions=await self._whole_table("retention_definitions", "gone", age_seconds) or 0,

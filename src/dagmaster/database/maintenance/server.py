@@ -79,7 +79,7 @@ class Role:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class InstanceStatus:
     """An orchestrator or worker as it has shown itself."""
 
     role: str
@@ -182,8 +182,8 @@ def lacking_rights(dsn: str) -> list[Lacking]:
     return _all(dsn, "doctor_rights", Lacking, {"schema": SCHEMA})
 
 
-def instances(dsn: str) -> list[Seen]:
-    return _all(dsn, "doctor_instances", Seen)
+def instances(dsn: str) -> list[InstanceStatus]:
+    return _all(dsn, "doctor_instances", InstanceStatus)
 
 
 def open_jobs(dsn: str) -> int:

@@ -32,7 +32,7 @@ class Instance:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeLine:
+class NodeSummary:
     """A node, or a child, as people see it. `ended` children of a fan_out include failed and cancelled ones."""
 
     node_id: str
@@ -79,7 +79,7 @@ class Snapshot:
     completed_at: datetime | None
     error_message: str | None
     now: datetime
-    nodes: tuple[NodeLine, ...]
+    nodes: tuple[NodeSummary, ...]
 
     @property
     def is_over(self) -> bool:
@@ -91,7 +91,7 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class EventLine:
+class EventEntry:
     sequence: int
     created_at: datetime
     event_type: str
@@ -169,21 +169,21 @@ class Reads:
         if not rows:
             raise NotFound(f"no job has the id {job_id}", code="job.not-found", job_id=str(job_id))
         job = {name: rows[0][f"job_{name}"] for name in _JOB_COLUMNS}
-        nodes = tuple(_node({name: row[name] for name in NodeLine.__dataclass_fields__}) for row in rows)
+        nodes = tuple(_node({name: row[name] for name in NodeSummary.__dataclass_fields__}) for row in rows)
         return Snapshot(**{**job, "status": JobStatus(job["status"])}, now=rows[0]["now"], nodes=nodes)
 
     async def page_children(
         self, job_id: UUID, parent: str, *, limit: int, after: int = -1, status: str | None = None
-    ) -> list[NodeLine]:
+    ) -> list[NodeSummary]:
         """Children of a fan_out in index order, beginning behind the index `after`."""
         values = {"job_id": job_id, "parent": parent, "limit": limit, "after": after, "status": status}
         return [_node(row) for row in await self._dicts("page_children", values)]
 
     async def page_events(
         self, job_id: UUID, *, limit: int, after: int = 0, node_id: str | None = None
-    ) -> list[EventLine]:
+    ) -> list[EventEntry]:
         values = {"job_id": job_id, "limit": limit, "after": after, "node_id": node_id}
-        return await self._rows("page_events", values, EventLine)
+        return await self._rows("page_events", values, EventEntry)
 
     async def task_totals(self, job_id: UUID) -> dict[str, TaskTotals]:
         found = await self._rows("task_totals", {"job_id": job_id}, TaskTotals)
@@ -215,5 +215,5 @@ class Reads:
 _JOB_COLUMNS = ("status", "created_at", "started_at", "completed_at", "error_message")
 
 
-def _node(row: Mapping[str, Any]) -> NodeLine:
-    return NodeLine(**{**row, "status": NodeStatus(row["status"])})
+def _node(row: Mapping[str, Any]) -> NodeSummary:
+    return NodeSummary(**{**row, "status": NodeStatus(row["status"])})

@@ -18,11 +18,19 @@ from pydantic import JsonValue, TypeAdapter
 
 from dagmaster.database.connect import BY_KEY, Connection, conninfo, translate_errors
 from dagmaster.database.ledger.protocol import PAGE_BYTES
-from dagmaster.database.reads.jobs import NodeLine, Reads
+from dagmaster.database.reads.jobs import NodeSummary, Reads
 from dagmaster.errors import NotFound
 from dagmaster.jobs import payload
 from dagmaster.jobs.fan import ChildResult
-from dagmaster.jobs.model import DeadLetter, JanitorAction, Job, NodeState, Orchestrator, QueueSettings, Worker
+from dagmaster.jobs.model import (
+    DeadLetter,
+    JanitorAction,
+    Job,
+    NodeState,
+    OrchestratorRecord,
+    QueueSettings,
+    WorkerRecord,
+)
 from dagmaster.jobs.payload import Reference
 from dagmaster.jobs.states import TASK_TERMINAL, JobStatus, TaskStatus
 from dagmaster.workflows.graph import Graph, build
@@ -71,7 +79,7 @@ class JobBrief:
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class EventPosition:
     """How far a job's events have come, and the state it was in then."""
 
     job_id: UUID
@@ -137,7 +145,7 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
-class SavedPhase:
+class SavedCheckpoint:
     """A checkpoint of a node, without the handler's data: a later attempt goes on after the last one that it can trust."""
 
     name: str
@@ -147,7 +155,7 @@ class SavedPhase:
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
+class TimelineEntry:
     """An attempt on the timeline: it waits in its queue until `started_at`, and runs until `finished_at`."""
 
     node_id: str
@@ -194,7 +202,7 @@ class OwnedJob:
     started_at: datetime | None
 
 
-class OrchestratorLine(Orchestrator):
+class OrchestratorSummary(OrchestratorRecord):
     """An orchestrator as operators see it; of the jobs that it owns the oldest few."""
 
     heartbeat_age_seconds: float
@@ -212,7 +220,7 @@ class RunningTask:
     progress: dict[str, Any] | None
 
 
-class WorkerLine(Worker):
+class WorkerSummary(WorkerRecord):
     """A worker as operators see it; of what it runs the longest running few."""
 
     heartbeat_age_seconds: float
@@ -222,7 +230,7 @@ class WorkerLine(Worker):
 
 
 @dataclass(frozen=True, slots=True)
-class QueueLine:
+class QueueSummary:
     """How full a queue is. `submissions` are jobs to come, of producers that have only a queue."""
 
     queue: str
@@ -250,7 +258,7 @@ class StoppingTask:
     finished_at: datetime | None
 
 
-class DeadLetterLine(DeadLetter):
+class DeadLetterSummary(DeadLetter):
     """A refused message as operators see it. A task is told with its node: replaying it resumes its job."""
 
     is_replayable: bool
@@ -259,7 +267,7 @@ class DeadLetterLine(DeadLetter):
 
 
 @dataclass(frozen=True, slots=True)
-class WorkflowRecord:
+class WorkflowStatistics:
     """How a workflow's jobs of the last hours went."""
 
     workflow_id: str
@@ -374,8 +382,8 @@ class ApiReads(Reads):
             known = self._graphs[definition_hash] = build(Workflow.model_validate(rows[0]["body"]))
         return known
 
-    async def heads(self, job_ids: Sequence[UUID]) -> list[Head]:
-        return await self._many("api_heads", {"job_ids": list(job_ids)}, Head)
+    async def heads(self, job_ids: Sequence[UUID]) -> list[EventPosition]:
+        return await self._many("api_heads", {"job_ids": list(job_ids)}, EventPosition)
 
     async def node(self, job_id: UUID, node_id: str) -> NodeState:
         node = await self._first("api_node", {"job_id": job_id, "node_id": node_id}, NodeState)
@@ -392,10 +400,10 @@ class ApiReads(Reads):
             row["log"] = (row["metrics"] or {}).pop("log", None) or row["log"] or []
         return _adapter(Attempt).validate_python(rows)
 
-    async def checkpoints(self, job_id: UUID, node_id: str) -> list[SavedPhase]:
+    async def checkpoints(self, job_id: UUID, node_id: str) -> list[SavedCheckpoint]:
         """The last ones first."""
         values = {"job_id": job_id, "node_id": node_id, "limit": MOST_ATTEMPTS}
-        return _adapter(SavedPhase).validate_python(await self._dicts("api_checkpoints", values))
+        return _adapter(SavedCheckpoint).validate_python(await self._dicts("api_checkpoints", values))
 
     # Outputs
 
@@ -453,11 +461,11 @@ class ApiReads(Reads):
 
     async def timeline(
         self, job_id: UUID, *, limit: int, after: tuple[str, int] = ("", 0), status: str | None = None
-    ) -> list[Bar]:
+    ) -> list[TimelineEntry]:
         values = {
             "job_id": job_id, "limit": limit, "after_node": after[0], "after_attempt": after[1], "status": status,
         }  # fmt: skip
-        return await self._many("api_timeline", values, Bar)
+        return await self._many("api_timeline", values, TimelineEntry)
 
     # Why nodes wait
 
@@ -465,9 +473,9 @@ class ApiReads(Reads):
         values = {"job_id": job_id, "node_ids": list(node_ids), "within": within_seconds, "most": MOST_IN_FRONT}
         return {task.node_id: task for task in await self._many("api_live_tasks", values, LiveTask)}
 
-    async def unfinished_children(self, job_id: UUID, parent: str, *, limit: int, after: str = "") -> list[NodeLine]:
+    async def unfinished_children(self, job_id: UUID, parent: str, *, limit: int, after: str = "") -> list[NodeSummary]:
         values = {"job_id": job_id, "parent": parent, "limit": limit, "after": after}
-        return await self._many("api_unfinished_children", values, NodeLine)
+        return await self._many("api_unfinished_children", values, NodeSummary)
 
     async def queued_children(self, job_id: UUID, parents: Sequence[str]) -> dict[str, str]:
         """One queued child of each fan_out that has any."""
@@ -489,30 +497,30 @@ class ApiReads(Reads):
 
     async def orchestrators(
         self, *, limit: int, within_seconds: float, after: UUID | None = None
-    ) -> list[OrchestratorLine]:
+    ) -> list[OrchestratorSummary]:
         values = {"limit": limit, "after": after, "within": within_seconds}
-        return await self._many("api_orchestrators", values, OrchestratorLine)
+        return await self._many("api_orchestrators", values, OrchestratorSummary)
 
-    async def workers(self, *, limit: int, within_seconds: float, after: UUID | None = None) -> list[WorkerLine]:
+    async def workers(self, *, limit: int, within_seconds: float, after: UUID | None = None) -> list[WorkerSummary]:
         values = {"limit": limit, "after": after, "within": within_seconds}
-        return await self._many("api_workers", values, WorkerLine)
+        return await self._many("api_workers", values, WorkerSummary)
 
     async def queues(
         self, known: Sequence[str], job_queue: str, *, within_seconds: float, only: str | None = None
-    ) -> list[QueueLine]:
+    ) -> list[QueueSummary]:
         values = {"known": list(known), "job_queue": job_queue, "within": within_seconds, "only": only}
-        return await self._many("api_queues", values, QueueLine)
+        return await self._many("api_queues", values, QueueSummary)
 
     async def dead_letters(
         self, job_queue: str, *, limit: int, after: tuple[datetime, UUID] | None = None, reason: str | None = None
-    ) -> list[DeadLetterLine]:
+    ) -> list[DeadLetterSummary]:
         after_at, after_id = after or (None, None)
         values = {"job_queue": job_queue, "limit": limit, "after_at": after_at, "after_id": after_id, "reason": reason}
-        return await self._many("api_dead_letters", values, DeadLetterLine)
+        return await self._many("api_dead_letters", values, DeadLetterSummary)
 
-    async def dead_letter(self, job_queue: str, dead_letter_id: UUID) -> DeadLetterLine:
+    async def dead_letter(self, job_queue: str, dead_letter_id: UUID) -> DeadLetterSummary:
         values = {"job_queue": job_queue, "dead_letter_id": dead_letter_id}
-        found = await self._first("api_dead_letter", values, DeadLetterLine)
+        found = await self._first("api_dead_letter", values, DeadLetterSummary)
         if found is None:
             raise NotFound(f"no dead letter has the id {dead_letter_id}", code="dead-letter.not-found")
         return found
@@ -537,8 +545,8 @@ class ApiReads(Reads):
     async def jobs_by_status(self) -> dict[str, int]:
         return {row["status"]: row["count"] for row in await self._dicts("api_jobs_by_status", {})}
 
-    async def recent_workflows(self, hours: int) -> list[WorkflowRecord]:
-        return await self._many("api_recent_workflows", {"hours": hours}, WorkflowRecord)
+    async def recent_workflows(self, hours: int) -> list[WorkflowStatistics]:
+        return await self._many("api_recent_workflows", {"hours": hours}, WorkflowStatistics)
 
     async def sizes(self) -> Sizes:
         (sizes,) = await self._many("api_sizes", {}, Sizes)

@@ -47,7 +47,7 @@ class Change:
         return f"needs a hand: {self.what}" if self.needs_a_hand else self.what
 
 
-class Subject(NamedTuple):
+class SchemaObject(NamedTuple):
     """Something that PostgreSQL can describe."""
 
     kind: str
@@ -55,7 +55,7 @@ class Subject(NamedTuple):
     name: str
 
 
-Facts = dict[Subject, str]
+Facts = dict[SchemaObject, str]
 
 # Every column, default, constraint, index and storage option of one schema's tables, in PostgreSQL's own words.
 _FACTS = r"""
@@ -129,7 +129,9 @@ def compare(connection: sa.Connection, records: Iterable[type[Record]], prepare:
 def facts(connection: sa.Connection, schema: str, tables: Iterable[str]) -> Facts:
     """How PostgreSQL describes these tables, with the schema's name taken out."""
     rows = connection.execute(sa.text(_FACTS), {"schema": schema, "tables": list(tables)})
-    return {Subject(kind, table, name): text.replace(f"{schema}.", f"{SCHEMA}.") for kind, table, name, text in rows}
+    return {
+        SchemaObject(kind, table, name): text.replace(f"{schema}.", f"{SCHEMA}.") for kind, table, name, text in rows
+    }
 
 
 def _wanted(connection: sa.Connection, records: tuple[type[Record], ...], prepare: Callable[[], None]) -> Facts:
@@ -256,18 +258,20 @@ def _fact_changes(live: Facts, wanted: Facts) -> Iterator[Change]:
     tables = {subject.table for subject in columns}
     for subject, text in sorted(wanted.items()):
         is_known = subject in live or (
-            Subject("column", subject.table, subject.name) in columns
+            SchemaObject("column", subject.table, subject.name) in columns
             if subject.kind == "default"
             else subject.kind in {"constraint", "storage"} and subject.table in tables
         )
         if is_known and live.get(subject) != text:
             yield _fact_change(subject, live.get(subject), text)
     for subject in sorted(live.keys() - wanted.keys()):
-        if subject.kind == "constraint" or (subject.kind == "default" and Subject("column", *subject[1:]) in wanted):
+        if subject.kind == "constraint" or (
+            subject.kind == "default" and SchemaObject("column", *subject[1:]) in wanted
+        ):
             yield Change(f"{subject.kind} {subject.name} of {subject.table} is in no model")
 
 
-def _fact_change(subject: Subject, found: str | None, wanted: str) -> Change:
+def _fact_change(subject: SchemaObject, found: str | None, wanted: str) -> Change:
     kind, table, name = subject
     alter = f"ALTER TABLE {SCHEMA}.{table}"
     match kind:
@@ -280,7 +284,7 @@ def _fact_change(subject: Subject, found: str | None, wanted: str) -> Change:
     return Change(f"{kind} {name} of {table} is `{found}`, the model says `{wanted}`")
 
 
-def _constraint_change(subject: Subject, found: str | None, wanted: str) -> Change:
+def _constraint_change(subject: SchemaObject, found: str | None, wanted: str) -> Change:
     _, table, name = subject
     alter = f"ALTER TABLE {SCHEMA}.{table}"
     add, validate = f"{alter} ADD CONSTRAINT {name} {wanted} NOT VALID", f"{alter} VALIDATE CONSTRAINT {name}"

@@ -59,15 +59,15 @@ class Status:
         return self.deployed and self.software == self.stored and not self.pending
 
 
-class Found(StrEnum):
+class SchemaState(StrEnum):
     """What a deployment came upon: by its fingerprint, which says nothing of what was changed by hand since."""
 
-    NOTHING = "nothing"
+    ABSENT = "nothing"
     CURRENT = "current"
-    OTHER = "other"
+    OUTDATED = "other"
 
 
-def deploy(dsn: str, records: Records = RECORDS, wait_seconds: float = 60) -> Found:
+def deploy(dsn: str, records: Records = RECORDS, wait_seconds: float = 60) -> SchemaState:
     """Create what is missing, and answer what was there. What exists is left as it is: see `migrate`."""
     with _exclusive(dsn, wait_seconds) as connection:
         return _patiently(connection, wait_seconds, lambda: _create(connection, records))
@@ -164,7 +164,7 @@ def _rows(connection: sa.Connection, table: str, countable: int = 1_000_000) -> 
     return int(connection.scalar(sa.text(f"SELECT count(*) FROM {SCHEMA}.{table}")) or 0)  # noqa: S608
 
 
-def _create(connection: sa.Connection, records: Records) -> Found:
+def _create(connection: sa.Connection, records: Records) -> SchemaState:
     found = _found(connection, records)
     _run_files(connection, before_tables=True)
     metadata_of(records).create_all(connection)
@@ -172,15 +172,15 @@ def _create(connection: sa.Connection, records: Records) -> Found:
     for trigger in triggers():
         _ensure_trigger(connection, trigger)
     # What was made from nothing is what was wanted.
-    if found is Found.NOTHING or (found is Found.OTHER and not _compare(connection, records)):
+    if found is SchemaState.ABSENT or (found is SchemaState.OUTDATED and not _compare(connection, records)):
         _store_fingerprint(connection, records)
     return found
 
 
-def _found(connection: sa.Connection, records: Records) -> Found:
+def _found(connection: sa.Connection, records: Records) -> SchemaState:
     if connection.scalar(sa.text("SELECT to_regnamespace(:schema)"), {"schema": SCHEMA}) is None:
-        return Found.NOTHING
-    return Found.CURRENT if _stored_fingerprint(connection) == fingerprint(records) else Found.OTHER
+        return SchemaState.ABSENT
+    return SchemaState.CURRENT if _stored_fingerprint(connection) == fingerprint(records) else SchemaState.OUTDATED
 
 
 def _compare(connection: sa.Connection, records: Records) -> list[Change]:

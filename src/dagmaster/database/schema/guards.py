@@ -26,7 +26,7 @@ class Trigger:
 
 
 @dataclass(frozen=True, slots=True)
-class LifeCycle:
+class GuardedTable:
     """How the rows of one table may be born and change. `counter` is the column a revival raises by one."""
 
     record: type[Record]
@@ -36,36 +36,36 @@ class LifeCycle:
     counter: str | None = None
 
 
-LIFE_CYCLES: tuple[LifeCycle, ...] = (
-    LifeCycle(Job, states.JOB_INITIAL, states.JOB_MOVES, states.JOB_RERUNS, "resume_count"),  # type: ignore[arg-type]
-    LifeCycle(NodeState, states.NODE_INITIAL, states.NODE_MOVES, states.NODE_RERUNS, "run"),  # type: ignore[arg-type]
-    LifeCycle(Task, states.TASK_INITIAL, states.TASK_MOVES, {}),  # type: ignore[arg-type]
+GUARDED_TABLES: tuple[GuardedTable, ...] = (
+    GuardedTable(Job, states.JOB_INITIAL, states.JOB_MOVES, states.JOB_RERUNS, "resume_count"),  # type: ignore[arg-type]
+    GuardedTable(NodeState, states.NODE_INITIAL, states.NODE_MOVES, states.NODE_RERUNS, "run"),  # type: ignore[arg-type]
+    GuardedTable(Task, states.TASK_INITIAL, states.TASK_MOVES, {}),  # type: ignore[arg-type]
 )
 
 
 def triggers() -> list[Trigger]:
-    guards = [trigger for cycle in LIFE_CYCLES for trigger in (_birth_guard(cycle), _move_guard(cycle))]
+    guards = [trigger for cycle in GUARDED_TABLES for trigger in (_birth_guard(cycle), _move_guard(cycle))]
     return [*guards, _immutable(WorkflowDefinition, unless_equal=True), _immutable(JobEvent, unless_equal=False)]
 
 
-def _birth_guard(cycle: LifeCycle) -> Trigger:
+def _birth_guard(cycle: GuardedTable) -> Trigger:
     rule = f"NEW.status NOT IN ({_listed(cycle.initial)})"
     return _trigger(cycle.record, "births", "BEFORE INSERT", rule, "refuse_transition")
 
 
-def _move_guard(cycle: LifeCycle) -> Trigger:
+def _move_guard(cycle: GuardedTable) -> Trigger:
     rule = f"OLD.status <> NEW.status AND NOT CASE OLD.status\n{_arms(cycle)}\n    ELSE false END"
     # Afterwards: before, PostgreSQL would lock every row once more and work out its generated columns, whatever WHEN says.
     return _trigger(cycle.record, "moves", "AFTER UPDATE OF status", rule, "refuse_transition")
 
 
-def _arms(cycle: LifeCycle) -> str:
+def _arms(cycle: GuardedTable) -> str:
     states_left = sorted(set(cycle.moves) | set(cycle.reruns))
     arms = ((state, _allowed(cycle, state)) for state in states_left)
     return "\n".join(f"    WHEN '{state}' THEN {allowed}" for state, allowed in arms if allowed)
 
 
-def _allowed(cycle: LifeCycle, state: StrEnum) -> str:
+def _allowed(cycle: GuardedTable, state: StrEnum) -> str:
     ways = []
     if moves := cycle.moves.get(state):
         ways.append(f"NEW.status IN ({_listed(moves)})")
