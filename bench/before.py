@@ -1,13 +1,12 @@
-"""Where the time goes beside an earlier version: milliseconds of CPU for each task, step and job, as a table.
+"""Compare this tree with an earlier commit: rates, costs per task, and CPU per task, step and job, as tables.
 
-    bench/before.py 96fd35e        that commit's code and this tree's, in turn, each on a PostgreSQL of its own
+    bench/before.py 96fd35e        that commit and this tree, in turn, each on its own private PostgreSQL
 
-The same bench drives both, so the earlier version must still have the interfaces that it uses. Figures are medians over
-rounds; in brackets, in the column of ratios, the lowest and the highest.
+Each tree runs its own `bench/engine.py`, so modules may have moved since. Figures are matched by their position, because
+workloads may have been renamed. The tables show medians over rounds and the ratio with its lowest and highest value.
 """
 
 import argparse
-import asyncio
 import json
 import os
 import statistics
@@ -20,99 +19,80 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
+ROOT = Path(__file__).resolve().parent.parent
 SIDES = ("PostgreSQL", "orchestrator", "worker")
-STATEMENTS_SHOWN = 5
+Runs = list[dict[str, Any]]
 
 
 def main() -> int:
     options = read_options()
-    if options.profile:
-        asyncio.run(profile(options.profile, options.scale))
-        return 0
+    before: Runs = []
+    now: Runs = []
     with tempfile.TemporaryDirectory(prefix="before-bench-") as folder:
-        trees = {"before": earlier(options.commit, Path(folder)), "now": HERE.parent}
-        found: dict[str, list[dict[str, Any]]] = {name: [] for name in trees}
+        trees = (("before", extract(options.commit, Path(folder)), before), ("now", ROOT, now))
         for number in range(options.rounds):
-            for name, tree in trees.items():
+            for name, tree, runs in trees:
                 print(f"round {number + 1} of {options.rounds}: {name}", file=sys.stderr, flush=True)
-                found[name].append(profiled(tree, Path(folder), options.scale))
-    print("\n".join(table(found)))
+                runs.append(measure(tree, Path(folder), options.scale))
+    print("\n".join([*table(before, now, "compare", figures), "", *table(before, now, "profile", cpu)]))
     return 0
 
 
 def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("commit", nargs="?", help="the earlier version")
+    parser.add_argument("commit", help="the earlier version")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--scale", type=float, default=1.0, help="of all counts; less than 1 to try the bench itself")
-    parser.add_argument("--profile", type=Path, help=argparse.SUPPRESS)  # one run of whatever code is on the path
-    options = parser.parse_args()
-    if not (options.commit or options.profile):
-        parser.error("name the commit to compare with")
-    return options
+    parser.add_argument(
+        "--scale", type=float, default=1.0, help="factor on all counts; below 1 to try the bench itself"
+    )
+    return parser.parse_args()
 
 
-def earlier(commit: str, folder: Path) -> Path:
-    packed = subprocess.run(["git", "-C", HERE.parent, "archive", commit, "src"], check=False, capture_output=True)
+def extract(commit: str, folder: Path) -> Path:
+    command = ["git", "-C", ROOT, "archive", commit, "src", "bench", "requirements"]
+    packed = subprocess.run(command, check=False, capture_output=True)
     if packed.returncode:
-        raise SystemExit(f"bench: {commit} can't be had: {packed.stderr.decode().strip()}")
+        raise SystemExit(f"bench: cannot extract {commit}: {packed.stderr.decode().strip()}")
     with tarfile.open(fileobj=BytesIO(packed.stdout)) as archive:
         archive.extractall(folder / "tree", filter="data")
     return folder / "tree"
 
 
-def profiled(tree: Path, folder: Path, scale: float) -> dict[str, Any]:
-    result = folder / "profile.json"
+def measure(tree: Path, folder: Path, scale: float) -> dict[str, Any]:
+    result = folder / "result.json"
+    result.unlink(missing_ok=True)
     environment = {**os.environ, "PYTHONPATH": str(tree / "src")}
-    command = [sys.executable, __file__, "--profile", result, "--scale", str(scale)]
-    subprocess.run(command, env=environment, check=True)
-    found: dict[str, Any] = json.loads(result.read_text())
-    result.unlink()
-    return found
+    program = str(tree / "bench" / "engine.py")
+    parts = ["--peers", "none", "--parts", "compare,profile", "--rounds", "1", "--scale", str(scale)]
+    # The exit code says whether absolute targets hold; here only the ratio of the two trees counts.
+    subprocess.run([sys.executable, program, *parts, "--json", result], env=environment, check=False, stdout=sys.stderr)
+    if not result.exists():
+        raise SystemExit(f"bench: {program} wrote no result; see its messages above")
+    measured: dict[str, Any] = json.loads(result.read_text())
+    return measured
 
 
-async def profile(result: Path, scale: float) -> None:
-    import parts
-    from server import private_server
-
-    with private_server() as server:
-        result.write_text(json.dumps(await parts.profile(server, scale)))
+def figures(measured: dict[str, Any]) -> dict[str, float]:
+    return {name: statistics.median(values) for name, values in measured["figures"]["dagmaster"].items()}
 
 
-def table(found: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
-    yield "|  | before | now | now / before |"
+def cpu(measured: dict[str, Any]) -> dict[str, float]:
+    workloads = {name: facts for name, facts in measured.items() if isinstance(facts, dict)}
+    return {
+        f"{name}: {side}, ms for each": facts["cpu ms"][side] for name, facts in workloads.items() for side in SIDES
+    }
+
+
+def table(before: Runs, now: Runs, part: str, read: Any) -> Iterator[str]:
+    yield f"| {part} | before | now | now / before |"
     yield "|---|--:|--:|--:|"
-    for what, facts in found["now"][0].items():
-        if isinstance(facts, dict):
-            yield f"| **{what}**, seconds | {row(found, what, lambda facts: facts['seconds'])}"
-            for side in SIDES:
-                yield f"| {side}, ms for each | {row(found, what, lambda facts, side=side: facts['cpu ms'][side])}"
-            for name in dict.fromkeys([*names(found["before"][0][what]), *names(facts)]):
-                yield f"| `{name}`, ms for each | {row(found, what, lambda facts, name=name: cost(facts, name))}"
-
-
-def names(facts: dict[str, Any]) -> list[str]:
-    """The statements that take most, each once."""
-    return list(dict.fromkeys(top["name"] for top in facts["statements"]))[:STATEMENTS_SHOWN]
-
-
-def cost(facts: dict[str, Any], name: str) -> float:
-    return sum(top["ms"] for top in facts["statements"] if top["name"] == name)
-
-
-def row(found: dict[str, list[dict[str, Any]]], what: str, value: Any) -> str:
-    before, now = ([value(each[what]) for each in found[name]] for name in ("before", "now"))
-    shown = [figure(values) for values in (before, now)]
-    if "–" in shown:
-        return f"{shown[0]} | {shown[1]} | – |"
-    ratios = [n / b for b, n in zip(before, now, strict=True) if b]
-    return f"{shown[0]} | {shown[1]} | {statistics.median(ratios):.2f} ({min(ratios):.2f}–{max(ratios):.2f}) |"
-
-
-def figure(values: list[float]) -> str:
-    middle = statistics.median(values)
-    return f"{middle:.3g}" if middle else "–"
+    old, new = ([read(run[part]) for run in runs] for runs in (before, now))
+    for position, name in enumerate(new[0]):
+        values = [[list(run.values())[position] for run in runs] for runs in (old, new)]
+        ratios = [after / earlier for earlier, after in zip(*values, strict=True) if earlier]
+        shown = " | ".join(f"{statistics.median(column):.3g}" for column in values)
+        spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f}–{max(ratios):.2f})" if ratios else "–"
+        yield f"| {name} | {shown} | {spread} |"
 
 
 if __name__ == "__main__":
