@@ -1,22 +1,22 @@
-# The commands people type. `make demo` and `make test` do all the set-up by themselves.
+# The commands for users. `make demo` and `make test` install everything that they need.
 PY := .venv/bin/python
 PYTEST_ARGS ?=
 
 .PHONY: demo test check bench chaos soak mutants docs setup lock format clean
 
-demo: setup          ## a scene of 105 megapixels becomes a map, live, from nothing; see demo-output
+demo: setup          ## turn a generated scene of 105 megapixels into a map; see demo-output
 	@$(PY) -m dagmaster.cli.main demo
 
-test: setup          ## every test, on a real PostgreSQL
+test: setup          ## run every test, on a real PostgreSQL
 	@scripts/test $(PYTEST_ARGS)
 
-check: setup         ## lint, types, import rules
+check: setup         ## check lint, types and import rules
 	@.venv/bin/ruff check .
 	@.venv/bin/ruff format --check .
 	@.venv/bin/mypy
 	@.venv/bin/lint-imports --no-cache
 
-bench: setup         ## the engine beside its peers, rasters beside gdalwarp, tiles beside rio-tiler; renews docs/performance.md
+bench: setup         ## compare the engine with its peers, rasters with gdalwarp, tiles with rio-tiler; updates docs/performance.md
 	@code=0; \
 	$(PY) bench/engine.py --json bench/results/engine.json $(BENCH_ARGS) || code=1; \
 	$(PY) bench/raster.py $(RASTER_BENCH_ARGS) || code=1; \
@@ -24,16 +24,16 @@ bench: setup         ## the engine beside its peers, rasters beside gdalwarp, ti
 	$(PY) bench/report.py bench/results/engine.json || code=1; \
 	exit $$code
 
-chaos: setup         ## faults on real processes for some minutes, then a verdict; CHAOS_ARGS=--help says more
+chaos: setup         ## inject faults into real processes for some minutes and check the result; options: CHAOS_ARGS=--help
 	@$(PY) -m chaos $(CHAOS_ARGS)
 
-soak: setup          ## an hour of steady load with retention: does anything grow? SOAK_ARGS="--minutes 2" tries it
+soak: setup          ## an hour of constant load with retention, to detect growth; shorter: SOAK_ARGS="--minutes 2"
 	@$(PY) -m chaos.soak $(SOAK_ARGS)
 
-mutants: setup       ## the known bugs of such engines, sown one by one: the tests must catch each
+mutants: setup       ## insert known bugs one at a time; the tests must detect each
 	@$(PY) -m mutants $(MUTANTS_ARGS)
 
-docs: setup          ## draw the pages that come from the code
+docs: setup          ## generate the pages that come from the code
 	@$(PY) scripts/draw_states.py
 	@$(PY) scripts/list_settings.py
 	@$(PY) scripts/write_reference.py

@@ -62,7 +62,7 @@ def _beside_peers(compare: dict[str, Any], durable: Sequence[str]) -> Iterator[T
         yield Target("small_jobs over pgqueuer", small_jobs, 1.0, at_least=True, moonshot=4.0)
         if "procrastinate" not in ratios:
             return
-        yield Target("chain over pgqueuer (a moonshot)", chain, float("inf"), at_least=False, moonshot=1.0)
+        yield Target("chain over pgqueuer (stretch goal)", chain, float("inf"), at_least=False, moonshot=1.0)
 
 
 def _per_task(figures: dict[str, list[float]]) -> Iterator[Target]:

@@ -40,13 +40,13 @@ def sections(found: dict[str, Any]) -> list[tuple[str, Rows]]:
     """Every table of a run: its title, and rows of which the first are the heads of columns."""
     made: list[tuple[str, Rows]] = [("Targets", _targets(found["targets"]))]
     if compare := found.get("compare"):
-        made += [("Everybody: median (lowest–highest)", _contenders(found, compare))]
+        made += [("All systems: median (lowest–highest)", _contenders(found, compare))]
         if compare["ratios"]:
-            made += [("dagmaster over each, from neighbours in time", _ratios(compare["ratios"]))]
+            made += [("dagmaster over each peer, from adjacent measurements", _ratios(compare["ratios"]))]
         made += [("References", _plain(compare["references"]))]
     made += [(_title(part), _plain(found[part])) for part in ALONE if part in found]
     if profile := found.get("profile"):
-        made += [("Where the time goes, ms of CPU", _shares(profile))]
+        made += [("CPU time in ms", _shares(profile))]
         made += [
             (f"Statements of {what}", _statements(facts["statements"]))
             for what, facts in profile.items()
@@ -58,13 +58,13 @@ def sections(found: dict[str, Any]) -> list[tuple[str, Rows]]:
 def _title(part: str) -> str:
     return {
         "large": "large_fan_out: 100,000 children",
-        "orchestrators": "orchestrators: 20 jobs of 1,000 children, by one and by three", "idle": "idle: nothing to do",
-        "front": "fan_out behind others", "steady": "Steady load", "start": "Start",
+        "orchestrators": "orchestrators: 20 jobs of 1,000 children, by one and by three", "idle": "idle: no work",
+        "front": "fan_out with many other tasks in the tables", "steady": "Constant load", "start": "Start",
     }[part]  # fmt: skip
 
 
 def _targets(judged: list[dict[str, Any]]) -> Rows:
-    rows = [["target", "measured", "limit", "", "moonshot", ""]]
+    rows = [["target", "measured", "limit", "", "stretch goal", ""]]
     for target in judged:
         sign = "≥" if target["at_least"] else "≤"
         moonshot = target["moonshot"]
@@ -73,7 +73,7 @@ def _targets(judged: list[dict[str, Any]]) -> Rows:
         )
         limit = "" if math.isinf(target["limit"]) else f"{sign} {number(target['limit'])}"
         rows.append([
-            target["what"], number(target["value"]), limit, ("holds" if target["holds"] else "MISSED") if limit else "",
+            target["what"], number(target["value"]), limit, ("met" if target["holds"] else "MISSED") if limit else "",
             f"{sign} {number(moonshot)}" if moonshot is not None else "", "reached" if reached else "",
         ])  # fmt: skip
     return rows
@@ -96,15 +96,15 @@ def _plain(figures: dict[str, list[float]]) -> Rows:
 def _shares(profile: dict[str, Any]) -> Rows:
     facts = {what: found for what, found in profile.items() if isinstance(found, dict)}
     sides = list(dict.fromkeys(side for found in facts.values() for side in found["cpu ms"]))
-    rows = [["", *sides, "in all", "on the clock"]]
+    rows = [["", *sides, "total", "elapsed"]]
     for what, found in facts.items():
         each = [found["cpu ms"].get(side, 0.0) for side in sides]
-        rows.append([f"{what}: for each", *map(number, each), number(sum(each)), f"{number(found['seconds'])} s"])
+        rows.append([f"{what}: per unit", *map(number, each), number(sum(each)), f"{number(found['seconds'])} s"])
     return rows
 
 
 def _statements(statements: list[dict[str, Any]]) -> Rows:
-    rows = [["statement", "calls", "rows", "ms a call", "ms for each"]]
+    rows = [["statement", "calls", "rows", "ms per call", "ms per unit"]]
     for one in statements:
         rows.append([one["name"], *(number(one[key]) for key in ("calls", "rows", "ms a call", "ms"))])  # noqa: PERF401
     return rows
@@ -141,8 +141,8 @@ def show(found: dict[str, Any]) -> None:
 def page(found: dict[str, Any]) -> str:
     """The part of the documentation that a run decides."""
     lines = [
-        f"`{found['command']}`, {found['date']}: {found['hardware']}, Python {found['python']}, "
-        f"PostgreSQL {found['postgres']} with default durability, {found['rounds']} rounds."
+        f"`{found['command']}`, {found['date']}, {found['rounds']} rounds, default durability.",
+        f"{found['hardware']}, Python {found['python']}, PostgreSQL {found['postgres']}.",
     ]
     if history := found.get("compare", {}).get("history"):
         lines.append(
