@@ -65,7 +65,7 @@ async def contend(server: Server, who: Contender, scale: float) -> dict[str, flo
         large = await who.fan(many)
     chains = statistics.median([await who.chain() for _ in range(CHAINS)])
     await who.jobs(20)
-    found = {
+    measured = {
         "fan_out tasks/s N=1,000": few / small,
         "fan_out tasks/s N=10,000": many / large,
         "chain ms/step": 1000 * chains / ours.CHAIN_STEPS,
@@ -74,11 +74,12 @@ async def contend(server: Server, who: Contender, scale: float) -> dict[str, flo
         **per_task(spent, many),
     }
     print(
-        f"  {who.name:14} fan_out {found['fan_out tasks/s N=1,000']:6.0f} and {found['fan_out tasks/s N=10,000']:6.0f} tasks/s"
-        f"   chain {found['chain ms/step']:6.2f} ms/step   small_jobs {found['small_jobs/s']:5.0f} jobs/s",
+        f"  {who.name:14} fan_out {measured['fan_out tasks/s N=1,000']:6.0f}"
+        f" and {measured['fan_out tasks/s N=10,000']:6.0f} tasks/s"
+        f"   chain {measured['chain ms/step']:6.2f} ms/step   small_jobs {measured['small_jobs/s']:5.0f} jobs/s",
         flush=True,
     )
-    return found
+    return measured
 
 
 def per_task(spent: Spent, count: int) -> dict[str, float]:
@@ -126,27 +127,27 @@ def keep(figures: Figures, name: str, value: float) -> None:
 
 
 async def measure(server: Server, options: argparse.Namespace, versions: dict[str, str]) -> dict[str, Any]:
-    found: dict[str, Any] = {**circumstances(options), "versions": versions}
+    measured: dict[str, Any] = {**circumstances(options), "versions": versions}
     for part in wanted(options):
         print(f"\n{part} …", flush=True)
         match part:
             case "compare":
-                found[part] = await compare(server, list(versions), options.rounds, options.scale)
+                measured[part] = await compare(server, list(versions), options.rounds, options.scale)
             case "large":
-                found[part] = await parts.large(server, options.scale)
+                measured[part] = await parts.large(server, options.scale)
             case "orchestrators":
-                found[part] = await parts.orchestrators(server, options.scale, options.rounds)
+                measured[part] = await parts.orchestrators(server, options.scale, options.rounds)
             case "idle":
-                found[part] = await parts.idle(server, options.scale, options.idle_seconds)
+                measured[part] = await parts.idle(server, options.scale, options.idle_seconds)
             case "front":
-                found[part] = await parts.front(server, options.scale, options.rounds)
+                measured[part] = await parts.front(server, options.scale, options.rounds)
             case "start":
-                found[part] = await parts.start_up(options.rounds + 1)
+                measured[part] = await parts.start_up(options.rounds + 1)
             case "profile":
-                found[part] = await parts.profile(server, options.scale)
+                measured[part] = await parts.profile(server, options.scale)
             case "steady":
-                found[part] = await parts.steady(server, options.steady)
-    return found
+                measured[part] = await parts.steady(server, options.steady)
+    return measured
 
 
 def wanted(options: argparse.Namespace) -> Iterator[str]:
@@ -207,16 +208,16 @@ async def main() -> int:
     versions = make_environments(options.peers) if "compare" in options.parts else {}
     with private_server() as server:
         versions_of_server = server.one("SHOW server_version")[0]
-        found = await measure(server, options, versions)
-    found["postgres"] = versions_of_server
-    judged = targets(found, DURABLE)
-    found["targets"] = [{**asdict(target), "holds": target.holds} for target in judged]
-    show(found)
+        measured = await measure(server, options, versions)
+    measured["postgres"] = versions_of_server
+    judged = targets(measured, DURABLE)
+    measured["targets"] = [{**asdict(target), "holds": target.holds} for target in judged]
+    show(measured)
     if options.scale != 1:
         print(f"\nall counts times {options.scale}: this tries the bench, and says little about anybody")
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+        options.json.write_text(json.dumps(measured, indent=1, ensure_ascii=False) + "\n")
     return verdict(judged)
 
 

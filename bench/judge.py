@@ -26,14 +26,14 @@ class Target:
         return self.value >= limit if self.at_least else self.value <= limit
 
 
-def targets(found: dict[str, Any], durable: Sequence[str]) -> list[Target]:
+def targets(measured: dict[str, Any], durable: Sequence[str]) -> list[Target]:
     """Those that the parts of this run allow to judge."""
     return [
-        *(_promised(found["compare"]) if "compare" in found else ()),
-        *(_beside_peers(found["compare"], durable) if "compare" in found else ()),
-        *(_per_task(found["compare"]["figures"]["dagmaster"]) if "compare" in found else ()),
-        *(_alone(found)),
-        Target("findings of verify-history", sum(_findings(found)), 0, at_least=False),
+        *(_promised(measured["compare"]) if "compare" in measured else ()),
+        *(_beside_peers(measured["compare"], durable) if "compare" in measured else ()),
+        *(_per_task(measured["compare"]["figures"]["dagmaster"]) if "compare" in measured else ()),
+        *(_alone(measured)),
+        Target("findings of verify-history", sum(_findings(measured)), 0, at_least=False),
     ]
 
 
@@ -76,39 +76,39 @@ def _per_task(figures: dict[str, list[float]]) -> Iterator[Target]:
         yield Target(f"fan_out N=10,000, {name}", middle(figures[name]), limit, at_least=False, moonshot=limit / 2)
 
 
-def _alone(found: dict[str, Any]) -> Iterator[Target]:
-    if large := found.get("large"):
+def _alone(measured: dict[str, Any]) -> Iterator[Target]:
+    if large := measured.get("large"):
         cost = middle(large["large_fan_out cost per task over that at 1,000"])
         yield Target("large_fan_out cost per task, N=100,000 over N=1,000", cost, 1.3, at_least=False, moonshot=1.0)
         for role in ("orchestrator", "worker"):
             yield Target(
                 f"large_fan_out {role} MB", max(large[f"large_fan_out {role} MB"]), 120, at_least=False, moonshot=80
             )
-    if orchestrators := found.get("orchestrators"):
+    if orchestrators := measured.get("orchestrators"):
         yield Target(
             "orchestrators, three over one", middle(orchestrators["orchestrators, three over one"]), 1.0, at_least=True
         )
-    if idle := found.get("idle"):
+    if idle := measured.get("idle"):
         for when in ("empty", "after 10,000 jobs"):
             busy = (
                 idle[f"idle {when}, % of a core, our processes"][0] + idle[f"idle {when}, % of a core, PostgreSQL"][0]
             )
             yield Target(f"idle {when}, % of a core", busy, 2.0, at_least=False, moonshot=0.5)
             yield Target(f"idle {when}, queries/s", idle[f"idle {when}, queries/s"][0], 5.0, at_least=False)
-    if front := found.get("front"):
+    if front := measured.get("front"):
         for what in ("finished", "stuck"):
             ratio = middle(front[f"fan_out with 100,000 {what} in front, over empty"])
             yield Target(f"fan_out with 100,000 {what} in front, over empty", ratio, 0.8, at_least=True)
-    if profile := found.get("profile"):
+    if profile := measured.get("profile"):
         yield Target("raster libraries in the orchestrator", len(profile["orchestrator imports"]), 0, at_least=False)
-    if steady := found.get("steady"):
+    if steady := measured.get("steady"):
         yield Target(
             "steady load, last third over first", steady["steady, last third over first"][0], 0.9, at_least=True
         )
 
 
-def _findings(found: dict[str, Any]) -> Iterator[float]:
-    for part in found.values():
+def _findings(measured: dict[str, Any]) -> Iterator[float]:
+    for part in measured.values():
         if isinstance(part, dict):
             yield from part.get("findings", ())
             yield part.get("history", {}).get("findings", 0)

@@ -234,7 +234,7 @@ async def profile(server: Server, scale: float) -> dict[str, Any]:
     """Where the time goes: CPU of each side for a task (a step, a job), and the statements that take most of the server's."""
     count = int(10_000 * scale)
     new_database(server, "profile")
-    found: dict[str, Any] = {}
+    measured: dict[str, Any] = {}
     async with platform(server, "profile") as ours:
         await ours.fan(200)
         for what, work, each in (
@@ -244,10 +244,10 @@ async def profile(server: Server, scale: float) -> dict[str, Any]:
         ):
             with server.metered(ours.database, ours.pids) as spent:
                 seconds = await work
-            found[what] = {"seconds": seconds, **_shares(spent, each)}
-        found["orchestrator imports"] = ours.raster_code()
+            measured[what] = {"seconds": seconds, **_shares(spent, each)}
+        measured["orchestrator imports"] = ours.raster_code()
     server.drop("profile")
-    return found
+    return measured
 
 
 async def _chains(ours: Platform, count: int) -> float:

@@ -36,16 +36,16 @@ def spread(values: list[float]) -> str:
     return middle if len(values) == 1 else f"{middle} ({number(min(values))}–{number(max(values))})"
 
 
-def sections(found: dict[str, Any]) -> list[tuple[str, Rows]]:
+def sections(measured: dict[str, Any]) -> list[tuple[str, Rows]]:
     """Every table of a run: its title, and rows of which the first are the heads of columns."""
-    made: list[tuple[str, Rows]] = [("Targets", _targets(found["targets"]))]
-    if compare := found.get("compare"):
-        made += [("All systems: median (lowest–highest)", _contenders(found, compare))]
+    made: list[tuple[str, Rows]] = [("Targets", _targets(measured["targets"]))]
+    if compare := measured.get("compare"):
+        made += [("All systems: median (lowest–highest)", _contenders(measured, compare))]
         if compare["ratios"]:
             made += [("dagmaster over each peer, from adjacent measurements", _ratios(compare["ratios"]))]
         made += [("References", _plain(compare["references"]))]
-    made += [(_title(part), _plain(found[part])) for part in ALONE if part in found]
-    if profile := found.get("profile"):
+    made += [(_title(part), _plain(measured[part])) for part in ALONE if part in measured]
+    if profile := measured.get("profile"):
         made += [("CPU time in ms", _shares(profile))]
         made += [
             (f"Statements of {what}", _statements(facts["statements"]))
@@ -79,9 +79,9 @@ def _targets(judged: list[dict[str, Any]]) -> Rows:
     return rows
 
 
-def _contenders(found: dict[str, Any], compare: dict[str, Any]) -> Rows:
+def _contenders(measured: dict[str, Any], compare: dict[str, Any]) -> Rows:
     figures = compare["figures"]
-    names = [f"{name} {found['versions'].get(name, '')}".strip() for name in figures]
+    names = [f"{name} {measured['versions'].get(name, '')}".strip() for name in figures]
     return [["", *names], *([what, *(spread(of[what]) for of in figures.values())] for what in COMPARED)]
 
 
@@ -94,12 +94,12 @@ def _plain(figures: dict[str, list[float]]) -> Rows:
 
 
 def _shares(profile: dict[str, Any]) -> Rows:
-    facts = {what: found for what, found in profile.items() if isinstance(found, dict)}
-    sides = list(dict.fromkeys(side for found in facts.values() for side in found["cpu ms"]))
+    facts = {what: measured for what, measured in profile.items() if isinstance(measured, dict)}
+    sides = list(dict.fromkeys(side for measured in facts.values() for side in measured["cpu ms"]))
     rows = [["", *sides, "total", "elapsed"]]
-    for what, found in facts.items():
-        each = [found["cpu ms"].get(side, 0.0) for side in sides]
-        rows.append([f"{what}: per unit", *map(number, each), number(sum(each)), f"{number(found['seconds'])} s"])
+    for what, measured in facts.items():
+        each = [measured["cpu ms"].get(side, 0.0) for side in sides]
+        rows.append([f"{what}: per unit", *map(number, each), number(sum(each)), f"{number(measured['seconds'])} s"])
     return rows
 
 
@@ -131,48 +131,48 @@ def _line(cells: list[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-def show(found: dict[str, Any]) -> None:
-    for title, rows in sections(found):
+def show(measured: dict[str, Any]) -> None:
+    for title, rows in sections(measured):
         print(f"\n{title}\n{as_text(rows)}")
-    if history := found.get("compare", {}).get("history"):
+    if history := measured.get("compare", {}).get("history"):
         print(f"\nverify-history: {history['jobs']} jobs, {history['events']} events, {history['findings']} findings")
 
 
-def page(found: dict[str, Any]) -> str:
+def page(measured: dict[str, Any]) -> str:
     """The part of the documentation that a run decides."""
     lines = [
-        f"`{found['command']}`, {found['date']}, {found['rounds']} rounds, default durability.",
-        f"{found['hardware']}, Python {found['python']}, PostgreSQL {found['postgres']}.",
+        f"`{measured['command']}`, {measured['date']}, {measured['rounds']} rounds, default durability.",
+        f"{measured['hardware']}, Python {measured['python']}, PostgreSQL {measured['postgres']}.",
     ]
-    if history := found.get("compare", {}).get("history"):
+    if history := measured.get("compare", {}).get("history"):
         lines.append(
             f"`verify-history` afterwards: {history['jobs']:,} jobs, {history['events']:,} events, {history['findings']} findings."
         )
-    for title, rows in sections(found):
+    for title, rows in sections(measured):
         lines.append(f"\n### {title}\n\n{as_markdown(rows)}")
     return "\n".join(lines)
 
 
-def renew(text: str, found: dict[str, Any]) -> str:
+def renew(text: str, measured: dict[str, Any]) -> str:
     before, _, rest = text.partition(BEGIN)
     _, mark, after = rest.partition(END)
     if not mark:
         raise SystemExit(f"report: {PAGE.name} has no part between {BEGIN} and {END}")
-    return f"{before}{BEGIN}\n{page(found)}\n{END}{after}"
+    return f"{before}{BEGIN}\n{page(measured)}\n{END}{after}"
 
 
-def is_whole(found: dict[str, Any]) -> bool:
+def is_whole(measured: dict[str, Any]) -> bool:
     """Whether a run may speak for the project: everybody was there, with full counts."""
     peers = {lock.stem for lock in Path(__file__).with_name("peers").glob("*.txt")}
-    return found["scale"] == 1 and peers <= found["versions"].keys() and all(part in found for part in WHOLE)
+    return measured["scale"] == 1 and peers <= measured["versions"].keys() and all(part in measured for part in WHOLE)
 
 
 def main() -> None:
-    found = json.loads(Path(sys.argv[1]).read_text())
-    if not is_whole(found):
+    measured = json.loads(Path(sys.argv[1]).read_text())
+    if not is_whole(measured):
         print(f"report: {PAGE.name} stays as it is, since this was not a whole run")
         return
-    PAGE.write_text(renew(PAGE.read_text(), found))
+    PAGE.write_text(renew(PAGE.read_text(), measured))
 
 
 if __name__ == "__main__":

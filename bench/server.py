@@ -120,9 +120,9 @@ class Server:
             command = [find_binaries() / "pgbench", *clients, dsn]
             answer = subprocess.run(command, capture_output=True, text=True, check=True)
         self.drop("reference")
-        found = re.search(r"tps = ([0-9.]+)", answer.stdout)
-        assert found, answer.stdout
-        return float(found[1])
+        measured = re.search(r"tps = ([0-9.]+)", answer.stdout)
+        assert measured, answer.stdout
+        return float(measured[1])
 
     def floor(self, count: int, batch: int) -> float:
         """Tasks per second of two processes that do nothing but claim and complete in batches."""
@@ -143,9 +143,9 @@ def process_seconds(pid: int, *, with_ended: bool = False) -> float:
 
 
 def peak_megabytes(pid: int) -> float:
-    found = re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
-    assert found
-    return int(found[1]) / 1024
+    measured = re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
+    assert measured
+    return int(measured[1]) / 1024
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from chaos import recovery
-from chaos.figures import told
+from chaos.figures import report_text
 from chaos.nemesis import DECK
 from chaos.run import Options, perform
 from dagmaster.observe import log
@@ -75,7 +75,7 @@ def run(work: Coroutine[Any, Any, int]) -> int:
 
 async def measure_recoveries(arguments: argparse.Namespace) -> int:
     measured = await recovery.measure(arguments.times)
-    print(recovery.told(measured))
+    print(recovery.report_text(measured))
     if arguments.json:
         arguments.json.write_text(json.dumps([vars(one) for one in measured], indent=2))
     return 1 if any(one.problems() for one in measured) else 0
@@ -87,7 +87,7 @@ async def main(arguments: argparse.Namespace) -> int:
     if arguments.recovery:
         return await measure_recoveries(arguments)
     outcome = await perform(options_of(arguments))
-    print(told(outcome))
+    print(report_text(outcome))
     if arguments.json:
         arguments.json.write_text(json.dumps(outcome.as_json(), indent=2))
     return 1 if outcome.problems() else 0

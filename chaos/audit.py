@@ -74,7 +74,7 @@ async def examine(dsn: str, effects: Effects, max_losses: int) -> tuple[Findings
         accepted: list[tuple[Task, str]] = [((row["job"], row["node"]), row["effect"]) for row in await ask(ACCEPTED)]
         twice = [{"task": task, "effects": sorted(named)} for task, named in effects.duplicates(accepted).items()]
         missing = [{"effect": effect, "is": "published and was never made"} for effect in effects.unfounded(accepted)]
-        found = Findings(
+        findings = Findings(
             stale_writes=[
                 row
                 for question in (STALE_EVENTS, STALE_EPOCHS, STALE_RESULTS, DOUBLE_CLAIMS, DOUBLE_STARTS)
@@ -84,4 +84,4 @@ async def examine(dsn: str, effects: Effects, max_losses: int) -> tuple[Findings
             tasks_lost=[*await ask(LIVE_TASKS), *await ask(UNPUBLISHED)],
             history=[str(finding) for finding in report.findings],
         )
-    return found, report
+    return findings, report

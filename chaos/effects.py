@@ -188,17 +188,17 @@ class Effects:
 
     @classmethod
     def of(cls, lines: Iterable[str]) -> "Effects":
-        found = cls()
+        effects = cls()
         for letter, effect, *rest in (line.split() for line in lines):
             match letter:
                 case "E":
-                    found.executed[effect] += 1
-                    found.pids[effect] = int(rest[0])
+                    effects.executed[effect] += 1
+                    effects.pids[effect] = int(rest[0])
                 case "F":
-                    found.finished.add(effect)
+                    effects.finished.add(effect)
                 case "P":
-                    found.published[task_of(effect)].add(effect)
-        return found
+                    effects.published[task_of(effect)].add(effect)
+        return effects
 
     def running(self) -> Iterator[tuple[str, int]]:
         """Executions that have not finished, with their processes; the latest first."""

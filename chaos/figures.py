@@ -28,12 +28,12 @@ def recoveries(faults: Iterable[tuple[str, float | None]]) -> list[Recovery]:
     by_kind: dict[str, list[float | None]] = defaultdict(list)
     for kind, seconds in faults:
         by_kind[kind].append(seconds)
-    found = []
+    recoveries = []
     for kind, times in sorted(by_kind.items()):
         known = [seconds for seconds in times if seconds is not None]
         p50, p99 = (percentile(known, 0.5), percentile(known, 0.99)) if known else (None, None)
-        found.append(Recovery(kind, len(times), p50, p99, len(times) - len(known)))
-    return found
+        recoveries.append(Recovery(kind, len(times), p50, p99, len(times) - len(known)))
+    return recoveries
 
 
 @dataclass
@@ -59,14 +59,14 @@ class Outcome:
 
     def problems(self) -> list[str]:
         """Why the run is not good."""
-        found = [f"{name}: {len(what)}" for name, what in self.zeros.items() if what]
+        problems = [f"{name}: {len(what)}" for name, what in self.zeros.items() if what]
         if not self.fenced and not self.late_reports:
-            found.append("nobody was fenced: the faults did not bite")
+            problems.append("no orchestrator was fenced: the faults had no effect")
         if self.faults < self.wanted_faults:
-            found.append(f"{self.faults} faults of {self.wanted_faults}")
+            problems.append(f"{self.faults} faults of {self.wanted_faults}")
         if self.attempts < self.wanted_attempts:
-            found.append(f"{self.attempts} task attempts of {self.wanted_attempts}")
-        return found
+            problems.append(f"{self.attempts} task attempts of {self.wanted_attempts}")
+        return problems
 
     def as_json(self) -> dict[str, Any]:
         facts = {name: value for name, value in vars(self).items() if name not in ("zeros", "recoveries")}
@@ -79,7 +79,7 @@ class Outcome:
         }
 
 
-def told(outcome: Outcome) -> str:
+def report_text(outcome: Outcome) -> str:
     lines = [f"\n{'fault':24}{'times':>7}{'recovery p50':>15}{'p99':>9}{'unseen':>9}"]
     lines += [
         f"{one.kind:24}{one.count:7}{_seconds(one.p50):>15}{_seconds(one.p99):>9}{one.unseen or '':>9}"

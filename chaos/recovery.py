@@ -70,25 +70,25 @@ class Measured:
     findings: int = 0
 
     def problems(self) -> list[str]:
-        found = [
+        problems = [
             f"{self.profile}: {what}: {max(self.seconds[what]):.1f} s, more than {bound:g} s"
             for what, bound in BOUNDS[self.profile].items()
             if max(self.seconds[what]) > bound
         ]
         if max(self.shares) - min(self.shares) > 1:
-            found.append(f"{self.profile}: jobs are spread unevenly: {self.shares}")
+            problems.append(f"{self.profile}: jobs are spread unevenly: {self.shares}")
         if self.findings:
-            found.append(f"{self.profile}: {self.findings} findings of verify-history")
-        return found
+            problems.append(f"{self.profile}: {self.findings} findings of verify-history")
+        return problems
 
 
 async def measure(times: int) -> list[Measured]:
-    found = []
+    results = []
     for name, settings in PROFILES.items():
         async with staged(settings, orchestrators=ORCHESTRATORS, workers=WORKERS) as stage:
             print(f"{name}: {ORCHESTRATORS} orchestrators and {WORKERS} workers run", flush=True)
-            found.append(await _Trial(stage, name).run(times))
-    return found
+            results.append(await _Trial(stage, name).run(times))
+    return results
 
 
 class _Trial:
@@ -212,7 +212,7 @@ class _Trial:
             await asyncio.sleep(0.02)
 
 
-def told(all_measured: list[Measured]) -> str:
+def report_text(all_measured: list[Measured]) -> str:
     lines = [f"\n{'settings':14}{'recovery from':24}{'times':>6}{'p50':>9}{'worst':>9}{'bound':>9}"]
     for measured in all_measured:
         for what, bound in BOUNDS[measured.profile].items():

@@ -105,12 +105,12 @@ class Soak:
     samples: list[dict[str, float]] = field(default_factory=list)
 
     async def sample(self) -> None:
-        found = {}
+        sample = {}
         for process in self.stage.cast.processes:
-            found[f"{process.name} MB"] = resident_megabytes(process.pid)
-            found[f"{process.name} files"] = float(len(list(Path(f"/proc/{process.pid}/fd").iterdir())))
-        found |= await self._of_database()
-        self.samples.append(found)
+            sample[f"{process.name} MB"] = resident_megabytes(process.pid)
+            sample[f"{process.name} files"] = float(len(list(Path(f"/proc/{process.pid}/fd").iterdir())))
+        sample |= await self._of_database()
+        self.samples.append(sample)
 
     async def _of_database(self) -> dict[str, float]:
         async with await psycopg.AsyncConnection.connect(self.stage.cast.dsn, autocommit=True) as connection:
@@ -135,8 +135,8 @@ class Soak:
 
 
 def resident_megabytes(pid: int) -> float:
-    found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
-    return int(found[1]) / 1024 if found else 0.0
+    match = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
+    return int(match[1]) / 1024 if match else 0.0
 
 
 def parsed(arguments: list[str]) -> argparse.Namespace:
@@ -165,11 +165,11 @@ async def main(arguments: argparse.Namespace) -> int:
         soak = Soak(stage, window)
         jobs = await _soaked(soak, Wishes(seed, stage.folder / "effects"), arguments.rate, seconds, 2 * kept)
         report = await verify(stage.cast.dsn)
-    found = trends(soak.samples)
-    print(told(found, jobs, len(report.findings)))
+    trend_list = trends(soak.samples)
+    print(report_text(trend_list, jobs, len(report.findings)))
     if arguments.json:
         arguments.json.write_text(json.dumps(soak.samples, indent=2))
-    return 0 if all(trend.is_flat for trend in found) and report.is_clean else 1
+    return 0 if all(trend.is_flat for trend in trend_list) and report.is_clean else 1
 
 
 async def _soaked(soak: Soak, wishes: Wishes, rate: float, seconds: float, warm_up: float) -> int:
@@ -192,12 +192,13 @@ async def _soaked(soak: Soak, wishes: Wishes, rate: float, seconds: float, warm_
     return len(load.acknowledged)
 
 
-def told(found: Sequence[Trend], jobs: int, findings: int) -> str:
+def report_text(trend_list: Sequence[Trend], jobs: int, findings: int) -> str:
     lines = [f"\n{'figure':28}{'at first':>12}{'at last':>12}"]
     lines += [
-        f"{trend.name:28}{trend.first:12,.1f}{trend.last:12,.1f}{'' if trend.is_flat else '  GROWS'}" for trend in found
+        f"{trend.name:28}{trend.first:12,.1f}{trend.last:12,.1f}{'' if trend.is_flat else '  GROWS'}"
+        for trend in trend_list
     ]
-    growing = [trend.name for trend in found if not trend.is_flat]
+    growing = [trend.name for trend in trend_list if not trend.is_flat]
     verdict = f"BAD: these grow: {', '.join(growing)}" if growing else "good: nothing grows"
     lines.append(f"\n{verdict}; {jobs:,} jobs, {findings} findings of verify-history")
     return "\n".join(lines)

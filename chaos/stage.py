@@ -126,7 +126,7 @@ def remove_leftovers() -> None:
     places = (
         ("/var/lib/dagmaster", "chaos-*"), ("/run", "dagmaster-chaos-*"), (tempfile.gettempdir(), "dagmaster-chaos-*"),
     )  # fmt: skip
-    for folder in (found for place, pattern in places for found in Path(place).glob(pattern)):
+    for folder in (match for place, pattern in places for match in Path(place).glob(pattern)):
         pid = folder.name.partition("chaos-")[2].partition("-")[0]
         if pid.isdigit() and not Path(f"/proc/{pid}").exists():
             shutil.rmtree(folder, ignore_errors=True)

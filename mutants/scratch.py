@@ -31,11 +31,11 @@ class Scratch:
     @classmethod
     def copy_to(cls, folder: Path) -> "Scratch":
         for name in COPIED:
-            found = ROOT / name
-            if found.is_dir():
-                shutil.copytree(found, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+            source = ROOT / name
+            if source.is_dir():
+                shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
             else:
-                shutil.copy2(found, folder / name)
+                shutil.copy2(source, folder / name)
         scratch = cls(folder)
         scratch.check_imports()
         return scratch
@@ -67,9 +67,9 @@ class Scratch:
                 self._write(path, text)
 
     def _apply(self, edit: Edit) -> None:
-        found = occurrences(edit, self.folder)
-        if found != 1:
-            raise Mismatch(f"{edit.path} has this {found} times instead of once: {edit.old!r}")
+        count = occurrences(edit, self.folder)
+        if count != 1:
+            raise Mismatch(f"{edit.path} has this {count} times instead of once: {edit.old!r}")
         self._write(edit.path, (self.folder / edit.path).read_text().replace(edit.old, edit.new))
 
     def _write(self, path: str, text: str) -> None:

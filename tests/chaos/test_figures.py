@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 
 from chaos.effects import Effects
-from chaos.figures import Outcome, percentile, recoveries, told
+from chaos.figures import Outcome, percentile, recoveries, report_text
 from chaos.load import Acknowledged, Wish
 from chaos.recovery import BOUNDS, Measured
 from chaos.run import _lost, _wrong
@@ -63,7 +63,7 @@ def outcome(**facts: Any) -> Outcome:
 
 def test_a_good_run_has_no_problems() -> None:
     assert outcome().problems() == []
-    assert "every zero is zero" in told(outcome())
+    assert "every zero is zero" in report_text(outcome())
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_a_good_run_has_no_problems() -> None:
 )  # fmt: skip
 def test_a_bad_run_says_why(facts: dict[str, Any]) -> None:
     assert len(outcome(**facts).problems()) == 1
-    assert "BAD" in told(outcome(**facts))
+    assert "BAD" in report_text(outcome(**facts))
 
 
 def row(status: str = "completed", value: Any = 7, key: str = "key") -> dict[str, Any]:
