@@ -6,39 +6,39 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from uuid import uuid4
 
 import psycopg
 import pytest
 
 from dagmaster import __version__
-from dagmaster.cli import checkup, diagnosis
-from dagmaster.cli.diagnosis import Api, Finding, Folder, Holder, Level, Need, Private
+from dagmaster.cli.doctor import database as on_database
+from dagmaster.cli.doctor import findings, machine
+from dagmaster.cli.doctor.findings import FindingLevel, HealthFinding, Judgement
 from dagmaster.database.maintenance import server
-from dagmaster.database.maintenance.server import (
-    Clock,
-    DeadRows,
-    Extension,
-    InstanceStatus,
-    Lacking,
-    OpenTransaction,
-    Queued,
-    Role,
-    Server,
-)
+from dagmaster.database.maintenance.server import Clock
 from dagmaster.database.schema.deploy import Status
+from dagmaster.errors import Unavailable
 from dagmaster.local.embedded import Cluster
 from tests.conftest import administrator
 
 pytestmark = pytest.mark.requirement("M3")
 
 GB = 1 << 30
-OK, WARNING, PROBLEM, SKIPPED = Level.OK, Level.WARNING, Level.PROBLEM, Level.SKIPPED
+OK, WARNING, PROBLEM, SKIPPED = FindingLevel.OK, FindingLevel.WARNING, FindingLevel.PROBLEM, FindingLevel.SKIPPED
 
 
-def levels(findings: list[Finding]) -> list[Level]:
-    """Whatever is not well says how to get well."""
+def row(**columns) -> SimpleNamespace:
+    """A row as a query returns it."""
+    return SimpleNamespace(**columns)
+
+
+def levels(findings: Iterable[HealthFinding | Judgement]) -> list[FindingLevel]:
+    """Each warning and each problem says how to fix it."""
+    findings = list(findings)
     assert all(finding.found for finding in findings)
     assert all(finding.fix for finding in findings if finding.level in {WARNING, PROBLEM})
     assert not any(finding.fix for finding in findings if finding.level in {OK, SKIPPED})
@@ -52,12 +52,12 @@ def levels(findings: list[Finding]) -> list[Level]:
     ("version", "expected"), [((3, 11, 0), OK), ((3, 13, 5), OK), ((3, 10, 9), PROBLEM)]
 )  # fmt: skip
 def test_the_version_of_python_is_judged(version, expected):
-    assert levels(diagnosis.judge_python(version, "/usr/bin/python3")) == [expected]
+    assert levels(machine.judge_python(version, "/usr/bin/python3")) == [expected]
 
 
 def test_settings_are_judged():
-    assert levels(diagnosis.judge_settings([], [])) == [OK]
-    assert levels(diagnosis.judge_settings(["A=1: wrong", "B=2: wrong"], ["C is not a setting"])) == [
+    assert levels(machine.judge_settings([], [])) == [OK]
+    assert levels(machine.judge_settings(["A=1: wrong", "B=2: wrong"], ["C is not a setting"])) == [
         PROBLEM,
         PROBLEM,
         WARNING,
@@ -76,52 +76,58 @@ def test_settings_are_judged():
     ],
 )
 def test_folders_are_judged(facts, expected):
-    folder = Folder(**{"path": Path("/data"), "nearest": Path("/data"), "is_folder": True, "is_writable": True,
-                       "free_bytes": 100 * GB} | facts)  # fmt: skip
+    folder = {
+        "path": Path("/data"),
+        "nearest": Path("/data"),
+        "is_folder": True,
+        "is_writable": True,
+        "free_bytes": 100 * GB,
+    }
 
-    assert levels(diagnosis.judge_folder("data-folder", folder)) == [expected]
+    assert levels(machine.judge_folder(**folder | facts)) == [expected]
 
 
 @pytest.mark.parametrize(
     ("mode", "owner", "expected"), [(0o600, "me", []), (0o640, "me", [PROBLEM]), (0o600, "you", [PROBLEM])]
 )
 def test_private_files_are_judged(mode, owner, expected):
-    assert levels(diagnosis.judge_private("data-folder", Private(Path("/f"), mode, owner, "me"))) == expected
+    assert levels(machine.judge_private(Path("/f"), mode, owner, "me")) == expected
 
 
 @pytest.mark.parametrize(
     ("port", "holder", "is_needed", "expected"),
     [
-        (0, Holder.NOBODY, True, OK),
-        (8000, Holder.NOBODY, True, OK),
-        (8000, Holder.US, True, OK),
-        (8000, Holder.STRANGER, True, PROBLEM),
-        (8000, Holder.STRANGER, False, WARNING),
+        (0, None, True, OK),
+        (8000, None, True, OK),
+        (8000, "dagmaster", True, OK),
+        (8000, "another program", True, PROBLEM),
+        (8000, "another program", False, WARNING),
     ],
 )
 def test_ports_are_judged(port, holder, is_needed, expected):
-    assert levels(diagnosis.judge_port("api-port", "API_PORT", port, holder, is_needed=is_needed)) == [expected]
+    assert levels(machine.judge_port("API_PORT", port, holder, is_needed=is_needed)) == [expected]
 
 
 @pytest.mark.parametrize(
-    ("refusal", "is_needed", "expected"),
-    [(None, True, OK), (("not installed", "install it"), True, PROBLEM), (("not installed", "install it"), False, OK)],
+    ("is_installed", "is_needed", "expected"), [(True, True, OK), (False, True, PROBLEM), (False, False, OK)]
 )
-def test_programs_of_postgres_are_judged(refusal, is_needed, expected):
-    assert levels(diagnosis.judge_programs("/bin", refusal, is_needed=is_needed)) == [expected]
+def test_programs_of_postgres_are_judged(is_installed, is_needed, expected):
+    error = None if is_installed else Unavailable("not installed", code="cluster.not-installed", hint="install it")
+
+    assert levels(machine.judge_programs("/bin", error, is_needed=is_needed)) == [expected]
 
 
 @pytest.mark.parametrize(("size", "expected"), [(GB, OK), (64 << 20, WARNING), (None, WARNING)])
 def test_shared_memory_is_judged(size, expected):
-    assert levels(diagnosis.judge_shared_memory(size)) == [expected]
+    assert levels(machine.judge_shared_memory(size)) == [expected]
 
 
 def test_gdal_is_not_needed_yet():
-    (without,) = diagnosis.judge_gdal(None, {})
-    (having,) = diagnosis.judge_gdal("GDAL 3.9.1", {"rasterio": "1.4"})
+    (absent,) = machine.judge_gdal(None, {})
+    (present,) = machine.judge_gdal("GDAL 3.9.1", {"rasterio": "1.4"})
 
-    assert (without.level, "not needed yet" in without.found) == (OK, True)
-    assert having.found == "GDAL 3.9.1, rasterio 1.4"
+    assert (absent.level, "not needed yet" in absent.found) == (OK, True)
+    assert present.found == "GDAL 3.9.1, rasterio 1.4"
 
 
 @pytest.mark.parametrize(
@@ -133,18 +139,18 @@ def test_gdal_is_not_needed_yet():
     ],
 )
 def test_the_api_is_judged(facts, expected):
-    assert levels(diagnosis.judge_api(Api("http://x", **facts), "1.2")) == expected
+    assert levels(machine.judge_api("http://x", "1.2", **facts)) == expected
 
 
 def test_an_unhealthy_api_is_reported():
-    (found,) = diagnosis.judge_api(Api("http://x", "1.2", unwell=("database: away",)), "1.2")
+    (finding,) = machine.judge_api("http://x", "1.2", "1.2", unhealthy=["database: away"])
 
-    assert (found.level, found.found) == (PROBLEM, "http://x is not well: database: away")
+    assert (finding.level, finding.found) == (PROBLEM, "http://x is not healthy: database: away")
 
 
 def test_workflow_files_are_judged():
-    assert levels(diagnosis.judge_workflows(3, [], [])) == [OK]
-    assert levels(diagnosis.judge_workflows(3, ["a.yaml:1:1: wrong"], ["package x: broken"])) == [PROBLEM, PROBLEM]
+    assert levels(machine.judge_workflows(3, [], [])) == [OK]
+    assert levels(machine.judge_workflows(3, ["a.yaml:1:1: wrong"], ["package x: broken"])) == [PROBLEM, PROBLEM]
 
 
 @pytest.mark.parametrize(
@@ -160,10 +166,10 @@ def test_workflow_files_are_judged():
     ],
 )
 def test_servers_are_judged(facts, expected):
-    server = Server(**{"version": "15.4", "version_number": 150004, "is_standby": False, "is_read_only": False,
-                       "is_pooled": False, "answer_seconds": 0.01} | facts)  # fmt: skip
+    facts = {"version_number": 150004, "is_standby": False, "is_read_only": False, **facts}
+    answer_seconds, is_pooled = facts.pop("answer_seconds", 0.01), facts.pop("is_pooled", False)
 
-    assert levels(diagnosis.judge_server(server, 15)) == expected
+    assert levels(on_database.judge_server(row(version="15.4", **facts), answer_seconds, is_pooled)) == expected
 
 
 SETTINGS = {
@@ -190,19 +196,20 @@ SETTINGS = {
     ],
 )
 def test_settings_of_the_server_are_judged(changed, expected):
-    assert levels(diagnosis.judge_server_settings(SETTINGS | changed)) == [expected]
+    assert levels(on_database.judge_server_settings(SETTINGS | changed)) == [expected]
 
 
 @pytest.mark.parametrize(("used", "expected"), [(10, OK), (80, WARNING), (96, PROBLEM)])
 def test_the_number_of_connections_is_judged(used, expected):
-    assert levels(diagnosis.judge_connections(SETTINGS, used, worker_processes=2)) == [expected]
+    assert levels(on_database.judge_connections(SETTINGS, used, worker_processes=2)) == [expected]
 
 
 @pytest.mark.parametrize(
-    ("extension", "expected"), [(None, WARNING), (Extension("3.3", None), OK), (Extension("3.3", "3.3"), OK)]
+    ("extension", "expected"),
+    [(None, WARNING), (row(available="3.3", installed=None), OK), (row(available="3.3", installed="3.3"), OK)],
 )
 def test_postgis_is_judged(extension, expected):
-    assert levels(diagnosis.judge_extension(extension)) == [expected]
+    assert levels(on_database.judge_extension(extension)) == [expected]
 
 
 @pytest.mark.parametrize(
@@ -210,7 +217,7 @@ def test_postgis_is_judged(extension, expected):
     [(True, "a", [], None), (False, None, ["deploy"], "deploy"), (True, "b", ["add a column"], "migrate")],
 )
 def test_schemas_are_judged(deployed, stored, pending, expected):
-    (found,) = diagnosis.judge_schema(Status(deployed, "a", stored, pending, {}, "15", {}))
+    (found,) = on_database.judge_schema(Status(deployed, "a", stored, pending, {}, "15", {}))
 
     assert found.level is (PROBLEM if expected else OK)
     assert expected is None or f"dagmaster db {expected}" in found.fix
@@ -218,12 +225,12 @@ def test_schemas_are_judged(deployed, stored, pending, expected):
 
 @pytest.mark.parametrize(("deployed", "expected"), [("a", OK), ("b", PROBLEM), (None, PROBLEM)])
 def test_fingerprints_of_schemas_are_judged(deployed, expected):
-    assert levels(diagnosis.judge_fingerprint(deployed, "a")) == [expected]
+    assert levels(on_database.judge_fingerprint(deployed, "a")) == [expected]
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(0.002, OK), (0.9, WARNING), (None, PROBLEM)])
 def test_notifications_are_judged(seconds, expected):
-    assert levels(diagnosis.judge_notifications(seconds)) == [expected]
+    assert levels(on_database.judge_notifications(seconds)) == [expected]
 
 
 @pytest.mark.parametrize(
@@ -232,7 +239,7 @@ def test_notifications_are_judged(seconds, expected):
 )
 def test_clocks_are_judged(offset, uncertainty, expected):
     """What may be the network's doing is not the clock's."""
-    assert levels(diagnosis.judge_clock(Clock(offset, uncertainty))) == [expected]
+    assert levels(on_database.judge_clock(Clock(offset, uncertainty))) == [expected]
 
 
 @pytest.mark.parametrize(
@@ -241,67 +248,72 @@ def test_clocks_are_judged(offset, uncertainty, expected):
         (True, False, [], OK),
         (False, True, [], OK),
         (False, False, [], PROBLEM),
-        (True, True, [Lacking("table", "dag_jobs", "INSERT")], PROBLEM),
+        (True, True, [row(kind="table", name="dag_jobs", lacking="INSERT")], PROBLEM),
     ],
 )
 def test_rights_are_judged(has_schema, may_create, lacking, expected):
-    role = Role("plain", is_superuser=False, has_schema=has_schema, may_create=may_create)
+    role = row(name="plain", is_superuser=False, has_schema=has_schema, may_create=may_create)
 
-    assert levels(diagnosis.judge_rights(role, lacking, "dagapp")) == [expected]
+    assert levels(on_database.judge_rights(role, lacking, "dagapp")) == [expected]
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(1, OK), (600, WARNING), (7200, PROBLEM)])
 def test_open_transactions_are_judged(seconds, expected):
-    assert levels(diagnosis.judge_transaction(None)) == [OK]
-    assert levels(diagnosis.judge_transaction(OpenTransaction(seconds, "process 5", "idle in transaction"))) == [
-        expected
-    ]
+    assert levels(on_database.judge_transaction(None)) == [OK]
+    oldest = row(seconds=seconds, who="process 5", state="idle in transaction")
+    assert levels(on_database.judge_transaction(oldest)) == [expected]
 
 
 @pytest.mark.parametrize(
     ("dead", "live", "expected"), [(500, 10, OK), (200_000, 100, WARNING), (200_000, 5_000_000, OK)]
 )
 def test_dead_rows_are_judged(dead, live, expected):
-    assert levels(diagnosis.judge_dead_rows(None)) == [OK]
-    assert levels(diagnosis.judge_dead_rows(DeadRows("dag_tasks", dead, live, None))) == [expected]
+    assert levels(on_database.judge_dead_rows(None)) == [OK]
+    worst = row(table="dag_tasks", dead=dead, live=live, vacuumed_seconds_ago=None)
+    assert levels(on_database.judge_dead_rows(worst)) == [expected]
 
 
-def seen(role: str, silent_seconds: float = 1.0, version: str = "1", queues=("q",), handlers=("h",)) -> InstanceStatus:
-    return InstanceStatus(role, "host", 5, version, silent_seconds, list(queues), list(handlers))
+def instance(role: str, silent_seconds: float = 1.0, version: str = "1") -> SimpleNamespace:
+    served = {"queues": ["q"], "handlers": ["h"]}
+    return row(role=role, host="host", pid=5, version=version, silent_seconds=silent_seconds, **served)
+
+
+def queued_tasks(queue: str, handler: str, count: int) -> SimpleNamespace:
+    return row(queue=queue, handler=handler, count=count)
 
 
 @pytest.mark.parametrize(
     ("instances", "open_jobs", "queued", "expected"),
     [
-        ([seen("orchestrator"), seen("worker")], 5, 5, [OK, OK]),
+        ([instance("orchestrator"), instance("worker")], 5, 5, [OK, OK]),
         ([], 0, 0, [WARNING, WARNING]),
         ([], 5, 0, [PROBLEM, WARNING]),
-        ([seen("orchestrator"), seen("worker", 100)], 5, 5, [OK, PROBLEM, WARNING]),
-        ([seen("orchestrator"), seen("worker"), seen("worker", 9999)], 0, 0, [OK, OK]),
-        ([seen("orchestrator", version="0"), seen("worker")], 0, 0, [OK, OK, WARNING]),
+        ([instance("orchestrator"), instance("worker", 100)], 5, 5, [OK, PROBLEM, WARNING]),
+        ([instance("orchestrator"), instance("worker"), instance("worker", 9999)], 0, 0, [OK, OK]),
+        ([instance("orchestrator", version="0"), instance("worker")], 0, 0, [OK, OK, WARNING]),
     ],
 )
 def test_instances_are_judged(instances, open_jobs, queued, expected):
-    waiting = [Queued("q", "h", queued)] if queued else []
+    waiting = [queued_tasks("q", "h", queued)] if queued else []
 
-    found = diagnosis.judge_instances(instances, open_jobs, waiting, within_seconds=60, our_version="1")
+    judgements = on_database.judge_instances(instances, open_jobs, waiting, alive_seconds=60, our_version="1")
 
-    assert levels(found) == expected
+    assert levels(judgements) == expected
 
 
 @pytest.mark.parametrize(
     ("workers", "needs", "queued", "expected"),
     [
-        ([], [Need("q", "h", "w")], [], [SKIPPED]),
-        ([seen("worker", 100)], [Need("q", "h", "w")], [], [SKIPPED]),
-        ([seen("worker")], [Need("q", "h", "w")], [Queued("q", "h", 1)], [OK]),
-        ([seen("worker")], [Need("q", "other", "w"), Need("q", "other", "v")], [], [WARNING]),
-        ([seen("worker")], [Need("elsewhere", "h", "w")], [], [WARNING]),
-        ([seen("worker")], [], [Queued("q", "other", 1)], [PROBLEM]),
+        ([], [("q", "h", "w")], [], [SKIPPED]),
+        ([instance("worker", 100)], [("q", "h", "w")], [], [SKIPPED]),
+        ([instance("worker")], [("q", "h", "w")], [queued_tasks("q", "h", 1)], [OK]),
+        ([instance("worker")], [("q", "other", "w"), ("q", "other", "v")], [], [WARNING]),
+        ([instance("worker")], [("elsewhere", "h", "w")], [], [WARNING]),
+        ([instance("worker")], [], [queued_tasks("q", "other", 1)], [PROBLEM]),
     ],
 )
 def test_handlers_are_judged(workers, needs, queued, expected):
-    assert levels(diagnosis.judge_handlers(needs, workers, queued, within_seconds=60)) == expected
+    assert levels(on_database.judge_handlers(needs, workers, queued, alive_seconds=60)) == expected
 
 
 # --- looking ---------------------------------------------------------------------------------------------------------
@@ -314,8 +326,8 @@ def test_a_check_that_fails_or_hangs_is_a_finding_and_stops_no_other():
         raise RuntimeError("postgresql://me:hunter2@host")
 
     begun = time.monotonic()
-    found = checkup.all_of(
-        {"fails": fail, "hangs": lambda: [*[], release.wait(30)], "works": lambda: [diagnosis.ok("works", "fine")]},
+    found = findings.run(
+        {"fails": fail, "hangs": lambda: [*[], release.wait(30)], "works": lambda: [findings.ok("fine")]},
         patience_seconds=0.3,
     )
     release.set()
@@ -329,10 +341,12 @@ def test_a_check_that_fails_or_hangs_is_a_finding_and_stops_no_other():
     assert "no answer within 0.3 s" in found[1].found
 
 
-def by_check(result) -> dict[str, list[Finding]]:
-    found: dict[str, list[Finding]] = {}
+def by_check(result) -> dict[str, list[HealthFinding]]:
+    found: dict[str, list[HealthFinding]] = {}
     for finding in result.json["findings"]:
-        found.setdefault(finding["check"], []).append(Finding(**{**finding, "level": Level(finding["level"])}))
+        found.setdefault(finding["check"], []).append(
+            HealthFinding(**{**finding, "level": FindingLevel(finding["level"])})
+        )
     return found
 
 
@@ -433,12 +447,13 @@ def test_every_check_runs_on_a_deployed_database(dagmaster, free_ports, monkeypa
 
     found = by_check(dagmaster("doctor", "--json"))
 
+    assert not any("check failed" in each.found for group in found.values() for each in group)
     assert levels(found["schema"]) == levels(found["rights"]) == levels(found["dead-rows"]) == [OK]
     assert levels(found["instances"]) == [OK, OK, WARNING, WARNING]
     assert "silent: orchestrator host-a" in found["instances"][2].found
     assert "some run version 0.0.1" in found["instances"][3].found
     assert set(levels(found["handlers"])) == {WARNING}
-    assert "no living worker offers" in found["handlers"][0].found
+    assert "no running worker offers" in found["handlers"][0].found
 
 
 def add_instance(connection, table: str, version: str, silent_seconds: float) -> None:
@@ -492,7 +507,7 @@ def test_the_rights_that_it_names_are_the_ones_that_are_needed(dagmaster, free_p
     assert before.level is PROBLEM
     assert "USAGE on schema dagapp" in before.found
     assert levels(after["rights"]) == levels(after["schema"]) == [OK]
-    assert "role plain has what the engine needs" in after["rights"][0].found
+    assert "role plain has all rights that the engine needs" in after["rights"][0].found
     assert levels(after["instances"]) == [WARNING, WARNING]
 
 
@@ -559,11 +574,11 @@ def test_a_clock_that_is_off_is_measured(database):
 def test_a_transaction_that_was_left_open_is_reported(database):
     with psycopg.connect(database, application_name="forgotten") as connection:
         connection.execute("SELECT 1")
-        found = server.oldest_transaction(database)
+        oldest = server.row(database, "doctor_oldest_transaction")
 
-    assert found is not None
-    assert "forgotten" in found.who
-    assert found.state == "idle in transaction"
+    assert oldest is not None
+    assert "forgotten" in oldest.who
+    assert oldest.state == "idle in transaction"
 
 
 def test_settings_are_those_of_the_server_and_not_of_the_session(database):

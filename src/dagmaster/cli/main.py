@@ -33,7 +33,7 @@ COMMANDS = {
     "dead-letters": "operate:dead_letters",
     "janitor": "janitor:janitor",
     "db": "database:db",
-    "doctor": "doctor:doctor",
+    "doctor": "doctor.command:doctor",
     "verify-history": "history:verify_history",
     "orchestrator": "roles:orchestrator",
     "worker": "roles:worker",

@@ -1,5 +1,5 @@
 -- name: doctor_server
--- Who serves, and whether it can be written to.
+-- The version of the server, and whether it accepts writes.
 SELECT current_setting('server_version') AS version,
        current_setting('server_version_num')::int AS version_number,
        pg_is_in_recovery() AS is_standby,
@@ -7,7 +7,7 @@ SELECT current_setting('server_version') AS version,
        pg_backend_pid() AS backend_pid;
 
 -- name: doctor_settings
--- Settings of the server as a session finds them that asks for nothing; sizes in bytes, times in seconds.
+-- Settings as a session has them that changes none; sizes in bytes, times in seconds.
 SELECT name,
        CASE unit
             WHEN '8kB' THEN (setting::numeric * 8192)::text
@@ -15,16 +15,19 @@ SELECT name,
             ELSE setting
        END AS value
   FROM pg_settings
- WHERE name = ANY (%(names)s::text[]);
+ WHERE name IN (
+       'autovacuum', 'default_transaction_isolation', 'fsync', 'full_page_writes', 'idle_session_timeout', 'jit',
+       'max_connections', 'reserved_connections', 'shared_buffers', 'superuser_reserved_connections',
+       'synchronous_commit', 'track_counts', 'transaction_timeout');
 
 -- name: doctor_connections
--- Connections in use, by anyone.
+-- Connections in use, of all clients.
 SELECT count(*)::int AS used
   FROM pg_stat_activity
  WHERE backend_type = 'client backend';
 
 -- name: doctor_extension
--- An extension that could be had, and whether it is.
+-- An extension that the server offers, and whether it is installed.
 SELECT default_version AS available, installed_version AS installed
   FROM pg_available_extensions
  WHERE name = %(name)s;
@@ -34,7 +37,7 @@ SELECT default_version AS available, installed_version AS installed
 SELECT extract(epoch FROM clock_timestamp())::float8 AS now;
 
 -- name: doctor_rights
--- What this role lacks of what the engine does.
+-- The rights that the engine needs and this role lacks.
 SELECT 'schema' AS kind, n.nspname AS name, 'USAGE' AS lacking
   FROM pg_namespace n
  WHERE n.nspname = %(schema)s AND NOT has_schema_privilege(n.oid, 'USAGE')
@@ -56,7 +59,7 @@ SELECT 'sequence', c.relname, 'USAGE'
   JOIN pg_namespace n
     ON n.oid = c.relnamespace
  WHERE n.nspname = %(schema)s
-       -- Asked of anything else it is an error, and conditions are tried in any order.
+       -- has_sequence_privilege raises an error for other relations, and conditions are evaluated in any order.
    AND CASE c.relkind WHEN 'S' THEN NOT has_sequence_privilege(c.oid, 'USAGE') ELSE false END
  UNION ALL
 SELECT 'function', f.proname, 'EXECUTE'
@@ -67,19 +70,19 @@ SELECT 'function', f.proname, 'EXECUTE'
  ORDER BY 1, 2;
 
 -- name: doctor_fingerprint
--- What was deployed last.
+-- The fingerprint of the schema that was deployed last.
 SELECT fingerprint
   FROM dagapp.schema_info;
 
 -- name: doctor_role
--- Who we are here, and whether we may make the schema.
+-- This role, and whether it may create the schema.
 SELECT rolname AS name, rolsuper AS is_superuser, to_regnamespace(%(schema)s) IS NOT NULL AS has_schema,
        has_database_privilege(current_database(), 'CREATE') AS may_create
   FROM pg_roles
  WHERE rolname = current_user;
 
 -- name: doctor_instances
--- Orchestrators and workers by their last sign of life, the newest first.
+-- Orchestrators and workers by their last heartbeat, the newest first.
 SELECT 'orchestrator' AS role, host, pid, software_version AS version,
        extract(epoch FROM dagapp.clock() - heartbeat_at)::float8 AS silent_seconds,
        ARRAY[]::text[] AS queues, ARRAY[]::text[] AS handlers
@@ -91,7 +94,7 @@ SELECT 'worker', host, pid, software_version, extract(epoch FROM dagapp.clock() 
  LIMIT 1000;
 
 -- name: doctor_open_jobs
--- Jobs that are not over, as far as anyone needs to count them.
+-- Jobs that have not ended; counted up to a limit.
 SELECT count(*)::int AS count
   FROM (SELECT 1
           FROM dagapp.dag_jobs
@@ -99,7 +102,7 @@ SELECT count(*)::int AS count
          LIMIT 10000) AS open;
 
 -- name: doctor_queued
--- What waits for a worker, by queue and handler; of very much only a part is counted.
+-- Tasks that wait for a worker, by queue and handler; counted up to a limit.
 SELECT queue, handler, count(*)::int AS count
   FROM (SELECT queue, handler
           FROM dagapp.dag_tasks
@@ -109,8 +112,8 @@ SELECT queue, handler, count(*)::int AS count
  ORDER BY queue, handler;
 
 -- name: doctor_oldest_transaction
--- Who has kept a transaction open for the longest time: nothing that died since can be cleaned up. What it runs is its own
--- business.
+-- The transaction that has been open for the longest time: VACUUM cannot remove rows deleted since. Its query text is
+-- not read.
 SELECT seconds, who, state
   FROM (SELECT extract(epoch FROM clock_timestamp() - xact_start)::float8 AS seconds,
                'process ' || pid || ' of ' || coalesce(usename, '?')
@@ -125,7 +128,7 @@ SELECT seconds, who, state
  LIMIT 1;
 
 -- name: doctor_dead_rows
--- The table with the most rows that nobody sees any more.
+-- The table with the most dead rows.
 SELECT relname AS "table", n_dead_tup AS dead, n_live_tup AS live,
        extract(epoch FROM clock_timestamp() - greatest(last_vacuum, last_autovacuum))::float8 AS vacuumed_seconds_ago
   FROM pg_stat_user_tables
