@@ -82,7 +82,7 @@ def test_the_page_takes_the_figures_of_a_run_and_keeps_the_rest(report: ModuleTy
     run = {**found(fan_out=30.0), "targets": []}
     text = f"before\n{report.BEGIN}\nold figures\n{report.END}\nafter\n"
     renewed = report.renew(text, run)
-    assert renewed.startswith(f"before\n{report.BEGIN}\n`bench/engine.py`, 2026-11-16: 2 cores")
+    assert renewed.startswith(f"before\n{report.BEGIN}\n`bench/engine.py`, 2026-11-16, 3 rounds")
     assert renewed.endswith(f"{report.END}\nafter\n")
     assert "old figures" not in renewed
     assert "| fan_out tasks/s N=10,000 | 5.00 (4.00–9.00) |" in renewed
