@@ -164,7 +164,7 @@ DAMAGE: list[tuple[str, FindingCode, str]] = [
      f"INSERT INTO {NODES} (job_id, node_id, status) VALUES (%(job)s, 'tiles__9', 'ready')"),
     ("events without a row", FindingCode.EVENTS_WITHOUT_ROW, f"DELETE FROM {NODES} {OF_JOB} AND node_id = 'tiles__1'"),
     ("a task is missing", FindingCode.TASK_MISSING, f"DELETE FROM {TASKS} {OF_JOB} AND node_id = 'left'"),
-    ("a task that nobody dispatched", FindingCode.TASK_UNTOLD,
+    ("a task that nobody dispatched", FindingCode.TASK_WITHOUT_EVENT,
      f"UPDATE {TASKS} SET attempt = 5 {OF_JOB} AND node_id = 'left'"),
     ("a task in another state", FindingCode.TASK_STATUS, f"UPDATE {TASKS} SET status = 'lost' {OF_JOB} AND node_id = 'left'"),
     ("a live task of an ended job", FindingCode.TASK_STATUS,
@@ -221,7 +221,7 @@ async def test_orphans_are_reported_by_table(copy):
     report = await verify(dsn)
 
     kinds = {
-        finding.message.split(" ", 1)[1].removesuffix(" of a job that doesn't exist") for finding in report.findings
+        finding.message.split(" ", 1)[1].removesuffix(" of a job that does not exist") for finding in report.findings
     }
     assert kinds == {"events", "node states", "results", "tasks"}
 

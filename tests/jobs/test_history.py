@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagmaster.jobs.history import FINDINGS_A_JOB, Audit, Event, FindingCode, JobRow, NodeRow, TaskRow, replay
+from dagmaster.jobs.history import FINDINGS_PER_JOB, Audit, EventRow, FindingCode, JobRow, NodeRow, TaskRow, replay
 from dagmaster.testing.history import audit, event_of, findings_of
 from tests.jobs.random_workflows import Case
 from tests.jobs.simulation import Simulation
@@ -26,11 +26,11 @@ FAN = """
 JOB = UUID(int=7)
 
 
-def told(*steps):
+def events_of(*steps):
     """Events from short notes: `node status` or `node status attempt`; the job's own have no node."""
     types = {"ready": "node_ready", "running": "node_started"}
     events = [
-        Event(1, None, "job_created", "pending", None, 0, {"nodes": ["start", "tiles", "gather", "end"]}),
+        EventRow(JOB, 1, None, "job_created", "pending", None, 0, {"nodes": ["start", "tiles", "gather", "end"]}),
     ]
     for number, step in enumerate(steps, start=2):
         node, status, *attempt = step.split()
@@ -38,7 +38,7 @@ def told(*steps):
         if node == "job":
             kind = "job_started" if status == "running" else f"job_{status}"
         attempts = int(attempt[0]) if attempt else None
-        events.append(Event(number, None if node == "job" else node, kind, status, attempts, 1, None))
+        events.append(EventRow(JOB, number, None if node == "job" else node, kind, status, attempts, 1, None))
     return events
 
 
@@ -54,11 +54,11 @@ SOUND = [*OPENING, "tiles__0 ready", "tiles__0 dispatched 1", "job running", "ti
 
 
 def test_the_events_alone_rebuild_every_state():
-    rebuilt = replay(told(*SOUND), JOB, a_graph(FAN))
+    rebuilt = replay(events_of(*SOUND), JOB, a_graph(FAN))
 
     assert rebuilt.findings == []
     assert rebuilt.status == "completed"
-    assert {name: (node.status, node.attempts) for name, node in rebuilt.nodes.items()} == {
+    assert {name: (node.status, node.attempt) for name, node in rebuilt.nodes.items()} == {
         "start": ("completed", 0),
         "tiles": ("completed", 0),
         "tiles__0": ("completed", 1),
@@ -69,7 +69,7 @@ def test_the_events_alone_rebuild_every_state():
 
 
 def test_without_a_graph_the_steps_are_still_checked():
-    rebuilt = replay(told(*OPENING, "tiles completed", "tiles completed"))
+    rebuilt = replay(events_of(*OPENING, "tiles completed", "tiles completed"))
 
     assert [finding.code for finding in rebuilt.findings] == [FindingCode.TRANSITION]
 
@@ -94,11 +94,11 @@ def test_without_a_graph_the_steps_are_still_checked():
     ],
 )
 def test_impossible_events_are_reported(steps, code):
-    rows = [NodeRow("tiles", "completed", None, None, 0, 0, 0, 1, total=2)]
+    rows = [NodeRow(JOB, "tiles", "completed", None, None, 0, 0, 0, 1, total=2)]
     check = Audit(JOB, a_graph(FAN), rows)
 
-    for event in told(*steps):
-        check.tell(event)
+    for event in events_of(*steps):
+        check.add_event(event)
 
     assert code in {finding.code for finding in check.rebuilt.findings}, check.rebuilt.findings
 
@@ -106,22 +106,22 @@ def test_impossible_events_are_reported(steps, code):
 def test_a_badly_damaged_job_does_not_hide_the_findings_of_others():
     check = Audit(JOB)
     for number in range(1000):
-        check.task(TaskRow("nobody", number, "lost"))
+        check.check_task(TaskRow(JOB, "unknown", number, "lost"))
 
     findings = check.finish(JobRow(JOB, "pending", "", 0, 0, 0))
 
-    assert len(findings) == FINDINGS_A_JOB + 1
+    assert len(findings) == FINDINGS_PER_JOB + 1
     assert findings[-1].code is FindingCode.MORE
     assert "801 more" in findings[-1].message
 
 
 def test_a_rerun_node_begins_a_new_run():
     """Resume and retry are events of their own; whatever they are called, the state after them says what they did."""
-    again = [
-        Event(len(SOUND) + 2, None, "job_resumed", "running", None, 2, None),
-        Event(len(SOUND) + 3, "gather", "node_reset", "pending", None, 2, None),
+    reruns = [
+        EventRow(JOB, len(SOUND) + 2, None, "job_resumed", "running", None, 2, None),
+        EventRow(JOB, len(SOUND) + 3, "gather", "node_reset", "pending", None, 2, None),
     ]
-    rebuilt = replay([*told(*SOUND), *again])
+    rebuilt = replay([*events_of(*SOUND), *reruns])
 
     assert rebuilt.findings == []
     assert (rebuilt.status, rebuilt.reruns) == ("running", 1)
@@ -132,7 +132,7 @@ def test_a_hundred_thousand_children_take_some_hundred_bytes_each():
     count = 10_000  # as an eighth of a second's work; it grows no faster than they do
     check = Audit(JOB)
     tracemalloc.start()
-    check.tell(Event(1, None, "job_created", "pending", None, 0, {"nodes": ["tiles"]}))
+    check.add_event(EventRow(JOB, 1, None, "job_created", "pending", None, 0, {"nodes": ["tiles"]}))
     sequence = 1
     for index in range(count):
         for kind, status, attempt in (
@@ -140,7 +140,7 @@ def test_a_hundred_thousand_children_take_some_hundred_bytes_each():
             ("node_completed", "completed", 1),
         ):  # fmt: skip
             sequence += 1
-            check.tell(Event(sequence, f"tiles__{index}", kind, status, attempt, 1, None))
+            check.add_event(EventRow(JOB, sequence, f"tiles__{index}", kind, status, attempt, 1, None))
     used, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
 
@@ -203,7 +203,9 @@ def test_any_missing_event_is_reported_even_if_the_others_were_renumbered():
         rest = [event._replace(sequence=i) for i, event in enumerate(events[:n] + events[n + 1 :], start=1)]
         codes = {finding.code for finding in checked(rest)}
         assert codes, missing
-        assert codes != {FindingCode.JOB_ROW} or missing.node_id is None or missing.type == "node_started", missing
+        assert codes != {FindingCode.JOB_ROW} or missing.node_id is None or missing.event_type == "node_started", (
+            missing
+        )
 
 
 @settings(max_examples=200, deadline=None, derandomize=True, database=None)
@@ -222,6 +224,8 @@ def test_no_damage_confuses_the_check_itself(seed):
             case 2:
                 events[spot] = events[spot]._replace(node_id=donor.node_id)
             case 3:
-                events[spot] = events[spot]._replace(status=donor.status, attempt=donor.attempt, data=donor.data)
+                events[spot] = events[spot]._replace(
+                    event_status=donor.event_status, attempt=donor.attempt, event_data=donor.event_data
+                )
 
     assert isinstance(checked(events), list)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from uuid import UUID
 
-from dagmaster.jobs.history import Audit, Event, FindingCode, HistoryFinding, JobRow, NodeRow, ResultRow, TaskRow
+from dagmaster.jobs.history import Audit, EventRow, FindingCode, HistoryFinding, JobRow, NodeRow, ResultRow, TaskRow
 from dagmaster.jobs.model import JobEvent, NodeState, TaskResult
 from dagmaster.testing.memory_ledger import MemoryDatabase
 from dagmaster.workflows.graph import build
@@ -14,22 +14,22 @@ def findings_of(database: MemoryDatabase, *, max_losses: int | None = None) -> l
 
 
 def audit(
-    database: MemoryDatabase, job_id: UUID, max_losses: int | None = None, events: Iterable[Event] | None = None
+    database: MemoryDatabase, job_id: UUID, max_losses: int | None = None, events: Iterable[EventRow] | None = None
 ) -> list[HistoryFinding]:
     """What is wrong with a job, or would be if these were its events."""
     job = database.jobs[job_id]
     rows = [node_row(node) for node in database.nodes[job_id].values()]
     graph = build(database.definitions[job.definition_hash])
-    checked = Audit(job_id, graph, [row for row in rows if row.parent is None], max_losses=max_losses)
+    checked = Audit(job_id, graph, [row for row in rows if row.parent_node_id is None], max_losses=max_losses)
     for event in events if events is not None else map(event_of, database.events[job_id]):
-        checked.tell(event)
+        checked.add_event(event)
     for row in rows:
-        checked.node(row)
+        checked.check_node(row)
     for task in database.tasks_of(job_id):
-        checked.task(TaskRow(task.node_id, task.attempt, task.status))
+        checked.check_task(TaskRow(job_id, task.node_id, task.attempt, task.status))
     for result in database.results.values():
         if result.job_id == job_id:
-            checked.result(result_row(database, result))
+            checked.check_result(result_row(database, result))
     ended = JobRow(job_id, job.status, job.definition_hash, job.last_sequence, job.epoch, job.resume_count)
     return [*checked.finish(ended), *_dangling(database, job_id)]
 
@@ -46,24 +46,18 @@ def _dangling(database: MemoryDatabase, job_id: UUID) -> Iterator[HistoryFinding
             )
 
 
-def event_of(event: JobEvent) -> Event:
-    return Event(
-        event.sequence or 0, event.node_id, event.event_type, event.event_status, event.attempt, event.epoch,
-        event.event_data,
-    )  # fmt: skip
+def event_of(event: JobEvent) -> EventRow:
+    return EventRow(**{name: getattr(event, name) for name in EventRow._fields})
 
 
 def node_row(node: NodeState) -> NodeRow:
     output = node.output if isinstance(node.output, dict) else {}
     chosen, count = output.get("next"), output.get("count")
     return NodeRow(
-        node.node_id, node.status, node.parent_node_id, node.fan_out_index, node.attempt, node.retry_count,
-        node.loss_count, node.run, node.total, node.expanded, node.remaining, node.failed_count, node.cancelled_count,
-        idle=node.idle_count,
-        stale=node.stale_count,
-        chosen=tuple(map(str, chosen)) if isinstance(chosen, list) else None,
+        **{name: getattr(node, name) for name in NodeRow._fields if name not in ("chosen", "gathered")},
+        chosen=list(map(str, chosen)) if isinstance(chosen, list) else None,
         gathered=count if isinstance(count, int) else None,
-    )  # fmt: skip
+    )
 
 
 def result_row(database: MemoryDatabase, result: TaskResult) -> ResultRow:
@@ -71,4 +65,6 @@ def result_row(database: MemoryDatabase, result: TaskResult) -> ResultRow:
     completed = node.status == "completed" and node.attempt == result.attempt
     is_other = (node.output, node.output_ref) != (result.output, result.output_ref)
     differs = completed and result.accepted and result.status == "succeeded" and is_other
-    return ResultRow(result.node_id, result.attempt, result.status, result.accepted, result.processed, differs)
+    return ResultRow(
+        result.job_id, result.node_id, result.attempt, result.status, result.accepted, result.processed, differs
+    )

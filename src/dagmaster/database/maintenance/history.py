@@ -1,27 +1,28 @@
-"""Verify the history of jobs in a database: what is stored, checked by `jobs/history` without writing anything.
+"""Verify the history of jobs in a database with the rules of `jobs/history`. Reads only.
 
-Jobs are taken in bunches of a bounded number of events, each bunch in one repeatable-read snapshot of its own, so that running
-jobs can be checked at any time and no snapshot lives long. Rows stream through server-side cursors; what stays in memory is
-some hundred bytes for each node of the bunch.
+Jobs are checked in batches of a bounded number of events, each batch in its own repeatable-read snapshot, so that running
+jobs can be checked at any time and no snapshot lives long. Rows are streamed through server-side cursors; memory holds a
+few hundred bytes per node of the batch.
 """
 
 import hashlib
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
 from psycopg import IsolationLevel
+from psycopg.rows import class_row
 
 from dagmaster.database.connect import Connection, connect, translate_errors
 from dagmaster.database.queries import query
 from dagmaster.errors import DagmasterError
-from dagmaster.jobs.history import Audit, Event, FindingCode, HistoryFinding, JobRow, NodeRow, ResultRow, TaskRow
+from dagmaster.jobs.history import Audit, EventRow, FindingCode, HistoryFinding, JobRow, NodeRow, ResultRow, TaskRow
 from dagmaster.workflows.graph import Graph, build
 from dagmaster.workflows.model import ConditionalNode, FanInNode, Workflow
 
-BUNCH_EVENTS = 20_000
-BUNCH_JOBS = 200
+BATCH_EVENTS = 20_000
+BATCH_JOBS = 200
 FETCH_ROWS = 2_000
 FETCH_PARTS = 8
 GRAPHS_KEPT = 64
@@ -42,6 +43,54 @@ class HistoryReport:
 
 
 Progress = Callable[[HistoryReport], None]
+T = TypeVar("T")
+
+
+class JobSize(NamedTuple):
+    """A job to check, with the number of its events."""
+
+    job_id: UUID
+    last_sequence: int
+
+
+class Definition(NamedTuple):
+    definition_hash: str
+    body: dict[str, Any]
+
+
+class DamagedReference(NamedTuple):
+    """A reference to a payload that is missing (`is_kept` is None), may be deleted, or has another size."""
+
+    job_id: UUID
+    node_id: str | None
+    sha256: str
+    size_bytes: int
+    is_kept: bool | None
+    stored_bytes: int
+
+    @property
+    def damage(self) -> str:
+        if self.is_kept is None:
+            return "is referred to, but does not exist"
+        if not self.is_kept:
+            return "is referred to, but could be deleted"
+        return f"is referred to with {self.size_bytes} bytes, but has {self.stored_bytes}"
+
+
+class PayloadContent(NamedTuple):
+    """One part of a payload."""
+
+    job_id: UUID
+    sha256: str
+    data: bytes
+
+
+class OrphanRows(NamedTuple):
+    """Rows of one table whose job does not exist."""
+
+    job_id: UUID
+    kind: str
+    rows: int
 
 
 async def verify(
@@ -52,8 +101,10 @@ async def verify(
     max_losses: int | None = None,
     reads_payloads: bool = False,
 ) -> HistoryReport:
-    """Check these jobs, or all of them and what belongs to none. `on_progress` is told after each bunch. Payloads must be there;
-    with `reads_payloads` they must also be what was stored."""
+    """Check these jobs, or all jobs and rows without a job. `on_progress` is called after each batch.
+
+    Payloads must exist; with `reads_payloads` their content must also match their hash.
+    """
     connection = await connect(dsn, role="history", statement_timeout_seconds=0, idle_in_transaction_seconds=600)
     try:
         with translate_errors():
@@ -77,9 +128,9 @@ class _Verification:
         self._graphs: dict[str, Graph | None] = {}
 
     async def run(self, job_ids: Sequence[UUID] | None) -> HistoryReport:
-        async for bunch in self._named(job_ids) if job_ids is not None else self._all():
+        async for batch in self._named(job_ids) if job_ids is not None else self._all():
             async with self.connection.transaction():
-                await self._check(bunch)
+                await self._check(batch)
             if self.on_progress is not None:
                 self.on_progress(self.report)
         if job_ids is None:
@@ -89,102 +140,98 @@ class _Verification:
     # Which jobs
 
     async def _named(self, job_ids: Sequence[UUID]) -> AsyncIterator[list[UUID]]:
-        rows = await self._fetch("history_named_jobs", {"job_ids": list(job_ids)})
-        for missing in sorted(set(job_ids) - {row[0] for row in rows}):
-            self.report.findings.append(HistoryFinding(missing, None, FindingCode.JOB_ROW, "there is no such job"))
-        for bunch in _bunches(rows):
-            yield bunch
+        jobs = await self._fetch("history_named_jobs", {"job_ids": list(job_ids)}, JobSize)
+        for missing in sorted(set(job_ids) - {job.job_id for job in jobs}):
+            self._report(missing, None, FindingCode.JOB_ROW, "there is no such job")
+        for batch in _batches(jobs):
+            yield batch
 
     async def _all(self) -> AsyncIterator[list[UUID]]:
         after = _BEFORE_ALL
-        while rows := await self._fetch("history_jobs", {"after": after, "limit": 1000}):
-            after = rows[-1][0]
-            for bunch in _bunches(rows):
-                yield bunch
+        while jobs := await self._fetch("history_jobs", {"after": after, "limit": 1000}, JobSize):
+            after = jobs[-1].job_id
+            for batch in _batches(jobs):
+                yield batch
 
-    async def _fetch(self, name: str, values: dict[str, Any]) -> list[tuple[Any, ...]]:
-        return await (await self.connection.execute(query(name), values)).fetchall()
+    async def _fetch(self, name: str, values: dict[str, Any], kind: type[T]) -> list[T]:
+        cursor = self.connection.cursor(row_factory=class_row(kind))
+        return await (await cursor.execute(query(name), values)).fetchall()
 
-    async def _stream(self, name: str, job_ids: list[UUID], rows: int = FETCH_ROWS) -> AsyncIterator[tuple[Any, ...]]:
-        async with self.connection.cursor(name=name) as cursor:
+    async def _stream(self, name: str, job_ids: list[UUID], kind: type[T], rows: int = FETCH_ROWS) -> AsyncIterator[T]:
+        async with self.connection.cursor(name=name, row_factory=class_row(kind)) as cursor:
             cursor.itersize = rows
             await cursor.execute(query(name), {"job_ids": job_ids})
             async for row in cursor:
                 yield row
 
-    # One bunch, one snapshot
+    def _report(self, job_id: UUID, node_id: str | None, code: FindingCode, message: str) -> None:
+        self.report.findings.append(HistoryFinding(job_id, node_id, code, message))
+
+    # One batch, one snapshot
 
     async def _check(self, job_ids: list[UUID]) -> None:
-        rows = await self._fetch("history_rows_of_jobs", {"job_ids": job_ids})
-        jobs = {row[0]: JobRow(*row) for row in rows}
-        await self._load_graphs({job.definition_hash for job in jobs.values()})
-        own = await self._own_nodes(jobs.values())
+        jobs = await self._fetch("history_rows_of_jobs", {"job_ids": job_ids}, JobRow)
+        await self._load_graphs({job.definition_hash for job in jobs})
+        own = await self._own_nodes(jobs)
         audits = {
             job.job_id: Audit(
-                job.job_id, self._graphs[job.definition_hash], own[job.job_id], max_losses=self.max_losses
+                job.job_id, self._graphs[job.definition_hash], own[job.job_id].values(), max_losses=self.max_losses
             )
-            for job in jobs.values()
+            for job in jobs
         }
         await self._feed(audits, own)
-        for job_id, job in jobs.items():
-            self.report.findings += self._missing_definition(job) + audits[job_id].finish(job)
+        for job in jobs:
+            self._check_definition(job)
+            self.report.findings += audits[job.job_id].finish(job)
             self.report.jobs_checked += 1
         await self._check_references(job_ids)
         if self.reads_payloads:
             await self._check_payloads(job_ids)
 
-    async def _feed(self, audits: dict[UUID, Audit], own: dict[UUID, list[NodeRow]]) -> None:
+    async def _feed(self, audits: dict[UUID, Audit], own: dict[UUID, dict[str, NodeRow]]) -> None:
         job_ids = list(audits)
-        async for job_id, *event in self._stream("history_events", job_ids):
-            audits[job_id].tell(Event(*event))
+        async for event in self._stream("history_events", job_ids, EventRow):
+            assert event.job_id is not None, "the statement names jobs"
+            audits[event.job_id].add_event(event)
             self.report.events_checked += 1
-        gathered = {(job_id, row.node_id): row for job_id, rows in own.items() for row in rows}
-        async for job_id, *node in self._stream("history_nodes", job_ids):
-            audits[job_id].node(gathered.get((job_id, node[0])) or NodeRow(*node))
-        async for job_id, *task in self._stream("history_tasks", job_ids):
-            audits[job_id].task(TaskRow(*task))
+        async for node in self._stream("history_nodes", job_ids, NodeRow):
+            audits[node.job_id].check_node(own[node.job_id].get(node.node_id) or node)
+        async for task in self._stream("history_tasks", job_ids, TaskRow):
+            audits[task.job_id].check_task(task)
             self.report.tasks_checked += 1
-        async for job_id, *result in self._stream("history_results", job_ids):
-            audits[job_id].result(ResultRow(*result))
+        async for result in self._stream("history_results", job_ids, ResultRow):
+            audits[result.job_id].check_result(result)
 
-    # Payloads
-
-    async def _check_references(self, job_ids: list[UUID]) -> None:
-        for job_id, node_id, sha256, size, is_kept, found in await self._fetch(
-            "history_references", {"job_ids": job_ids}
-        ):
-            what = f"payload {sha256[:12]}… is referred to, and "
-            if is_kept is None:
-                what += "is not there"
-            elif not is_kept:
-                what += "could be deleted"
-            else:
-                what += f"has {found} bytes, not {size}"
-            self.report.findings.append(HistoryFinding(job_id, node_id, FindingCode.PAYLOAD, what))
-
-    async def _check_payloads(self, job_ids: list[UUID]) -> None:
-        digests: dict[tuple[UUID, str], Any] = {}
-        async for job_id, sha256, data in self._stream("history_payload_parts", job_ids, FETCH_PARTS):
-            digests.setdefault((job_id, sha256), hashlib.sha256()).update(data)
-        for (job_id, sha256), digest in digests.items():
-            if digest.hexdigest() != sha256:
-                what = f"payload {sha256[:12]}… is not what was stored"
-                self.report.findings.append(HistoryFinding(job_id, None, FindingCode.PAYLOAD, what))
-
-    async def _own_nodes(self, jobs: Iterable[JobRow]) -> dict[UUID, list[NodeRow]]:
-        found: dict[UUID, list[NodeRow]] = {job.job_id: [] for job in jobs}
+    async def _own_nodes(self, jobs: Iterable[JobRow]) -> dict[UUID, dict[str, NodeRow]]:
+        """The rows of the definition's own nodes, with what a conditional chose and what a fan_in counted."""
+        own: dict[UUID, dict[str, NodeRow]] = {job.job_id: {} for job in jobs}
         keys = [
             (job.job_id, node_id, isinstance(node, ConditionalNode), isinstance(node, FanInNode))
             for job in jobs
             if (graph := self._graphs[job.definition_hash])
             for node_id, node in graph.workflow.nodes.items()
         ]
+        if not keys:
+            return own
         names = ("job_ids", "node_ids", "are_conditional", "are_fan_in")
-        values = dict(zip(names, map(list, zip(*keys, strict=True)), strict=True)) if keys else None
-        for row in await self._fetch("history_own_nodes", values) if values else ():
-            chosen = None if row[16] is None else tuple(row[16])
-            found[row[0]].append(NodeRow(*row[1:16])._replace(chosen=chosen, gathered=row[17]))
-        return found
+        values = dict(zip(names, map(list, zip(*keys, strict=True)), strict=True))
+        for row in await self._fetch("history_own_nodes", values, NodeRow):
+            own[row.job_id][row.node_id] = row
+        return own
+
+    # Payloads
+
+    async def _check_references(self, job_ids: list[UUID]) -> None:
+        for row in await self._fetch("history_references", {"job_ids": job_ids}, DamagedReference):
+            self._report(row.job_id, row.node_id, FindingCode.PAYLOAD, f"payload {row.sha256[:12]}… {row.damage}")
+
+    async def _check_payloads(self, job_ids: list[UUID]) -> None:
+        digests: dict[tuple[UUID, str], Any] = {}
+        async for part in self._stream("history_payload_parts", job_ids, PayloadContent, FETCH_PARTS):
+            digests.setdefault((part.job_id, part.sha256), hashlib.sha256()).update(part.data)
+        for (job_id, sha256), digest in digests.items():
+            if digest.hexdigest() != sha256:
+                self._report(job_id, None, FindingCode.PAYLOAD, f"payload {sha256[:12]}… is not what was stored")
 
     # Definitions
 
@@ -194,37 +241,35 @@ class _Verification:
         missing = [digest for digest in hashes if digest not in self._graphs]
         if not missing:
             return
-        bodies = dict(await self._fetch("history_definitions", {"hashes": missing}))
+        rows = await self._fetch("history_definitions", {"hashes": missing}, Definition)
+        bodies = {row.definition_hash: row.body for row in rows}
         self._graphs |= {digest: _graph(bodies.get(digest)) for digest in missing}
 
-    def _missing_definition(self, job: JobRow) -> list[HistoryFinding]:
-        if self._graphs[job.definition_hash] is not None:
-            return []
-        message = f"its definition {job.definition_hash[:12]}… is missing or can't be read"
-        return [HistoryFinding(job.job_id, None, FindingCode.DEFINITION, message)]
+    def _check_definition(self, job: JobRow) -> None:
+        if self._graphs[job.definition_hash] is None:
+            message = f"its definition {job.definition_hash[:12]}… is missing or cannot be read"
+            self._report(job.job_id, None, FindingCode.DEFINITION, message)
 
     async def _find_orphans(self) -> None:
-        for job_id, kind, rows in await self._fetch("history_orphans", {"limit": ORPHANS_LISTED}):
-            self.report.findings.append(
-                HistoryFinding(job_id, None, FindingCode.ORPHAN, f"{rows} {kind} of a job that doesn't exist")
-            )
+        for row in await self._fetch("history_orphans", {"limit": ORPHANS_LISTED}, OrphanRows):
+            self._report(row.job_id, None, FindingCode.ORPHAN, f"{row.rows} {row.kind} of a job that does not exist")
 
 
-def _bunches(rows: Iterable[tuple[Any, ...]]) -> list[list[UUID]]:
-    """Jobs in a row, so many that their events stay within bounds; a large job is alone."""
-    bunches: list[list[UUID]] = [[]]
+def _batches(jobs: Iterable[JobSize]) -> list[list[UUID]]:
+    """Consecutive jobs whose events together stay within bounds; a large job is a batch of its own."""
+    batches: list[list[UUID]] = [[]]
     events = 0
-    for job_id, last_sequence in rows:
-        if bunches[-1] and (events + last_sequence > BUNCH_EVENTS or len(bunches[-1]) >= BUNCH_JOBS):
-            bunches.append([])
+    for job in jobs:
+        if batches[-1] and (events + job.last_sequence > BATCH_EVENTS or len(batches[-1]) >= BATCH_JOBS):
+            batches.append([])
             events = 0
-        bunches[-1].append(job_id)
-        events += last_sequence
-    return [bunch for bunch in bunches if bunch]
+        batches[-1].append(job.job_id)
+        events += job.last_sequence
+    return [batch for batch in batches if batch]
 
 
 def _graph(body: dict[str, Any] | None) -> Graph | None:
-    """The graph of a stored definition, or None if it can't be had."""
+    """The graph of a stored definition, or None if it is missing or cannot be read."""
     if body is None:
         return None
     try:

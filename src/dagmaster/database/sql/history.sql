@@ -7,14 +7,14 @@ SELECT job_id, last_sequence
  LIMIT %(limit)s;
 
 -- name: history_named_jobs
--- The jobs to check, of those that were named.
+-- Those of the named jobs that exist, with how many events each has.
 SELECT job_id, last_sequence
   FROM dagapp.dag_jobs
  WHERE job_id = ANY (%(job_ids)s::uuid[])
  ORDER BY job_id;
 
 -- name: history_rows_of_jobs
--- A few jobs as they stand in this snapshot.
+-- Some jobs in this snapshot.
 SELECT job_id, status, definition_hash, last_sequence, epoch, resume_count
   FROM dagapp.dag_jobs
  WHERE job_id = ANY (%(job_ids)s::uuid[])
@@ -40,21 +40,21 @@ SELECT n.job_id, n.node_id, n.status, n.parent_node_id, n.fan_out_index, n.attem
     ON n.job_id = k.job_id AND n.node_id = k.node_id;
 
 -- name: history_events
--- Everything that happened to these jobs, in order. Of the data only what the check reads.
+-- The events of these jobs, in order.
 SELECT job_id, sequence, node_id, event_type, event_status, attempt, epoch, event_data
   FROM dagapp.dag_job_events
  WHERE job_id = ANY (%(job_ids)s::uuid[])
  ORDER BY job_id, sequence;
 
 -- name: history_nodes
--- Every node and child of these jobs.
+-- Every node and child of these jobs, without the outputs.
 SELECT job_id, node_id, status, parent_node_id, fan_out_index, attempt, retry_count, loss_count, run, total, expanded,
        remaining, failed_count, cancelled_count, idle_count, stale_count
   FROM dagapp.dag_node_states
  WHERE job_id = ANY (%(job_ids)s::uuid[]);
 
 -- name: history_tasks
--- Every attempt.
+-- Every task of these jobs, one per attempt.
 SELECT job_id, node_id, attempt, status
   FROM dagapp.dag_tasks
  WHERE job_id = ANY (%(job_ids)s::uuid[]);
@@ -91,19 +91,19 @@ WITH referred AS MATERIALIZED (
      CROSS JOIN LATERAL jsonb_each(CASE jsonb_typeof(j.result_data) WHEN 'object' THEN j.result_data ELSE '{}' END) AS named
      WHERE j.job_id = ANY (%(job_ids)s::uuid[])
        AND named.value -> 'output_ref' ?& ARRAY['sha256', 'bytes'] AND named.value ->> 'output_ref' ~ '"[0-9a-f]{64}"'
-), found AS MATERIALIZED (
+), resolved AS MATERIALIZED (
     SELECT r.job_id, r.node_id, r.reference ->> 'sha256' AS sha256, (r.reference ->> 'bytes')::bigint AS size_bytes,
-           p.is_kept, p.size_bytes AS stored_bytes,
+           p.is_kept, p.size_bytes AS recorded_bytes,
            (SELECT coalesce(sum(octet_length(d.data)), 0)
               FROM dagapp.dag_payload_parts d
-             WHERE d.job_id = r.job_id AND d.sha256 = r.reference ->> 'sha256')::bigint AS found_bytes
+             WHERE d.job_id = r.job_id AND d.sha256 = r.reference ->> 'sha256')::bigint AS stored_bytes
       FROM referred r
       LEFT JOIN dagapp.dag_payloads p
         ON p.job_id = r.job_id AND p.sha256 = r.reference ->> 'sha256'
 )
-SELECT job_id, node_id, sha256, size_bytes, is_kept, found_bytes
-  FROM found
- WHERE is_kept IS NOT TRUE OR stored_bytes <> size_bytes OR found_bytes <> size_bytes
+SELECT job_id, node_id, sha256, size_bytes, is_kept, stored_bytes
+  FROM resolved
+ WHERE is_kept IS NOT TRUE OR recorded_bytes <> size_bytes OR stored_bytes <> size_bytes
  ORDER BY job_id, node_id, sha256;
 
 -- name: history_payload_parts
@@ -114,7 +114,7 @@ SELECT job_id, sha256, data
  ORDER BY job_id, sha256, part;
 
 -- name: history_orphans
--- Rows that belong to a job that doesn't exist.
+-- Rows whose job does not exist.
 SELECT o.job_id, o.kind, sum(o.rows)::bigint AS rows
   FROM (SELECT job_id, 'node states' AS kind, count(*) AS rows FROM dagapp.dag_node_states GROUP BY job_id
          UNION ALL

@@ -1,0 +1,219 @@
+"""Compare the rows of a job with the job that its events describe."""
+
+from typing import Any
+
+from dagmaster.jobs.history.findings import FindingCode, HistoryFinding
+from dagmaster.jobs.history.rebuilt import (
+    ENDED_BY_WORKER,
+    LIVE,
+    REPORTED,
+    RESULT_STATUSES,
+    TASK_STATUSES,
+    AttemptState,
+    RebuiltNode,
+)
+from dagmaster.jobs.history.replay import Replay
+from dagmaster.jobs.history.rows import EventRow, JobRow, NodeRow, ResultRow, TaskRow
+from dagmaster.jobs.states import NODE_TERMINAL, JobStatus, NodeStatus, SkipReason
+from dagmaster.workflows.model import FanInNode, Importance
+
+_OUTPUTS_FAILED = "the workflow's outputs"  # how the error of a job begins whose outputs could not be rendered
+
+
+class Audit(Replay):
+    """One job: first its events, then its rows, then `finish`."""
+
+    def check_node(self, row: NodeRow) -> None:
+        """Compare a node's row with its events, after the last event."""
+        node = self.rebuilt.nodes.get(row.node_id)
+        if node is None:
+            self._report(FindingCode.ROW_WITHOUT_EVENTS, f"a row ({row.status}), but no event", row.node_id)
+            return
+        node.has_row = True
+        expected: dict[str, Any] = {
+            "status": node.status,
+            "attempt": node.attempt,
+            "run": node.run,
+            "parent_node_id": node.parent_node_id,
+            "retry_count": node.retry_count,
+            "loss_count": node.loss_count,
+        }
+        if node.chosen is not None and row.chosen is not None:
+            expected["chosen"] = node.chosen
+        if node.total is not None:
+            expected["total"] = node.total
+        if node.parent_node_id is not None:
+            expected["fan_out_index"] = int(row.node_id.rpartition("__")[2])
+        for name, value in expected.items():
+            if (stored := getattr(row, name)) != value:
+                message = f"{name} is {stored} in its row and {value} by its events"
+                self._report(FindingCode.NODE_ROW, message, row.node_id)
+        if node.parent_node_id is None:
+            self._check_counters(row)
+            self._check_gathered(row)
+
+    def _check_counters(self, row: NodeRow) -> None:
+        counts = self.rebuilt.children_of(row.node_id)
+        expected = {"stale_count": counts.stale_count}
+        if row.total is not None:
+            expected |= {
+                "expanded": counts.expanded,
+                "remaining": row.total - counts.ended,
+                "failed_count": counts.failed_count,
+                "cancelled_count": counts.cancelled_count,
+                "idle_count": counts.idle_count,
+            }
+        elif counts.expanded:
+            self._report(FindingCode.COUNTERS, f"{counts.expanded} children, but no total", row.node_id)
+        if row.total is not None and row.status == NodeStatus.COMPLETED:
+            expected["total"] = counts.expanded
+        for name, value in expected.items():
+            if (stored := getattr(row, name) or 0) != value:
+                self._report(FindingCode.COUNTERS, f"{name} is {stored}, by its children {value}", row.node_id)
+
+    def _check_gathered(self, row: NodeRow) -> None:
+        """A fan_in counts the children that had completed when it started (concat counts their items)."""
+        own = self.graph.workflow.nodes.get(row.node_id) if self.graph else None
+        if not isinstance(own, FanInNode) or own.handler or own.aggregation == "concat" or row.gathered is None:
+            return
+        good = self.rebuilt.nodes[row.node_id].gathered
+        if row.status == NodeStatus.COMPLETED and row.gathered != good:
+            self._report(
+                FindingCode.FAN_IN, f"gathered {row.gathered} results, but {good} children completed", row.node_id
+            )
+
+    def _attempt(self, node_id: str, attempt: int) -> tuple[RebuiltNode, str] | None:
+        """The node and the state of one of its attempts, if an event dispatched it."""
+        node = self.rebuilt.nodes.get(node_id)
+        if node is None or not 0 < attempt <= node.attempt:
+            return None
+        return node, node.trace[attempt - 1]
+
+    def check_task(self, row: TaskRow) -> None:
+        """Compare a task with the events of its attempt."""
+        match = self._attempt(row.node_id, row.attempt)
+        if match is None:
+            self._report(
+                FindingCode.TASK_WITHOUT_EVENT,
+                f"task of attempt {row.attempt}, but no event dispatched it",
+                row.node_id,
+            )
+            return
+        node, end = match
+        node.tasks += 1
+        if row.status not in TASK_STATUSES[end]:
+            said = f"attempt {row.attempt} {AttemptState(end).name.lower()} by its events, but its task is {row.status}"
+            self._report(FindingCode.TASK_STATUS, said, row.node_id)
+        elif end in LIVE and row.status in ENDED_BY_WORKER:
+            node.unread += 1
+
+    def check_result(self, row: ResultRow) -> None:
+        """Compare a result with the events of its attempt."""
+        match = self._attempt(row.node_id, row.attempt)
+        if match is None:
+            self._report(
+                FindingCode.RESULT, f"result of attempt {row.attempt}, but no event dispatched it", row.node_id
+            )
+            return
+        node, end = match
+        if not row.accepted:
+            if not row.processed:
+                self._report(
+                    FindingCode.RESULT, f"late result of attempt {row.attempt} waits to be processed", row.node_id
+                )
+        elif not row.processed:
+            self._unprocessed(row, node, end)
+        elif row.status not in RESULT_STATUSES.get(end, ()):
+            state = AttemptState(end).name.lower()
+            message = f"accepted result '{row.status}' of attempt {row.attempt}, which {state} by its events"
+            self._report(FindingCode.RESULT, message, row.node_id)
+        else:
+            node.results += end != AttemptState.WITHDRAWN
+            if row.is_other_output:
+                self._report(FindingCode.RESULT_OUTPUT, f"its output is not that of attempt {row.attempt}", row.node_id)
+
+    def _unprocessed(self, row: ResultRow, node: RebuiltNode, end: str) -> None:
+        node.unread -= 1
+        if end not in LIVE or self._end is not None:
+            message = f"accepted result of attempt {row.attempt} was never processed"
+            self._report(FindingCode.RESULT_UNPROCESSED, message, row.node_id)
+
+    def finish(self, job: JobRow) -> list[HistoryFinding]:
+        """Check what only shows after all events and rows; returns every finding."""
+        self._check_job(job)
+        for node_id, node in self.rebuilt.nodes.items():
+            self._check_leftovers(node_id, node)
+        if self._end is not None:
+            self._check_ended()
+            self._check_outcome(self._end)
+        if self.hidden:
+            more = HistoryFinding(self.job_id, None, FindingCode.MORE, f"{self.hidden} more findings in this job")
+            self.rebuilt.findings.append(more)
+        return self.rebuilt.findings
+
+    def _check_job(self, job: JobRow) -> None:
+        expected = {
+            "status": self.rebuilt.status,
+            "last_sequence": self._sequence,
+            "resume_count": self.rebuilt.reruns,
+        }
+        for name, value in expected.items():
+            if (stored := getattr(job, name)) != value:
+                self._report(FindingCode.JOB_ROW, f"{name} is {stored} in its row and {value} by its events")
+        if self._definition not in (None, job.definition_hash):
+            self._report(FindingCode.DEFINITION, "its row names another definition than the one it started with")
+        if job.epoch < self._epoch:
+            self._report(FindingCode.EPOCH, f"its row is of epoch {job.epoch}, its events of epoch {self._epoch}")
+
+    def _check_leftovers(self, node_id: str, node: RebuiltNode) -> None:
+        if not node.has_row:
+            self._report(FindingCode.EVENTS_WITHOUT_ROW, f"events ({node.status}), but no row", node_id)
+        if node.tasks < node.attempt:
+            missing = f"{node.attempt} attempts were dispatched, but {node.tasks} have a task"
+            self._report(FindingCode.TASK_MISSING, missing, node_id)
+        reported = sum(node.trace.count(end.value) for end in REPORTED)
+        if node.results < reported:
+            message = f"{reported} attempts were reported by a worker, but {node.results} have an accepted result"
+            self._report(FindingCode.RESULT, message, node_id)
+        if node.unread:
+            what = "a task has ended, but there is no result to read" if node.unread > 0 else "a result of a live task"
+            self._report(FindingCode.RESULT, what, node_id)
+
+    def _check_ended(self) -> None:
+        for node_id, node in self.rebuilt.nodes.items():
+            if node.status not in NODE_TERMINAL:
+                self._report(FindingCode.UNENDED, f"is {node.status}, though the job has ended", node_id)
+            elif node.is_live:
+                self._report(FindingCode.UNENDED, f"attempt {node.attempt} is live, though the job has ended", node_id)
+
+    def _check_outcome(self, end: EventRow) -> None:
+        if self.graph is None or self.rebuilt.status == JobStatus.CANCELLED:
+            return
+        expected, why = self._expected_outcome()
+        data = end.event_data or {}
+        # A job may also fail although its nodes did not: by its deadline, or if its outputs cannot be rendered.
+        has_own_failure = "reason" in data or str(data.get("error_message", "")).startswith(_OUTPUTS_FAILED)
+        if self.rebuilt.status == expected or (self.rebuilt.status == JobStatus.FAILED and has_own_failure):
+            return
+        message = f"ended as {self.rebuilt.status}, but its nodes make it {expected}"
+        self._report(FindingCode.OUTCOME, message + (f" (see '{why}')" if why else ""))
+
+    def _expected_outcome(self) -> tuple[str, str | None]:
+        assert self.graph is not None
+        bad: dict[Importance, str] = {}
+        for node_id, node in self.graph.workflow.nodes.items():
+            state = self.rebuilt.nodes.get(node_id)
+            if state is None or node.type in ("start", "end"):
+                continue
+            is_lost = state.status == NodeStatus.SKIPPED and state.reason != SkipReason.BRANCH_NOT_TAKEN
+            if (
+                is_lost
+                or state.status in (NodeStatus.FAILED, NodeStatus.CANCELLED)
+                or self.dependencies.exceeds_tolerance(node_id)
+            ):
+                bad.setdefault(node.importance, node_id)
+        if Importance.CRITICAL in bad:
+            return JobStatus.FAILED, bad[Importance.CRITICAL]
+        if Importance.IMPORTANT in bad:
+            return JobStatus.PARTIAL_SUCCESS, bad[Importance.IMPORTANT]
+        return JobStatus.COMPLETED, None

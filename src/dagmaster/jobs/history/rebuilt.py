@@ -1,0 +1,105 @@
+"""A job as its events describe it, and which rows each state of an attempt allows."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from dagmaster.jobs.history.findings import HistoryFinding
+from dagmaster.jobs.states import TaskStatus
+
+
+class AttemptState(StrEnum):
+    """The state of an attempt by its events: one letter, so that the attempts of a node are a short text."""
+
+    QUEUED = "q"
+    RUNNING = "r"
+    SUCCEEDED = "s"
+    FAILED = "f"
+    OVERRAN = "o"
+    EXPIRED = "x"
+    LOST = "l"
+    RETURNED = "b"
+    WITHDRAWN = "w"
+
+
+# Which statuses the task (and the result) of an attempt may have, by the state of the attempt.
+LIVE = frozenset({AttemptState.QUEUED.value, AttemptState.RUNNING.value})
+REPORTED = (AttemptState.SUCCEEDED, AttemptState.FAILED, AttemptState.RETURNED)
+_T = TaskStatus
+# A worker ends its task by itself; the event follows when an orchestrator has read the result.
+ENDED_BY_WORKER = frozenset({_T.SUCCEEDED.value, _T.FAILED.value, _T.RETURNED.value, _T.CANCELLED.value})
+TASK_STATUSES: dict[str, frozenset[str]] = {
+    AttemptState.QUEUED.value: frozenset({_T.QUEUED.value, _T.RUNNING.value}) | ENDED_BY_WORKER,
+    AttemptState.RUNNING.value: frozenset({_T.RUNNING.value}) | ENDED_BY_WORKER,
+    AttemptState.SUCCEEDED.value: frozenset({_T.SUCCEEDED.value}),
+    AttemptState.FAILED.value: frozenset({_T.FAILED.value}),
+    AttemptState.OVERRAN.value: frozenset({_T.FAILED.value}),
+    AttemptState.EXPIRED.value: frozenset({_T.CANCELLED.value}),
+    AttemptState.LOST.value: frozenset({_T.LOST.value}),
+    AttemptState.RETURNED.value: frozenset({_T.RETURNED.value}),
+    # Returned to, or lost by, a job that is failing or stopping: it is not retried.
+    AttemptState.WITHDRAWN.value: frozenset({_T.CANCELLED.value, _T.RETURNED.value, _T.LOST.value}),
+}
+RESULT_STATUSES: dict[str, frozenset[str]] = {
+    AttemptState.SUCCEEDED.value: frozenset({_T.SUCCEEDED.value}),
+    AttemptState.FAILED.value: frozenset({_T.FAILED.value}),
+    AttemptState.RETURNED.value: frozenset({_T.RETURNED.value}),
+    AttemptState.WITHDRAWN.value: frozenset({_T.RETURNED.value, _T.CANCELLED.value}),
+}
+
+
+@dataclass(slots=True)
+class RebuiltNode:
+    """A node as its events describe it. `trace` has one letter (`AttemptState`) per attempt.
+
+    It is not a `NodeView`: it also remembers each attempt, and counts the rows that were compared with it.
+    """
+
+    status: str
+    parent_node_id: str | None = None
+    trace: str = ""
+    run: int = 1
+    retry_count: int = 0
+    loss_count: int = 0
+    reason: str | None = None
+    blame: str | None = None
+    has_row: bool = False
+    tasks: int = 0
+    results: int = 0
+    unread: int = 0  # tasks that ended without an event so far, minus results that wait to be processed
+    is_stale: bool = False  # a child of an earlier run; not counted until this run reuses it
+    chosen: list[str] | None = None  # the branch of a conditional, in this run
+    total: int | None = None  # children of a fan_out, in this run
+    gathered: int | None = None  # children that had completed when a fan_in started
+
+    @property
+    def attempt(self) -> int:
+        return len(self.trace)
+
+    @property
+    def is_live(self) -> bool:
+        return self.trace[-1:] in LIVE
+
+
+@dataclass(slots=True)
+class ChildCounts:
+    """The children of one fan_out, with the names of its counters."""
+
+    expanded: int = 0
+    ended: int = 0
+    failed_count: int = 0
+    cancelled_count: int = 0
+    idle_count: int = 0
+    stale_count: int = 0
+
+
+@dataclass(slots=True)
+class RebuiltJob:
+    status: str | None = None
+    nodes: dict[str, RebuiltNode] = field(default_factory=dict)
+    child_counts: dict[str, ChildCounts] = field(default_factory=dict)
+    findings: list[HistoryFinding] = field(default_factory=list)
+    events: int = 0
+    reruns: int = 0
+
+    def children_of(self, fan_out: str) -> ChildCounts:
+        return self.child_counts.get(fan_out) or ChildCounts()
