@@ -51,7 +51,7 @@ async def test_a_job_that_cannot_be_advanced_shows_it_until_it_moves(database):
         await janitor.note_stuck(uuid4(), owner, claim, "ValueError: boom")
 
         told = (await ok(client.get(f"{V1}/jobs/{job_id}")))["trouble"]
-        assert told == "the job can't be advanced: ValueError: boom"
+        assert told == "the job cannot be advanced: ValueError: boom"
         await running.rows("UPDATE dagapp.dag_jobs SET owner_id = NULL, claim_token = NULL")
         await running.start_orchestrator()
         await running.wait(job_id)

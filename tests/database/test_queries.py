@@ -1,11 +1,17 @@
 """Every statement is prepared on a deployed database, and the hot ones never read more of a large job than they must."""
 
+import ast
+import importlib
+import inspect
+import pkgutil
 import re
+from collections.abc import Iterator
 
 import psycopg
 import pytest
 from psycopg import ClientCursor
 
+import dagmaster.database
 from dagmaster.database.connect import BY_KEY, conninfo
 from dagmaster.database.queries import all_queries, numbered
 
@@ -26,6 +32,49 @@ def test_every_statement_fits_the_deployed_schema(cluster, template_database, na
         types = connection.execute("SELECT parameter_types FROM pg_prepared_statements").fetchone()[0]
 
     assert len(types) == len(names)
+
+
+READING = {"_many", "_first", "_fetch", "_stream", "_rows", "_all"}  # methods that take a statement and a model
+
+
+def statements_and_models() -> Iterator[tuple[str, type]]:
+    """Every statement that a module under database/ reads into a model, from its calls."""
+    for entry in pkgutil.walk_packages(dagmaster.database.__path__, "dagmaster.database."):
+        module = importlib.import_module(entry.name)
+        for node in ast.walk(ast.parse(inspect.getsource(module))):
+            match node:
+                case ast.Call(func=ast.Attribute(attr=called) | ast.Name(id=called)) if called in READING:
+                    names = [getattr(module, each.id, None) for each in node.args if isinstance(each, ast.Name)]
+                    models = [each for each in names if isinstance(each, type)]
+                    literals = [each.value for each in ast.walk(node) if isinstance(each, ast.Constant)]
+                    yield from ((each, model) for each in literals if each in OURS for model in models)
+
+
+def fields_of(model: type) -> tuple[set[str], set[str]]:
+    """All fields of a model, and those without a default."""
+    parameters = inspect.signature(model).parameters
+    return set(parameters), {name for name, each in parameters.items() if each.default is inspect.Parameter.empty}
+
+
+def result_columns(connection: psycopg.Connection, name: str) -> list[str]:
+    connection.pgconn.prepare(b"it", numbered(name)[0].encode())
+    result = connection.pgconn.describe_prepared(b"it")
+    return [(result.fname(place) or b"").decode() for place in range(result.nfields)]
+
+
+def test_the_models_of_many_statements_are_known():
+    assert len({name for name, _ in statements_and_models()}) >= 40
+
+
+@pytest.mark.parametrize(("name", "model"), sorted(statements_and_models(), key=str))
+def test_the_columns_of_a_statement_are_the_fields_of_its_model(cluster, template_database, name, model):
+    fields, required = fields_of(model)
+
+    with psycopg.connect(cluster.dsn_of(template_database), autocommit=True) as connection:
+        columns = result_columns(connection, name)
+
+    assert len(columns) == len(set(columns))
+    assert required <= set(columns) <= fields
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,8 @@
 """What the janitor reads and writes.
 
-Each kind of thing is looked for in a short transaction of its own: an advisory lock (whoever comes second leaves it to the
-first), the look, and one statement that writes action and log row together where all is still as it was seen. A dry run does
-the same and rolls back.
+Each rule runs in a short transaction of its own: it takes an advisory lock (a second janitor skips the rule), reads, and
+writes the action and its log row in one statement, only where the rows are still as they were read. A dry run does the
+same and rolls back.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -15,55 +15,56 @@ import psycopg
 
 from dagmaster.database.connect import Connection
 from dagmaster.database.ledger.protocol import Claim
-from dagmaster.database.queries import query
 from dagmaster.database.session import OwnSession, dicts
 from dagmaster.jobs.model import JanitorAction
 
 STATEMENT_SECONDS: Final = 10.0
 LOCK_SECONDS: Final = 0.5
-FOUND_AT_ONCE: Final = 200  # what is left comes with the next run
-DELETED_AT_ONCE_BYTES: Final = 256 * 1024 * 1024
-REPEAT_SECONDS: Final = 3600.0  # what is only told of is told again after so long
-LONGEST_REASON: Final = 2000
+ROWS_PER_RUN: Final = 200  # further rows are left to the next run
+DELETED_PER_RUN_BYTES: Final = 256 * 1024 * 1024
+REPEAT_SECONDS: Final = 3600.0  # what is only reported is reported again after this time
+MAX_REASON_CHARACTERS: Final = 2000
 
 _NEGLECT = {
-    "cancel_unheeded": "was to be cancelled",
+    "cancel_unheeded": "was asked to cancel",
     "deadline_passed": "is past its deadline",
     "lease_lapsed": "has tasks whose leases have lapsed",
     "task_overran": "has tasks that run past their time",
     "task_expired": "has tasks that waited past their time in the queue",
-    "results_unread": "has results that nobody has looked at",
+    "results_unread": "has results that were not processed",
     "wait_over": "has nodes whose wait is over",
-    "job_stalled": "has nodes left, but nothing of it runs or waits",
+    "job_stalled": "has nodes left, but none of them runs or waits",
     "job_unfinished": "has only nodes that have ended, and is not finished",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class JanitorThresholds:
-    """How long is too long, in seconds."""
+    """The ages, in seconds, from which the janitor acts."""
 
-    orphan_after: float  # an instance that is silent for longer is dead, which is not the janitor's matter
+    orphan_after: float  # an instance without a heartbeat for longer is dead; others take its jobs over
     neglected: float
     queued: float
-    unused: float = 86_400.0  # a payload that nothing refers to
+    unused: float = 86_400.0  # a payload that no row refers to
 
 
 @dataclass(frozen=True, slots=True)
 class StorageRetention:
-    """How long what jobs have in storage stays after their end, in seconds. None: as long as the job itself."""
+    """How long the files of a job stay in storage after its end, in seconds. None: as long as the job itself.
+
+    `failed` is also for jobs that were cancelled or succeeded in part: a resume may need their files. Files of an unknown
+    job are removed if they are older than `deleted`; with None they belong to another installation.
+    """
 
     scratch: float
     completed: float
-    failed: float | None  # or cancelled, or succeeded in part: a resume may need it
-    deleted: (
-        float | None
-    )  # only what is older than this can have been deleted; None: nothing was, what is unknown is another's
+    failed: float | None
+    deleted: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class JobFiles:
-    """What a job has in storage, or what of it may go. Without a status: the job was deleted."""
+    """Which files a job has in storage, or which of them may be removed. Without a status the job was deleted."""
 
     job_id: UUID
     has_scratch: bool
@@ -73,17 +74,28 @@ class JobFiles:
 
 @dataclass(frozen=True, slots=True)
 class RemovedFiles:
-    leftovers: JobFiles
+    files: JobFiles
     objects: int
     size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class SweepResult:
-    """What one run did, and what it left to another janitor that was at it."""
+    """The actions of one run, and the rules that another janitor was running."""
 
     actions: tuple[JanitorAction, ...]
     left_to_others: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Finding:
+    """What `janitor_note` records, unless the same was recorded a short time ago."""
+
+    action_type: str
+    target_type: str
+    target_id: str
+    reason: str
+    detail: Mapping[str, Any]
 
 
 Rule = Callable[[Connection, UUID, JanitorThresholds, bool], Awaitable[list[JanitorAction]]]
@@ -94,11 +106,11 @@ class PostgresJanitor(OwnSession):
     def __init__(self, dsn: str, role: str = "janitor") -> None:
         super().__init__(dsn, role, "janitor", statement_seconds=STATEMENT_SECONDS, lock_seconds=LOCK_SECONDS)
 
-    async def sweep(self, run_id: UUID, patience: JanitorThresholds, *, is_dry: bool = False) -> SweepResult:
+    async def sweep(self, run_id: UUID, thresholds: JanitorThresholds, *, is_dry: bool = False) -> SweepResult:
         actions: list[JanitorAction] = []
         left: list[str] = []
         for kind, rule in RULES.items():
-            done = await self._apply(kind, rule, run_id, patience, is_dry)
+            done = await self._apply(kind, rule, run_id, thresholds, is_dry)
             if done is None:
                 left.append(kind)
             else:
@@ -108,26 +120,26 @@ class PostgresJanitor(OwnSession):
     async def tidy(
         self,
         run_id: UUID,
-        found: Sequence[JobFiles],
-        graces: StorageRetention,
+        files: Sequence[JobFiles],
+        retention: StorageRetention,
         limit: int,
         remove: Remove,
         *,
         is_dry: bool = False,
     ) -> SweepResult:
-        """Let `remove` take away what jobs that are over have in storage. Nobody can resume them until it has returned."""
+        """Let `remove` delete the files of jobs that have ended. These jobs are locked until it has returned."""
 
         async def act(connection: Connection) -> list[JanitorAction]:
-            over = await _over(connection, found, graces, limit)
-            return await _keep_removed(connection, run_id, await remove(over)) if over else []
+            removable = await _lock_removable(connection, files, retention, limit)
+            return await _note_removed(connection, run_id, await remove(removable)) if removable else []
 
         done = await self._guarded("storage", act, is_dry)
         return SweepResult((), ("storage",)) if done is None else SweepResult(tuple(done), ())
 
     async def _apply(
-        self, kind: str, rule: Rule, run_id: UUID, patience: JanitorThresholds, is_dry: bool
+        self, kind: str, rule: Rule, run_id: UUID, thresholds: JanitorThresholds, is_dry: bool
     ) -> list[JanitorAction] | None:
-        return await self._guarded(kind, lambda connection: rule(connection, run_id, patience, is_dry), is_dry)
+        return await self._guarded(kind, lambda connection: rule(connection, run_id, thresholds, is_dry), is_dry)
 
     async def _guarded(
         self, kind: str, act: Callable[[Connection], Awaitable[list[JanitorAction]]], is_dry: bool
@@ -142,164 +154,177 @@ class PostgresJanitor(OwnSession):
         return done
 
     async def note_stuck(self, run_id: UUID, owner_id: UUID, claim: Claim, error: str) -> list[JanitorAction]:
-        """An owner that failed at a job again and again tells of it."""
+        """Record that an owner has failed repeatedly to advance a job."""
         values = {
-            "run_id": run_id, "job_id": claim.job_id, "epoch": claim.epoch, "owner_id": owner_id, "repeat": REPEAT_SECONDS,
-            "reason": f"the job can't be advanced: {error}"[:LONGEST_REASON],
+            "run_id": run_id,
+            "job_id": claim.job_id,
+            "epoch": claim.epoch,
+            "owner_id": owner_id,
+            "repeat": REPEAT_SECONDS,
+            "reason": f"the job cannot be advanced: {error}"[:MAX_REASON_CHARACTERS],
             "detail": _json({"owner_id": owner_id, "epoch": claim.epoch}),
-        }  # fmt: skip
+        }
         async with self._transaction() as connection:
             return _actions(await dicts(connection, "janitor_note_stuck", values))
 
 
 async def _release_neglected(
-    connection: Connection, run_id: UUID, patience: JanitorThresholds, _is_dry: bool
+    connection: Connection, run_id: UUID, thresholds: JanitorThresholds, _is_dry: bool
 ) -> list[JanitorAction]:
-    """The outcome of a job is never written here: the next owner finds out by itself."""
-    values = {"patience": patience.neglected, "orphan_after": patience.orphan_after, "limit": FOUND_AT_ONCE}
-    found = await dicts(connection, "janitor_neglected", values)
-    seen = [
+    """The outcome of a job is never written here: the next owner reads the job and decides."""
+    values = {"patience": thresholds.neglected, "orphan_after": thresholds.orphan_after, "limit": ROWS_PER_RUN}
+    rows = await dicts(connection, "janitor_neglected", values)
+    findings = [
         {
             **{name: row[name] for name in ("job_id", "owner_id", "epoch", "version", "action_type")},
-            "reason": f"the job {_NEGLECT[row['action_type']]}, and its owner, who lives, has not touched it for "
+            "reason": f"the job {_NEGLECT[row['action_type']]}, and its owner, who is alive, has not written it for "
             f"{row['seconds']:.0f} s: it goes to another owner",
             "detail": {"owner_id": row["owner_id"], "epoch": row["epoch"], "seconds": round(row["seconds"], 1)},
         }
-        for row in found
+        for row in rows
     ]
-    return await _write(connection, "janitor_release", run_id, seen)
+    if not findings:
+        return []
+    return _actions(await dicts(connection, "janitor_release", {"run_id": run_id, "seen": _json(findings)}))
 
 
-async def _tell_of_unserved(
-    connection: Connection, run_id: UUID, patience: JanitorThresholds, _is_dry: bool
+async def _report_unserved(
+    connection: Connection, run_id: UUID, thresholds: JanitorThresholds, _is_dry: bool
 ) -> list[JanitorAction]:
-    values = {"queued": patience.queued, "orphan_after": patience.orphan_after, "limit": FOUND_AT_ONCE}
-    found = await dicts(connection, "janitor_unserved", values)
-    seen = [
-        {
-            "action_type": "task_unserved", "target_type": "task", "target_id": row["task_id"],
-            "reason": f"{row['tasks']} tasks of its job wait in queue {row['queue']} for up to {row['seconds']:.0f} s, and "
+    values = {"queued": thresholds.queued, "orphan_after": thresholds.orphan_after, "limit": ROWS_PER_RUN}
+    rows = await dicts(connection, "janitor_unserved", values)
+    findings = [
+        _Finding(
+            "task_unserved",
+            "task",
+            row["task_id"],
+            f"{row['tasks']} tasks of its job wait in queue {row['queue']} for up to {row['seconds']:.0f} s, and "
             f"no live worker serves that queue with handler {row['handler']}",
-            "detail": {name: row[name] for name in ("job_id", "queue", "handler", "tasks")},
-        }
-        for row in found
-    ]  # fmt: skip
-    return await _write(connection, "janitor_note", run_id, seen)
+            {name: row[name] for name in ("job_id", "queue", "handler", "tasks")},
+        )
+        for row in rows
+    ]
+    return await _note(connection, run_id, findings)
 
 
-async def _tell_of_unread(
-    connection: Connection, run_id: UUID, patience: JanitorThresholds, _is_dry: bool
+async def _report_unread(
+    connection: Connection, run_id: UUID, thresholds: JanitorThresholds, _is_dry: bool
 ) -> list[JanitorAction]:
-    found = await dicts(connection, "janitor_unread", {"queued": patience.queued, "limit": FOUND_AT_ONCE})
-    seen = [
-        {
-            "action_type": "messages_unread", "target_type": "queue", "target_id": row["queue"],
-            "reason": f"{row['messages']} submissions wait in queue {row['queue']} for up to {row['seconds']:.0f} s, and "
+    rows = await dicts(connection, "janitor_unread", {"queued": thresholds.queued, "limit": ROWS_PER_RUN})
+    findings = [
+        _Finding(
+            "messages_unread",
+            "queue",
+            row["queue"],
+            f"{row['messages']} submissions wait in queue {row['queue']} for up to {row['seconds']:.0f} s, and "
             "no orchestrator takes them",
-            "detail": {"messages": row["messages"], "oldest": row["oldest"]},
-        }
-        for row in found
-    ]  # fmt: skip
-    return await _write(connection, "janitor_note", run_id, seen)
+            {"messages": row["messages"], "oldest": row["oldest"]},
+        )
+        for row in rows
+    ]
+    return await _note(connection, run_id, findings)
 
 
 async def _end_idle(
-    connection: Connection, run_id: UUID, patience: JanitorThresholds, is_dry: bool
+    connection: Connection, run_id: UUID, thresholds: JanitorThresholds, is_dry: bool
 ) -> list[JanitorAction]:
-    """Ours are ended; of others only the administrator can know."""
-    found = await dicts(connection, "janitor_idle", {"patience": patience.neglected, "limit": FOUND_AT_ONCE})
-    seen = []
-    for row in found:
+    """Our own sessions are ended; those of others are only reported to the administrator."""
+    findings = []
+    for row in await dicts(connection, "janitor_idle", {"patience": thresholds.neglected, "limit": ROWS_PER_RUN}):
         if row["is_ours"] and not is_dry:
-            values = {"pid": row["pid"], "xact_start": row["xact_start"], "patience": patience.neglected}
+            values = {"pid": row["pid"], "xact_start": row["xact_start"], "patience": thresholds.neglected}
             if not await dicts(connection, "janitor_end_session", values):
                 continue
-        what = "it is ended" if row["is_ours"] else "it is not ours to end"
-        seen.append(
-            {
-                "action_type": "session_ended" if row["is_ours"] else "session_idle",
-                "target_type": "session", "target_id": str(row["pid"]),
-                "reason": f"session {row['pid']} ({row['application_name']}) has kept a transaction open for "
+        what = "it is ended" if row["is_ours"] else "it does not belong to dagmaster and is not ended"
+        findings.append(
+            _Finding(
+                "session_ended" if row["is_ours"] else "session_idle",
+                "session",
+                str(row["pid"]),
+                f"session {row['pid']} ({row['application_name']}) has kept a transaction open for "
                 f"{row['seconds']:.0f} s without doing anything: {what}",
-                "detail": {name: row[name] for name in ("application_name", "role", "xact_start")},
-            }
-        )  # fmt: skip
-    return await _write(connection, "janitor_note", run_id, seen)
+                {name: row[name] for name in ("application_name", "role", "xact_start")},
+            )
+        )
+    return await _note(connection, run_id, findings)
 
 
 async def _delete_unused(
-    connection: Connection, run_id: UUID, patience: JanitorThresholds, _is_dry: bool
+    connection: Connection, run_id: UUID, thresholds: JanitorThresholds, _is_dry: bool
 ) -> list[JanitorAction]:
     """One action for all of them: each would say the same."""
-    values = {"grace": patience.unused, "limit": FOUND_AT_ONCE, "most_bytes": DELETED_AT_ONCE_BYTES}
-    (found,) = await dicts(connection, "janitor_unused", values)
-    if not found["payloads"]:
+    values = {"grace": thresholds.unused, "limit": ROWS_PER_RUN, "most_bytes": DELETED_PER_RUN_BYTES}
+    (deleted,) = await dicts(connection, "janitor_unused", values)
+    if not deleted["payloads"]:
         return []
-    seen = {
-        "action_type": "payloads_unused", "target_type": "payloads", "target_id": str(run_id),
-        "reason": f"{found['payloads']} payloads of {found['jobs']} jobs with {found['bytes']:,} bytes were stored more than "
-        f"{patience.unused:.0f} s ago, and nothing has referred to them since: they are deleted",
-        "detail": found,
-    }  # fmt: skip
-    return await _write(connection, "janitor_note", run_id, [seen])
+    reason = (
+        f"{deleted['payloads']} payloads of {deleted['jobs']} jobs with {deleted['bytes']:,} bytes were stored more "
+        f"than {thresholds.unused:.0f} s ago, and no row has referred to them since: they are deleted"
+    )
+    return await _note(connection, run_id, [_Finding("payloads_unused", "payloads", str(run_id), reason, deleted)])
 
 
 RULES: Mapping[str, Rule] = {
     "neglected": _release_neglected,
-    "unserved": _tell_of_unserved,
-    "unread": _tell_of_unread,
+    "unserved": _report_unserved,
+    "unread": _report_unread,
     "idle": _end_idle,
     "unused": _delete_unused,
 }
 
 
-async def _over(
-    connection: Connection, found: Sequence[JobFiles], graces: StorageRetention, limit: int
+async def _lock_removable(
+    connection: Connection, files: Sequence[JobFiles], retention: StorageRetention, limit: int
 ) -> list[JobFiles]:
     values = {
-        "job_ids": [each.job_id for each in found],
-        "with_scratch": [each.has_scratch for each in found],
-        "with_blobs": [each.has_blobs for each in found],
-        **asdict(graces),
+        "job_ids": [each.job_id for each in files],
+        "with_scratch": [each.has_scratch for each in files],
+        "with_blobs": [each.has_blobs for each in files],
+        **asdict(retention),
         "limit": limit,
     }
     return [JobFiles(**row) for row in await dicts(connection, "janitor_leftovers", values)]
 
 
-async def _keep_removed(connection: Connection, run_id: UUID, removed: Sequence[RemovedFiles]) -> list[JanitorAction]:
-    """Each is kept, also where files of the same job were removed a while ago: an attempt may have gone on writing."""
-    seen = [
-        {
-            "action_type": "files_removed", "target_type": "job", "target_id": str(each.leftovers.job_id),
-            "reason": _reason(each),
-            "detail": {
-                "status": each.leftovers.status, "objects": each.objects, "bytes": each.size_bytes,
-                "has_scratch": each.leftovers.has_scratch,
+async def _note_removed(connection: Connection, run_id: UUID, removed: Sequence[RemovedFiles]) -> list[JanitorAction]:
+    """Each removal is recorded, even if files of the same job were removed before: an attempt may still have written."""
+    findings = [
+        _Finding(
+            "files_removed",
+            "job",
+            str(each.files.job_id),
+            _reason(each),
+            {
+                "status": each.files.status,
+                "objects": each.objects,
+                "bytes": each.size_bytes,
+                "has_scratch": each.files.has_scratch,
             },
-        }
+        )
         for each in removed
-    ]  # fmt: skip
-    return _actions(await dicts(connection, "janitor_note", {"run_id": run_id, "seen": _json(seen), "repeat": 0.0}))
+    ]
+    return await _note(connection, run_id, findings, repeat_seconds=0.0)
 
 
 def _reason(removed: RemovedFiles) -> str:
-    leftovers = removed.leftovers
+    files = removed.files
     parts = []
-    if leftovers.has_blobs:
+    if files.has_blobs:
         parts.append(f"its {removed.objects} intermediate objects with {removed.size_bytes:,} bytes")
-    if leftovers.has_scratch:
+    if files.has_scratch:
         parts.append("its scratch folders")
-    what = f"is over ({leftovers.status})" if leftovers.status else "was deleted"
+    what = f"has ended ({files.status})" if files.status else "was deleted"
     return f"the job {what}: {' and '.join(parts)} are removed"
 
 
-async def _write(connection: Connection, name: str, run_id: UUID, seen: Sequence[Any]) -> list[JanitorAction]:
-    if not seen:
+async def _note(
+    connection: Connection, run_id: UUID, findings: Sequence[_Finding], repeat_seconds: float = REPEAT_SECONDS
+) -> list[JanitorAction]:
+    """Record findings, except those recorded less than `repeat_seconds` ago."""
+    if not findings:
         return []
-    values: dict[str, Any] = {"run_id": run_id, "seen": _json(seen)}
-    if "%(repeat)s" in query(name):
-        values["repeat"] = REPEAT_SECONDS
-    return _actions(await dicts(connection, name, values))
+    values = {"run_id": run_id, "seen": _json(findings), "repeat": repeat_seconds}
+    return _actions(await dicts(connection, "janitor_note", values))
 
 
 def _actions(rows: Sequence[Mapping[str, Any]]) -> list[JanitorAction]:

@@ -1,7 +1,7 @@
-"""Deleting what ended long ago: whole jobs, oldest first, a bounded number in each short transaction.
+"""Delete jobs that ended long ago, oldest first, a bounded number in each short transaction.
 
-A job goes with everything that belongs to it or stays as it is: at no time is there half of one. Nothing waits long here: rows
-that someone holds are skipped, and a lock on a table that is not there at once is asked for again next time.
+A job is deleted with all its rows in one transaction. Locked rows are skipped, and if the lock on a table cannot be had
+at once, the next run tries again.
 """
 
 from dataclasses import dataclass
@@ -13,18 +13,18 @@ from dagmaster.database.queries import query
 from dagmaster.database.session import OwnSession, dicts
 from dagmaster.errors import Unavailable
 
-STATEMENT_SECONDS: Final = 60.0  # a job of 100,000 children goes whole
+STATEMENT_SECONDS: Final = 60.0  # a job of 100,000 children is deleted in one transaction
 LOCK_SECONDS: Final = 0.5
-BATCH_EVENTS: Final = 20_000  # a batch ends with the job that goes beyond
+BATCH_EVENTS: Final = 20_000  # a batch ends with the job that exceeds this
 COUNTED_AT_MOST: Final = 10_000
 _LOCKED = frozenset({"55P03", "40P01"})
-# The order matters, see the statements.
+# The order matters: see the comments of the statements.
 _PARTS = ("keys", "tasks", "results", "payloads", "checkpoints", "events", "nodes", "jobs")
 
 
 @dataclass(frozen=True, slots=True)
 class PrunedRows:
-    """What went besides jobs."""
+    """What was deleted apart from jobs."""
 
     letters: int = 0
     actions: int = 0
@@ -37,7 +37,7 @@ class PostgresRetention(OwnSession):
         super().__init__(dsn, role, "retention", statement_seconds=STATEMENT_SECONDS, lock_seconds=LOCK_SECONDS)
 
     async def prune_jobs(self, age_seconds: float, batch: int) -> int:
-        """Delete one batch; answers how many jobs that were. None at all where another instance is at it."""
+        """Delete one batch and return the number of jobs; 0 if another instance is deleting."""
         try:
             async with self._transaction() as connection:
                 return await _prune(connection, age_seconds, batch) if await _is_ours(connection) else 0
@@ -47,11 +47,11 @@ class PostgresRetention(OwnSession):
             raise
 
     async def prune_rest(self, age_seconds: float, batch: int) -> PrunedRows:
-        """What is left over once jobs are gone, each kind in a transaction of its own."""
+        """Delete rows that belong to no job, each kind in a transaction of its own."""
         return PrunedRows(
             letters=await self._delete("retention_letters", age_seconds, batch),
             actions=await self._delete("retention_actions", age_seconds, batch),
-            definitions=await self._whole_table("retention_definitions", "gone", age_seconds) or 0,
+            definitions=await self._whole_table("retention_definitions", "deleted", age_seconds) or 0,
             partitions=tuple(filter(None, [await self._whole_table("retention_partition", "name", age_seconds)])),
         )
 
@@ -65,7 +65,7 @@ class PostgresRetention(OwnSession):
             return len(await dicts(connection, name, {"age": age_seconds, "limit": batch}))
 
     async def _whole_table(self, name: str, column: str, age_seconds: float) -> Any:
-        """Needs a lock on a table; where others are at it for long, nothing is done this time."""
+        """Needs a lock on a whole table; if it cannot be had soon, this run does nothing."""
         try:
             async with self._transaction() as connection:
                 if not await _is_ours(connection):

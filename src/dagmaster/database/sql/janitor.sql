@@ -1,10 +1,10 @@
 -- name: janitor_lock
--- One janitor at a time looks for one kind of thing, until its transaction ends.
+-- One janitor at a time runs a rule, until its transaction ends.
 SELECT pg_try_advisory_xact_lock(hashtext('dagapp.janitor'), hashtext(%(kind)s)) AS is_ours;
 
 -- name: janitor_neglected
--- Jobs whose owner lives, but has neither claimed nor written them for long, although something was due as long ago. What it
--- is comes as `action_type`; waiting for a worker, for a task or for a time is not neglect.
+-- Jobs whose owner is alive, but has neither claimed nor written them for long, although something was due as long ago. The
+-- reason is `action_type`; waiting for a worker, for a task or for a time is not neglect.
 WITH late AS MATERIALIZED (
     SELECT dagapp.clock() - make_interval(secs => %(patience)s) AS than
 ), held AS MATERIALIZED (
@@ -48,8 +48,8 @@ SELECT job_id, owner_id, epoch, version, seconds, action_type
  LIMIT %(limit)s;
 
 -- name: janitor_release
--- End the claims on neglected jobs, so that whoever claims them next reads them afresh. Only where nobody has written the job
--- since it was looked at, and nobody holds it right now.
+-- End the claims on neglected jobs, so that the next owner reads them from the database. Only where the job was not written
+-- since it was read, and no other transaction has locked it.
 WITH seen AS MATERIALIZED (
     SELECT s.*
       FROM jsonb_to_recordset(%(seen)s::jsonb)
@@ -74,8 +74,8 @@ SELECT %(run_id)s::uuid, action_type, 'job', job_id::text, reason, detail
 RETURNING action_id, run_id, action_type, target_type, target_id, reason, detail, created_at;
 
 -- name: janitor_unserved
--- Of each job, queue and handler the task that has waited longest, where that is too long and no live worker would take it.
--- A queue that was paused waits on purpose.
+-- The task that has waited longest, per job, queue and handler, where that is too long and no live worker takes such tasks.
+-- Tasks of a paused queue wait on purpose.
 WITH waiting AS MATERIALIZED (
     SELECT t.job_id, t.queue, t.handler, count(*)::int AS tasks,
            (array_agg(t.task_id ORDER BY t.position))[1] AS task_id,
@@ -95,7 +95,7 @@ SELECT w.job_id, w.queue, w.handler, w.tasks, w.task_id, w.seconds
  LIMIT %(limit)s;
 
 -- name: janitor_unread
--- Queues with submissions that nobody has taken for long: no orchestrator reads that queue, or each fails at it.
+-- Queues with submissions that were not taken for long: no orchestrator reads the queue, or all of them fail to.
 SELECT m.queue, count(*)::int AS messages, (array_agg(m.message_id ORDER BY m.enqueued_at))[1] AS oldest,
        extract(epoch FROM dagapp.clock() - min(m.enqueued_at))::float8 AS seconds
   FROM dagapp.dag_job_messages m
@@ -105,7 +105,7 @@ SELECT m.queue, count(*)::int AS messages, (array_agg(m.message_id ORDER BY m.en
  LIMIT %(limit)s;
 
 -- name: janitor_idle
--- Sessions that keep a transaction open and do nothing: no dead row can be cleared away meanwhile. Ours may be ended.
+-- Sessions that keep a transaction open without using it: meanwhile no dead row can be vacuumed. Ours may be ended.
 SELECT a.pid, a.xact_start, a.application_name, a.usename::text AS role,
        a.usename = current_user AND a.application_name LIKE 'dagmaster-%%' AS is_ours,
        extract(epoch FROM clock_timestamp() - a.state_change)::float8 AS seconds
@@ -128,8 +128,8 @@ SELECT pg_terminate_backend(a.pid) AS is_ended
    AND a.state_change < clock_timestamp() - make_interval(secs => %(patience)s);
 
 -- name: janitor_unused
--- Payloads that were stored long ago and that nothing has ever referred to: a worker that did not live to report, or a job that
--- is gone. Deleted, the oldest first, as far as it goes fast. What is stored again or comes into use meanwhile is left alone.
+-- Delete payloads that were stored long ago and that no row refers to: their worker died before its report, or their job was
+-- deleted. The oldest first, up to a limit of bytes. Payloads that are stored again or used meanwhile are kept.
 WITH unused AS MATERIALIZED (
     SELECT p.job_id, p.sha256, p.size_bytes, p.stored_at
       FROM dagapp.dag_payloads p
@@ -155,16 +155,16 @@ SELECT count(*)::int AS payloads, count(DISTINCT job_id)::int AS jobs, coalesce(
   FROM chosen;
 
 -- name: janitor_leftovers
--- Of the jobs that have something in storage a few, and what of theirs may go: of jobs that are over for long enough, of which no
--- task is at work, locked, so that nobody resumes one meanwhile; and of jobs that were deleted. At random, so that what can't be
--- removed is not in the way of the rest.
-WITH found AS MATERIALIZED (
+-- Some of the jobs with files in storage, and which files may be removed: of jobs that ended long enough ago and have no running
+-- task (locked, so that they cannot be resumed meanwhile), and of deleted jobs. In random order, so that files that cannot be
+-- removed do not block the others.
+WITH files AS MATERIALIZED (
     SELECT f.job_id, f.has_scratch, f.has_blobs
       FROM unnest(%(job_ids)s::uuid[], %(with_scratch)s::boolean[], %(with_blobs)s::boolean[])
            AS f (job_id, has_scratch, has_blobs)
 ), ended AS MATERIALIZED (
     SELECT j.job_id, due.has_scratch, due.has_blobs, j.status::text AS status
-      FROM found f
+      FROM files f
       JOIN dagapp.dag_jobs j
         ON j.job_id = f.job_id
      CROSS JOIN LATERAL (
@@ -184,7 +184,7 @@ WITH found AS MATERIALIZED (
        FOR NO KEY UPDATE OF j SKIP LOCKED
 ), deleted AS MATERIALIZED (
     SELECT f.job_id, f.has_scratch, f.has_blobs, NULL AS status
-      FROM found f
+      FROM files f
      WHERE f.job_id < dagapp.first_uuid_at(dagapp.clock() - make_interval(secs => %(deleted)s::float8))
        AND NOT EXISTS (SELECT 1 FROM dagapp.dag_jobs j WHERE j.job_id = f.job_id)
      ORDER BY random()
@@ -195,7 +195,7 @@ SELECT job_id, has_scratch, has_blobs, status FROM ended
 SELECT job_id, has_scratch, has_blobs, status FROM deleted;
 
 -- name: janitor_note
--- Keep what was found, unless the same was told of the same thing a while ago.
+-- Record findings, except those that were recorded for the same target a short time ago.
 INSERT INTO dagapp.dag_janitor_actions (run_id, action_type, target_type, target_id, reason, detail)
 SELECT %(run_id)s::uuid, s.action_type, s.target_type, s.target_id, s.reason, s.detail
   FROM jsonb_to_recordset(%(seen)s::jsonb)
@@ -208,7 +208,7 @@ SELECT %(run_id)s::uuid, s.action_type, s.target_type, s.target_id, s.reason, s.
 RETURNING action_id, run_id, action_type, target_type, target_id, reason, detail, created_at;
 
 -- name: janitor_note_stuck
--- Keep that an owner can't advance its job, as long as it is its owner.
+-- Record that an owner cannot advance its job, as long as it is the owner.
 INSERT INTO dagapp.dag_janitor_actions (run_id, action_type, target_type, target_id, reason, detail)
 SELECT %(run_id)s::uuid, 'job_stuck', 'job', j.job_id::text, %(reason)s,
        %(detail)s::jsonb || jsonb_build_object('last_sequence', j.last_sequence)
@@ -221,7 +221,7 @@ SELECT %(run_id)s::uuid, 'job_stuck', 'job', j.job_id::text, %(reason)s,
 RETURNING action_id, run_id, action_type, target_type, target_id, reason, detail, created_at;
 
 -- name: janitor_actions
--- What janitors did, newest first.
+-- The actions of janitors, newest first.
 SELECT action_id, run_id, action_type, target_type, target_id, reason, detail, created_at
   FROM dagapp.dag_janitor_actions
  WHERE (%(after_at)s::timestamptz IS NULL OR (created_at, action_id) < (%(after_at)s, %(after_id)s::uuid))
