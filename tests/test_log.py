@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagmaster.observe import log
-from dagmaster.observe.log import redact, redact_value
+from dagmaster.observe.redaction import redact, redact_value
 
 pytestmark = pytest.mark.requirement("X3")
 
@@ -241,7 +241,7 @@ def written(request, monkeypatch):
     yield stream.getvalue
     structlog.reset_defaults()
     root = logging.getLogger()
-    for handler in [handler for handler in root.handlers if isinstance(handler, log._Others)]:
+    for handler in [handler for handler in root.handlers if isinstance(handler, log._LibraryHandler)]:
         root.removeHandler(handler)
 
 

@@ -16,7 +16,7 @@ from dagmaster.database.notify.notifier import RESULTS
 from dagmaster.errors import InvalidRequest
 from dagmaster.jobs.payload import INLINE_BYTES
 from dagmaster.jobs.states import Blame, TaskStatus
-from dagmaster.observe import log
+from dagmaster.observe.redaction import redact
 from dagmaster.workflows.storable import encode
 
 router = APIRouter(prefix="/callbacks", tags=["callbacks"])
@@ -92,7 +92,7 @@ def _as_told(report: TaskReport) -> Report:
         raise InvalidRequest("a failed attempt needs an `error` with a message", code="task.no-error")
     error = report.error.model_dump(mode="json") if report.error else None
     if error is not None:
-        error["message"] = log.redact(error["message"])
+        error["message"] = redact(error["message"])
     status = TaskStatus(report.status)
     # `log` has the lines that our workers kept; what others call so has another form.
     metrics = {name: value for name, value in (report.metrics or {}).items() if name != "log"} or None

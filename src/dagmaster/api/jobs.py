@@ -24,7 +24,7 @@ from dagmaster.jobs.model import Job, NodeState, Submission
 from dagmaster.jobs.outcomes import Deliverable, Outcomes, deliverables, download, outcomes
 from dagmaster.jobs.states import NODE_LIVE, JobStatus, NodeStatus, TaskStatus
 from dagmaster.jobs.view import JobView, NodeView
-from dagmaster.observe import log
+from dagmaster.observe.redaction import redact
 from dagmaster.operations.library import WorkflowLibrary
 from dagmaster.operations.submit import Answer, submit_once
 from dagmaster.workflows.graph import Graph
@@ -52,7 +52,7 @@ class ShownJob(Job):
 
     @field_serializer("callback_url")
     def _without_secrets(self, url: str | None) -> str | None:
-        return log.redact(url) if url else url
+        return redact(url) if url else url
 
 
 @dataclass(frozen=True, slots=True)

@@ -192,14 +192,14 @@ def _told(error: Exception, state: State) -> tuple[int, list[str]]:
 def _traceback(error: Exception) -> str:
     import traceback
 
-    from dagmaster.observe.log import redact
+    from dagmaster.observe.redaction import redact
 
     return neutral(redact("".join(traceback.format_exception(error))))
 
 
 def described(error: Exception) -> tuple[int, dict[str, Any]]:
     """The exit code of an error, and what is said about it, without secrets."""
-    from dagmaster.observe.log import redact_value
+    from dagmaster.observe.redaction import redact_value
 
     match error:
         case errors.DagmasterError():

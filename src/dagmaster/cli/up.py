@@ -87,7 +87,7 @@ def _announce(state: State, local: "LocalPlatform") -> None:
 
 
 def _rows(local: "LocalPlatform") -> list[tuple[str, str, str]]:
-    from dagmaster.observe.log import redact
+    from dagmaster.observe.redaction import redact
 
     server = str(local.cluster.server_pid()) if local.cluster else ""
     where = f"socket in {local.cluster.socket_folder}" if local.cluster else redact(local.dsn)
@@ -102,7 +102,7 @@ def _rows(local: "LocalPlatform") -> list[tuple[str, str, str]]:
 
 
 def _facts(local: "LocalPlatform") -> dict[str, Any]:
-    from dagmaster.observe.log import redact
+    from dagmaster.observe.redaction import redact
 
     return {
         "status": "ready",

@@ -402,7 +402,7 @@ def _http(url: str) -> httpx2.Client:
 
 
 def _shown(url: str) -> str:
-    from dagmaster.observe.log import redact
+    from dagmaster.observe.redaction import redact
 
     return redact(url)
 

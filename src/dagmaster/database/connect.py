@@ -16,7 +16,7 @@ from psycopg_pool import AsyncConnectionPool
 
 from dagmaster.database import OLDEST_MAJOR
 from dagmaster.errors import DagmasterError, InvalidRequest, NotAllowed, NotFound, Unavailable
-from dagmaster.observe.log import redact
+from dagmaster.observe.redaction import redact
 from dagmaster.records import SCHEMA
 
 Connection = psycopg.AsyncConnection[Any]

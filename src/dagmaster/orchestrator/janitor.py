@@ -23,6 +23,7 @@ from dagmaster.database.maintenance.retention import PostgresRetention
 from dagmaster.database.notify.notifier import JOBS, Notifier
 from dagmaster.jobs.model import JanitorAction
 from dagmaster.observe import log
+from dagmaster.observe.redaction import redact
 from dagmaster.orchestrator import webhook
 from dagmaster.orchestrator.tidy import DAY_SECONDS, Tidy
 from dagmaster.settings import Settings
@@ -83,7 +84,7 @@ class Janitor:
 
     def report_stuck(self, claim: Claim, error: Exception) -> None:
         """The loop has failed at this job again and again: people shall see it soon."""
-        self._stuck[claim.job_id] = (claim, log.redact(f"{type(error).__name__}: {error}"))
+        self._stuck[claim.job_id] = (claim, redact(f"{type(error).__name__}: {error}"))
         self._is_wanted.set()
 
     def stats(self) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from dagmaster.errors import (
     Unavailable,
     UnfitData,
 )
-from dagmaster.observe import log
+from dagmaster.observe.redaction import redact, redact_value
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_AFTER_SECONDS = 2
@@ -148,7 +148,7 @@ class Problems:
             instance=self.clean(path),
             code=code,
             hint=self.clean(hint) if hint else None,
-            facts=self._clean_value(log.redact_value(facts or {})),
+            facts=self._clean_value(redact_value(facts or {})),
             errors=list(errors),
             request_id=request_id,
         )
@@ -174,7 +174,7 @@ class Problems:
 
     def clean(self, text: str) -> str:
         """Bounded, without secrets, and without halves of characters, which JSON can't carry."""
-        clean = log.redact(text)  # whole: what is cut in the middle of a secret is no longer recognised as one
+        clean = redact(text)  # whole: what is cut in the middle of a secret is no longer recognised as one
         short = clean if len(clean) <= self.longest_text else f"{clean[: self.longest_text - 1]}…"
         return short.encode("utf-8", "replace").decode()
 

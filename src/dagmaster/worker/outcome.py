@@ -11,7 +11,7 @@ from dagmaster.errors import DagmasterError, InvalidRequest, Unavailable, UnfitD
 from dagmaster.handlers.calling import Returned
 from dagmaster.jobs.payload import INLINE_BYTES, Encoded, Reference
 from dagmaster.jobs.states import Blame, TaskStatus
-from dagmaster.observe.log import redact
+from dagmaster.observe.redaction import redact
 
 MAX_MESSAGE = 4_000
 MAX_TRACEBACK = 8_000

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import NamedTuple, TypeVar
 
 from dagmaster.errors import DagmasterError
-from dagmaster.observe.log import redact
+from dagmaster.observe.redaction import redact
 
 PATIENCE_SECONDS = 3.0
 MB, GB = 1 << 20, 1 << 30
