@@ -184,7 +184,7 @@ LIMITED = """
 
 @pytest.mark.parametrize(
     ("slots", "detail"),
-    [(10, "4 of max_parallel 4 are running"), (3, "4 of max_parallel 4 are under way, 3 of them running")],
+    [(10, "4 of max_parallel 4 are running"), (3, "4 of max_parallel 4 are active, 3 of them running")],
 )
 async def test_a_limited_fan_out_shows_how_many_of_its_slots_are_used(database, slots, detail):
     async with engine(database, workers=0) as running, api(database, running) as client:
@@ -243,7 +243,7 @@ async def test_a_task_shows_that_no_worker_of_its_queue_offers_its_handler(datab
 
             reasons = await until(is_queued)
 
-    assert reasons[0]["detail"] == "no live worker offers nobody_has_it on queue dag-worker-tasks (1 serve it)"
+    assert reasons[0]["detail"] == "no live worker has handler nobody_has_it on queue dag-worker-tasks (1 serve it)"
 
 
 async def test_a_job_shows_that_its_orchestrator_has_stopped(database):
@@ -271,7 +271,7 @@ async def test_a_waiting_task_shows_how_often_it_was_lost(database):
         reason = await until(is_lost, 20)
         await running.wait(job_id, 60)
 
-    assert re.match(r"tried again, lost \d times?, in \d+\.\d s: ", reason["detail"])
+    assert re.match(r"retried, lost \d times?, in \d+\.\d s: ", reason["detail"])
 
 
 # What a node may be held up by, by the state that it is in.

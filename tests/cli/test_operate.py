@@ -200,7 +200,7 @@ def test_the_schema_is_inspected_through_the_platform(from_afar):
     assert " dag_jobs\n" in tables
     assert migrated.out == "nothing to change\n"
     assert rebuilt.code == 3
-    assert "rebuilding is off" in rebuilt.err
+    assert "rebuilding is disabled" in rebuilt.err
     assert from_afar("verify-history", "--all", "--server", "http://127.0.0.1:1").code == 2
 
 

@@ -143,7 +143,7 @@ def test_rebuilding_must_be_allowed_and_confirmed(dagmaster, monkeypatch, empty_
     rebuilt = dagmaster("db", "rebuild", "--confirm", name, "--json")
 
     assert off.code == unsure.code == 3
-    assert "rebuilding is off" in off.err
+    assert "rebuilding is disabled" in off.err
     assert "--confirm is not the name" in unsure.err
     assert rebuilt.json["is_current"] is True
 

@@ -3,7 +3,7 @@
 import re
 from typing import get_args
 
-from dagmaster.api.waiting import Code
+from dagmaster.client.models.nodes import ReasonCode
 from tests.docs.pages import ROOT
 from tests.docs.terminal import follow
 
@@ -17,4 +17,4 @@ def test_the_guide_can_be_followed_word_by_word(variables: dict[str, str]) -> No
 def test_every_reason_has_its_remedy() -> None:
     rows = re.findall(r"^\| `(\w+)` \|", PAGE.read_text(), re.MULTILINE)
 
-    assert sorted(rows) == sorted(get_args(Code))
+    assert sorted(rows) == sorted(get_args(ReasonCode))

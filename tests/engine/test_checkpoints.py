@@ -12,10 +12,11 @@ from uuid import UUID
 import psycopg
 import pytest
 
+from dagmaster.client.models.jobs import JobPart
 from dagmaster.database.ledger.protocol import Running
 from dagmaster.errors import UnfitData
 from dagmaster.handlers.registry import Registration
-from dagmaster.operations.rerun import Part, resume, retry
+from dagmaster.operations.rerun import resume, retry
 from tests.engine.harness import engine, until, workflow
 from tests.engine.processes import Fleet, fleet
 
@@ -204,7 +205,7 @@ async def test_a_resume_builds_on_checkpoints_and_a_retry_does_it_all_again(data
         await resume(running.ledger, job_id)
         await running.wait(job_id)
         resumed = (await running.nodes(job_id))["work"]["output"]
-        await retry(running.ledger, job_id, Part(node="work"))
+        await retry(running.ledger, job_id, JobPart(node="work"))
         await running.wait(job_id)
         retried = (await running.nodes(job_id))["work"]["output"]
 

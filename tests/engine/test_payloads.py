@@ -11,6 +11,7 @@ import orjson
 import pytest
 
 from dagmaster.client.client import Client
+from dagmaster.client.models.jobs import JobPart
 from dagmaster.database.ledger.postgres import PostgresLedger
 from dagmaster.database.ledger.protocol import Demand
 from dagmaster.database.maintenance.history import verify
@@ -21,7 +22,7 @@ from dagmaster.errors import HandlerFailed, InvalidRequest, Unavailable
 from dagmaster.handlers.registry import Registration
 from dagmaster.jobs.history import FindingCode
 from dagmaster.jobs.payload import INLINE_BYTES, LOADABLE_BYTES
-from dagmaster.operations.rerun import Part, retry
+from dagmaster.operations.rerun import retry
 from tests.api.serving import V1, api, app_of, served
 from tests.engine.harness import Engine, engine, open_gate, until, workflow
 from tests.engine.processes import CRASHED, fleet
@@ -579,7 +580,7 @@ async def test_a_retry_replaces_damaged_payloads(database):
         await running.rows("UPDATE dagapp.dag_payload_parts SET data = set_byte(data, 5, 65) WHERE part = 1")
         await running.rows("DELETE FROM dagapp.dag_payload_parts WHERE part = 2")
         assert not (await verify(database, reads_payloads=True)).is_clean
-        await retry(running.ledger, job["job_id"], Part(node="big"))
+        await retry(running.ledger, job["job_id"], JobPart(node="big"))
         running.notifier.notify(JOBS)
         await running.wait(job["job_id"], until=("completed",))
 

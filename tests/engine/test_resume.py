@@ -6,11 +6,12 @@ from uuid import UUID
 
 import pytest
 
+from dagmaster.client.models.jobs import JobPart
 from dagmaster.database.notify.notifier import JOBS
 from dagmaster.errors import Conflict, HandlerFailed, NotFound
 from dagmaster.handlers.registry import Registration
 from dagmaster.operations.cancel import cancel
-from dagmaster.operations.rerun import Part, resume, retry
+from dagmaster.operations.rerun import resume, retry
 from tests.engine.harness import Engine, engine, until, workflow
 
 pytestmark = pytest.mark.requirement("E15")
@@ -282,7 +283,7 @@ async def test_a_failure_further_up_runs_again_where_its_readers_do(database):
 
 
 async def retried(running: Engine, job_id: UUID, **part: str):
-    answer = await retry(running.ledger, job_id, Part(**part), by="ana")
+    answer = await retry(running.ledger, job_id, JobPart(**part), by="ana")
     running.notifier.notify(JOBS)
     return answer
 
@@ -291,7 +292,7 @@ async def test_a_retried_node_runs_again_with_everything_downstream_and_nothing_
     async with engine(database, handlers=HANDLERS) as running:
         job = await running.run(workflow(DIAMOND))
         _runs.clear()
-        would = await retry(running.ledger, job["job_id"], Part(node="left"), is_dry_run=True)
+        would = await retry(running.ledger, job["job_id"], JobPart(node="left"), is_dry_run=True)
 
         answer = await retried(running, job["job_id"], node="left")
         again = await running.wait(job["job_id"])
@@ -315,7 +316,7 @@ async def test_a_retried_stage_is_all_its_nodes(database):
         assert set(answer.nodes) == {"left", "right", "last", "end"}
         assert sorted(_runs) == ["last", "left", "right"]
         with pytest.raises(NotFound, match="no stage 'nowhere'"):
-            await retry(running.ledger, job["job_id"], Part(stage="nowhere"))
+            await retry(running.ledger, job["job_id"], JobPart(stage="nowhere"))
 
 
 async def test_failed_children_alone_run_again(database):
@@ -334,7 +335,7 @@ async def test_failed_children_alone_run_again(database):
         assert sorted(_runs) == ["3", "7", "last"]
         assert (await running.nodes(job["job_id"]))["join"]["output"]["count"] == 20
         with pytest.raises(Conflict, match="no child of 'split' has failed"):
-            await retry(running.ledger, job["job_id"], Part(failed_children="split"))
+            await retry(running.ledger, job["job_id"], JobPart(failed_children="split"))
 
 
 async def test_one_child_runs_again(database):
@@ -349,7 +350,7 @@ async def test_one_child_runs_again(database):
         assert sorted(_runs) == ["3", "last"]
         for unknown in ("split__5", "split__03", "split__x", "start", "nobody"):
             with pytest.raises(NotFound):
-                await retry(running.ledger, job["job_id"], Part(node=unknown))
+                await retry(running.ledger, job["job_id"], JobPart(node=unknown))
 
 
 async def test_a_child_that_is_not_enough_by_itself_is_refused_with_what_else_must_run(database):
@@ -362,7 +363,7 @@ async def test_a_child_that_is_not_enough_by_itself_is_refused_with_what_else_mu
 
         for is_dry_run in (True, False):
             with pytest.raises(Conflict, match="2 other children of 'split' are missing, and 1 may be") as refused:
-                await retry(running.ledger, failed["job_id"], Part(node="split__5"), is_dry_run=is_dry_run)
+                await retry(running.ledger, failed["job_id"], JobPart(node="split__5"), is_dry_run=is_dry_run)
             assert "failed children of 'split'" in str(refused.value.hint)
         assert (await running.job(failed["job_id"]))["resume_count"] == 0
         _runs.clear()
@@ -394,7 +395,7 @@ async def test_what_was_chosen_from_what_has_changed_is_refused(database):
                 return outputs
 
         with pytest.raises(Conflict, match="has run again in the meantime"):
-            await retry(SlowLedger(), failed["job_id"], Part(node="split__3"))
+            await retry(SlowLedger(), failed["job_id"], JobPart(node="split__3"))
 
 
 GROWING = """
@@ -524,6 +525,6 @@ async def test_a_part_that_another_failure_would_hold_up_is_refused(database):
         job = await running.run(workflow(DIAMOND))
 
         with pytest.raises(Conflict, match="'right' has failed too"):
-            await retry(running.ledger, job["job_id"], Part(node="left"))
+            await retry(running.ledger, job["job_id"], JobPart(node="left"))
         with pytest.raises(ValueError, match="name either a node"):
-            Part(node="left", stage="middle")
+            JobPart(node="left", stage="middle")

@@ -8,12 +8,13 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 from uuid import UUID
 
+from dagmaster.client.models.jobs import JobPart
 from dagmaster.database.ledger.protocol import NewJob
 from dagmaster.database.notify.notifier import JOBS
 from dagmaster.errors import Conflict, NotFound, Unavailable
 from dagmaster.jobs.states import JOB_TERMINAL
 from dagmaster.operations.cancel import cancel
-from dagmaster.operations.rerun import Part, resume, retry
+from dagmaster.operations.rerun import resume, retry
 from dagmaster.workflows.model import EndNode, FanOutNode, StartNode
 from tests.simulation.clockwork import Lane
 from tests.simulation.effects import QUEUE
@@ -85,13 +86,13 @@ class Person:
         else:
             await self._once(lambda: retry(self._wire, job_id, part, by="ana"))
 
-    def _a_part(self, job_id: UUID) -> Part | None:
+    def _a_part(self, job_id: UUID) -> JobPart | None:
         nodes = self._workflow.nodes
         names = [name for name, node in nodes.items() if not isinstance(node, StartNode | EndNode)]
-        parts = [Part(node=name) for name in names]
-        parts += [Part(failed_children=name) for name in names if isinstance(nodes[name], FanOutNode)]
+        parts = [JobPart(node=name) for name in names]
+        parts += [JobPart(failed_children=name) for name in names if isinstance(nodes[name], FanOutNode)]
         rows = self._world.database.nodes[job_id].values()
-        parts += [Part(node=row.node_id) for row in rows if row.parent_node_id]
+        parts += [JobPart(node=row.node_id) for row in rows if row.parent_node_id]
         return self._random.choice(parts) if parts else None
 
     async def _limit_the_queue(self) -> None:

@@ -1,1 +1,1 @@
-"""The orchestrator's API: one app, one module per resource. It may write, through operations and the ledger."""
+"""The HTTP API of the platform: one module per resource. It writes only through operations and the ledger."""

@@ -1,7 +1,7 @@
-"""The app: routes, errors and parts put together. Nothing is configured at import.
+"""The FastAPI application: routes, error handlers and services. Nothing is configured at import.
 
 create_app(settings, dsn, catalog, handlers)
-  ├── Door: request id, host and origin, size of bodies
+  ├── middleware: request id, host and origin, size of bodies
   ├── / /docs /openapi.json /livez /readyz
   └── /api/v1: jobs workflows callbacks bootstrap dead-letters janitor orchestrators workers queues stats health
 """
@@ -21,13 +21,15 @@ from dagmaster.api import (
     examples,
     health,
     index,
+    instances,
     interventions,
     janitor,
     jobs,
     logs,
-    operate,
     outputs,
     problems,
+    queues,
+    stats,
     stream,
     waiting,
     workflows,
@@ -35,25 +37,25 @@ from dagmaster.api import (
 from dagmaster.api.middleware import ApiMiddleware
 from dagmaster.api.services import ApiServices
 from dagmaster.client.limits import MAX_BODY_BYTES, PREFIX
+from dagmaster.client.models.problems import ProblemDetails
 from dagmaster.operations.library import WorkflowLibrary
 from dagmaster.orchestrator.loop import Orchestrator
 from dagmaster.settings import Settings
-from dagmaster.web.problems import Problem
 
 _TAGS = [
-    {"name": "jobs", "description": "Submit jobs, look at them and their parts, follow them live"},
-    {"name": "workflows", "description": "What can be submitted"},
+    {"name": "jobs", "description": "Submit jobs, list and inspect them, follow their events"},
+    {"name": "workflows", "description": "The workflows that can be submitted"},
     {"name": "callbacks", "description": "For workers without access to the database"},
-    {"name": "queues", "description": "How full they are; limit and pause them"},
-    {"name": "dead letters", "description": "Messages that could not be used"},
-    {"name": "operations", "description": "Who runs, and the platform in numbers"},
-    {"name": "bootstrap", "description": "The database's schema"},
-    {"name": "health", "description": "For probes and people"},
+    {"name": "queues", "description": "Show, limit and pause queues"},
+    {"name": "dead letters", "description": "Messages that were rejected"},
+    {"name": "operations", "description": "Running instances, the janitor, and numbers of the platform"},
+    {"name": "bootstrap", "description": "The database schema"},
+    {"name": "health", "description": "For probes and operators"},
 ]
 _DESCRIPTION = """Jobs, workflows and operations of a dagmaster platform.
 
-Errors are RFC 9457 problems with a stable `code`. Lists come in pages: give `next` of one as `after` of the following one.
-Every answer has an `X-Request-ID`, the one that was sent if there was any."""
+Errors are RFC 9457 problem details with a stable `code`. Lists are paginated: pass `next` of a page as `after` to get the
+following one. Every response has an `X-Request-ID` header; it is that of the request, if the request has one."""
 
 
 def create_app(
@@ -65,7 +67,7 @@ def create_app(
     orchestrator: Orchestrator | None = None,
     heartbeat_seconds: float = 15.0,
 ) -> FastAPI:
-    """The API on a database. `orchestrator` is the one in the same process, on whose loop health depends."""
+    """The API of a database. Health depends on the loop of `orchestrator`, if one runs in the same process."""
     services = ApiServices(settings, dsn, catalog, handlers, orchestrator, heartbeat_seconds)
 
     @asynccontextmanager
@@ -74,9 +76,14 @@ def create_app(
             yield
 
     app = _App(
-        title="dagmaster", version=__version__, description=_DESCRIPTION, openapi_tags=_TAGS, lifespan=lifespan,
-        docs_url=None, redoc_url=None,
-    )  # fmt: skip
+        title="dagmaster",
+        version=__version__,
+        description=_DESCRIPTION,
+        openapi_tags=_TAGS,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+    )
     app.state.services = services
     problems.register(app)
     app.include_router(_versioned())
@@ -105,7 +112,9 @@ def _versioned() -> APIRouter:
         bootstrap,
         dead_letters,
         janitor,
-        operate,
+        instances,
+        queues,
+        stats,
         health,
     ):
         router.include_router(module.router)
@@ -114,22 +123,25 @@ def _versioned() -> APIRouter:
 
 class _App(FastAPI):
     def openapi(self) -> dict[str, Any]:
-        """The description, with what FastAPI does not know: the shape of problems, examples, the id of requests."""
+        """The description, with what FastAPI does not add: the schema of problems, and examples."""
         if self.openapi_schema is None:
-            made = get_openapi(
-                title=self.title, version=self.version, description=self.description, tags=self.openapi_tags,
+            description = get_openapi(
+                title=self.title,
+                version=self.version,
+                description=self.description,
+                tags=self.openapi_tags,
                 routes=self.routes,
-            )  # fmt: skip
-            _describe_problems(made["components"]["schemas"])
-            examples.attach(made)
-            self.openapi_schema = made
+            )
+            _describe_problems(description["components"]["schemas"])
+            examples.attach(description)
+            self.openapi_schema = description
         return self.openapi_schema
 
 
 def _describe_problems(schemas: dict[str, Any]) -> None:
-    schema = Problem.model_json_schema(ref_template="#/components/schemas/{model}", mode="serialization")
+    schema = ProblemDetails.model_json_schema(ref_template="#/components/schemas/{model}", mode="serialization")
     schemas.update(schema.pop("$defs", {}))
-    schemas["Problem"] = schema
-    # FastAPI's own errors, which nobody gets.
+    schemas["ProblemDetails"] = schema
+    # FastAPI's own errors, which this API never sends.
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)

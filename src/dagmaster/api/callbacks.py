@@ -1,75 +1,44 @@
-"""Results over HTTP, for workers without access to the database."""
+"""Task results over HTTP, for workers without access to the database."""
 
 import re
 from dataclasses import replace
-from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from fastapi import APIRouter
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
-from dagmaster.api import examples
 from dagmaster.api.problems import responses
 from dagmaster.api.services import Services
+from dagmaster.client.models.callbacks import ReportReceipt, TaskReport
 from dagmaster.database.ledger.protocol import Demand, Ledger, Report
 from dagmaster.database.notify.notifier import RESULTS
 from dagmaster.errors import InvalidRequest
 from dagmaster.jobs.payload import INLINE_BYTES
-from dagmaster.jobs.states import Blame, TaskStatus
+from dagmaster.jobs.states import TaskStatus
 from dagmaster.observe.redaction import redact
 from dagmaster.workflows.storable import encode
 
 router = APIRouter(prefix="/callbacks", tags=["callbacks"])
 
 _TASK_ID = re.compile(r"([0-9a-fA-F-]{36})_(.{1,100})_([1-9][0-9]{0,8})")
-_NOTHING_MORE = Demand(queues=())
-
-
-class TaskError(BaseModel):
-    """Why an attempt failed, and whose move it is."""
-
-    model_config = ConfigDict(extra="allow")
-
-    message: Annotated[str, Field(min_length=1, max_length=4000)]
-    blame: Blame = Blame.HANDLER
-    code: Annotated[str, Field(max_length=100)] = "handler.failed"
-
-
-class TaskReport(BaseModel):
-    """What a worker says of one attempt it ran."""
-
-    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [examples.TASK_REPORT]})
-
-    task_id: Annotated[str, Field(max_length=200, description="Job, node and attempt, joined by underscores")]
-    worker_id: UUID
-    status: Literal["succeeded", "failed", "returned"] = Field(description="returned: stopped early, as it was told")
-    output: JsonValue = None
-    error: TaskError | None = Field(None, description="Needed where the attempt failed")
-    metrics: dict[str, Any] | None = None
-
-
-class Receipt(BaseModel):
-    """`accepted` is false where the report came too late to count: it is kept for people, and nothing is to be done."""
-
-    accepted: bool
+_NO_DEMAND = Demand(queues=())
 
 
 @router.post(
     "/task-result", operation_id="report_task_result", summary="Report the result of a task", responses=responses()
 )
-async def report_task_result(services: Services, report: TaskReport) -> Receipt:
-    """Handled exactly once: reported again, it is answered as before."""
-    told = _as_told(report)
-    # A stranger's report is not even kept: it would stand in the way of the one that the holder is going to make.
-    if not await services.reads.may_report(report.worker_id, told.job_id, told.node_id, told.attempt):
-        return Receipt(accepted=False)
+async def report_task_result(services: Services, report: TaskReport) -> ReportReceipt:
+    """A report counts once. If it is repeated, the response is the same."""
+    result = _result_of(report)
+    # The report of a worker that does not hold the task is not stored: it would block the report of the holder.
+    if not await services.reads.may_report(report.worker_id, result.job_id, result.node_id, result.attempt):
+        return ReportReceipt(accepted=False)
     async with services.ledgers.one() as ledger:
-        told = await _with_payload(ledger, told)
+        result = await _with_payload(ledger, result)
         answer = await ledger.exchange(
-            report.worker_id, [told], _NOTHING_MORE, lease_seconds=services.settings.task_lease_sec
+            report.worker_id, [result], _NO_DEMAND, lease_seconds=services.settings.task_lease_sec
         )
     services.notifier.notify(RESULTS)
-    return Receipt(accepted=not answer.late)
+    return ReportReceipt(accepted=not answer.late)
 
 
 async def _with_payload(ledger: Ledger, report: Report) -> Report:
@@ -80,12 +49,12 @@ async def _with_payload(ledger: Ledger, report: Report) -> Report:
     return replace(report, output=None, output_ref=await ledger.store_payload(report.job_id, encoded))
 
 
-def _as_told(report: TaskReport) -> Report:
-    services = _TASK_ID.fullmatch(report.task_id)
+def _result_of(report: TaskReport) -> Report:
+    match = _TASK_ID.fullmatch(report.task_id)
     try:
-        if services is None:
+        if match is None:
             raise ValueError
-        job_id = UUID(services[1])
+        job_id = UUID(match[1])
     except ValueError:
         raise InvalidRequest("this is not the id of a task", code="task.bad-id", task_id=report.task_id) from None
     if report.status == "failed" and report.error is None:
@@ -93,7 +62,6 @@ def _as_told(report: TaskReport) -> Report:
     error = report.error.model_dump(mode="json") if report.error else None
     if error is not None:
         error["message"] = redact(error["message"])
-    status = TaskStatus(report.status)
-    # `log` has the lines that our workers kept; what others call so has another form.
+    # `log` is reserved for the log lines that dagmaster's own workers report.
     metrics = {name: value for name, value in (report.metrics or {}).items() if name != "log"} or None
-    return Report(job_id, services[2], int(services[3]), status, report.output, error, metrics)
+    return Report(job_id, match[2], int(match[3]), TaskStatus(report.status), report.output, error, metrics)

@@ -1,15 +1,15 @@
-"""Live events: one follower for the whole process, any number of watchers.
+"""Live events: one follower per process, any number of watchers.
 
-    bell, or every half second ──▶ one look at how far all watched jobs have come
-                               ──▶ of each that moved, the new events are read once ──▶ every watcher of that job
-                               ──▶ what running attempts say of their progress      ──▶ at most once a second
+    a notification, or every half second ──▶ one query for the last sequence number of all watched jobs
+                                         ──▶ new events are read once per job  ──▶ every watcher of that job
+                                         ──▶ the progress of running attempts  ──▶ at most once per second
 
-A watcher has a cursor, the number of the last event it was given. Numbers of a job have no gaps, so nothing is missed or
-given twice, whatever happens in between. One that is behind what is kept in memory reads the rest through the pool.
-Progress is no event: it has no number, and of it only the latest counts.
+A watcher has a cursor: the sequence number of the last event it received. The numbers of a job have no gaps, so no event is
+missed or repeated. A watcher that needs events that are no longer in memory reads them through the pool. Progress is not an
+event: it has no number, and only the latest counts.
 
-A watcher may leave at any moment, which cancels its task. A question to the database is never cut off by that: its connection
-would be lost to the pool.
+A watcher may leave at any time, which cancels its task. A running query is not cancelled by that, because the pool would lose
+its connection.
 """
 
 import asyncio
@@ -22,8 +22,8 @@ from itertools import islice
 from typing import Any, TypeVar
 from uuid import UUID
 
+from dagmaster.client.models.jobs import EventEntry
 from dagmaster.database.notify.notifier import Notifier
-from dagmaster.database.reads.jobs import EventEntry
 from dagmaster.database.reads.pages import ApiReads, EventPosition, JobBrief, NodeProgress
 from dagmaster.errors import Unavailable
 from dagmaster.jobs.states import JOB_TERMINAL, JobStatus
@@ -31,30 +31,30 @@ from dagmaster.observe import log
 
 POLL_SECONDS = 0.5
 MOST_WATCHERS = 1000
-PROGRESS_SECONDS = 1.0  # between two tellings of a job
-_PROGRESS_LOOK_SECONDS = 0.4
-# A worker's ring comes before the orchestrator has written the event: look again soon, then less soon.
-_AFTER_A_RING = (0.03, 0.06, 0.12, 0.25)
-_BREATH_SECONDS = 0.02
+PROGRESS_SECONDS = 1.0  # between two progress updates of a job
+_PROGRESS_POLL_SECONDS = 0.4
+# A worker notifies before the orchestrator has written the event: poll soon, then at longer intervals.
+_AFTER_NOTIFICATION = (0.03, 0.06, 0.12, 0.25)
+_SETTLE_SECONDS = 0.02
 _KEPT = 2000
 _PAGE = 500
-_TOLD_AT_ONCE = 100
+_BATCH = 100
 _log = log.get("api")
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far the running attempts of a job are."""
+    """The progress of the running attempts of a job."""
 
     nodes: tuple[NodeProgress, ...]
 
 
-News = Sequence[EventEntry] | Progress | None
+Update = Sequence[EventEntry] | Progress | None  # None keeps the connection open
 
 
-class Channel:
-    """A watched job. `head` and `status` are of one moment; `recent` are the last events up to it."""
+class WatchedJob:
+    """A job with watchers. `head` and `status` were read together; `_recent` are the last events up to `head`."""
 
     def __init__(self, brief: JobBrief) -> None:
         self.head = brief.last_sequence
@@ -66,20 +66,20 @@ class Channel:
         self._recent: deque[EventEntry] = deque(maxlen=_KEPT)
 
     def since(self, after: int) -> list[EventEntry] | None:
-        """The events behind a number, or None where they are no longer at hand."""
+        """The events after a sequence number, or None if they are not in memory."""
         if not self._recent or self._recent[0].sequence > after + 1:
             return None
         return list(islice(self._recent, after + 1 - self._recent[0].sequence, None))
 
-    def move(self, head: EventPosition, events: list[EventEntry]) -> None:
+    def advance(self, head: EventPosition, events: list[EventEntry]) -> None:
         if events and self._recent and events[0].sequence != self._recent[-1].sequence + 1:
             self._recent.clear()
         self._recent.extend(events)
         self.head, self.status = head.last_sequence, head.status
         self.wake()
 
-    def tell(self, progress: Progress) -> None:
-        """Pass progress on, if it is new and the last one was a while ago."""
+    def report(self, progress: Progress) -> None:
+        """Pass progress on to the watchers, if it is new and the last update was long enough ago."""
         now = time.monotonic()
         if not progress.nodes:
             self.progress = progress
@@ -96,30 +96,30 @@ class Channel:
 
 
 class Follower:
-    """`start` it inside a running loop. Without watchers it asks nothing."""
+    """Call `start` inside a running event loop. Without watchers it runs no queries."""
 
     def __init__(self, reads: ApiReads, notifier: Notifier) -> None:
         self._reads = reads
         self._notifier = notifier
-        self._channels: dict[UUID, Channel] = {}
+        self._jobs: dict[UUID, WatchedJob] = {}
         self._wanted = asyncio.Event()
         self._is_closing = False
         self._task: asyncio.Task[None] | None = None
         self._reading: set[asyncio.Task[Any]] = set()
-        self._progress_looked_at = 0.0
+        self._progress_polled_at = 0.0
 
     @property
     def watchers(self) -> int:
-        return sum(channel.watchers for channel in self._channels.values())
+        return sum(job.watchers for job in self._jobs.values())
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._run(), name="api-follower")
 
     async def close(self) -> None:
-        """End every stream; each may be taken up again elsewhere, where it stopped."""
+        """End every stream. Clients may continue them at another instance."""
         self._is_closing = True
-        for channel in self._channels.values():
-            channel.wake()
+        for job in self._jobs.values():
+            job.wake()
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
@@ -127,33 +127,33 @@ class Follower:
         await asyncio.gather(*self._reading, return_exceptions=True)
 
     def admit(self) -> None:
-        """Refuse one watcher too many, before its stream has begun."""
+        """Raise an error if there are too many watchers. Called before a stream begins."""
         if self.watchers >= MOST_WATCHERS:
-            raise Unavailable("too many streams are open", code="stream.too-many", hint="try again later")
+            raise Unavailable("too many event streams are open", code="stream.too-many", hint="try again later")
 
-    async def watch(self, job_id: UUID, brief: JobBrief, after: int, heartbeat_seconds: float) -> AsyncIterator[News]:
-        """Events behind `after`, some at a time, and progress, until the job is over; None as a sign of life where nothing
-        happens. Between two tellings the loop has its turn, or nobody would hear that the watcher has left."""
-        with self._watching(job_id, brief) as channel:
-            told = Progress(())
+    async def watch(self, job_id: UUID, brief: JobBrief, after: int, heartbeat_seconds: float) -> AsyncIterator[Update]:
+        """Events after a sequence number, in batches, and progress, until the job has ended. None if nothing has happened for a
+        heartbeat. The event loop runs between two batches, so that it notices when the watcher has left."""
+        with self._watching(job_id, brief) as job:
+            sent = Progress(())
             while not self._is_closing:
-                changed, head, status = channel.changed, channel.head, channel.status
+                changed, head, status = job.changed, job.head, job.status
                 while after < head:
-                    page = channel.since(after) or await self._page(job_id, after)
-                    for first in range(0, len(page), _TOLD_AT_ONCE):
-                        some = page[first : first + _TOLD_AT_ONCE]
-                        yield some
-                        after = some[-1].sequence
+                    page = job.since(after) or await self._page(job_id, after)
+                    for first in range(0, len(page), _BATCH):
+                        batch = page[first : first + _BATCH]
+                        yield batch
+                        after = batch[-1].sequence
                         await asyncio.sleep(0)
                     if not page:
-                        return  # not there to be read: whoever watches asks again
+                        return  # the events cannot be read: the client reconnects
                 if status in JOB_TERMINAL and after == head:
                     return
-                if told is not channel.progress:
-                    told = channel.progress
-                    if told.nodes:
-                        yield told
-                        continue  # something may have happened meanwhile
+                if sent is not job.progress:
+                    sent = job.progress
+                    if sent.nodes:
+                        yield sent
+                        continue  # there may be new events
                 try:
                     async with asyncio.timeout(heartbeat_seconds):
                         await changed.wait()
@@ -162,79 +162,79 @@ class Follower:
 
     async def _page(self, job_id: UUID, after: int) -> list[EventEntry]:
         try:
-            return await self._whole(self._reads.page_events(job_id, limit=_PAGE, after=after))
+            return await self._complete(self._reads.page_events(job_id, limit=_PAGE, after=after))
         except Unavailable as error:
-            _log.warning("a stream ends, its events can't be read", job_id=str(job_id), error=error.message)
+            _log.warning("a stream ends because its events cannot be read", job_id=str(job_id), error=error.message)
             return []
 
-    async def _whole(self, reading: Coroutine[Any, Any, T]) -> T:
-        """Read to the end, even if nobody waits for it any more."""
+    async def _complete(self, reading: Coroutine[Any, Any, T]) -> T:
+        """Complete a query even if its watcher has left."""
         task = asyncio.create_task(reading)
         self._reading.add(task)
         task.add_done_callback(self._reading.discard)
         return await asyncio.shield(task)
 
     @contextmanager
-    def _watching(self, job_id: UUID, brief: JobBrief) -> Iterator[Channel]:
-        channel = self._channels.setdefault(job_id, Channel(brief))
-        channel.watchers += 1
+    def _watching(self, job_id: UUID, brief: JobBrief) -> Iterator[WatchedJob]:
+        job = self._jobs.setdefault(job_id, WatchedJob(brief))
+        job.watchers += 1
         self._wanted.set()
         try:
-            yield channel
+            yield job
         finally:
-            channel.watchers -= 1
-            if not channel.watchers:
-                self._channels.pop(job_id, None)
+            job.watchers -= 1
+            if not job.watchers:
+                self._jobs.pop(job_id, None)
 
     async def _run(self) -> None:
-        soon: deque[float] = deque()
+        pauses: deque[float] = deque()
         while True:
-            if not self._channels:
+            if not self._jobs:
                 self._wanted.clear()
                 await self._wanted.wait()
-            await self._look_safely()
-            if await self._notifier.wait(soon.popleft() if soon else POLL_SECONDS):
-                soon = deque(_AFTER_A_RING)
-                await asyncio.sleep(_BREATH_SECONDS)
+            await self._poll_safely()
+            if await self._notifier.wait(pauses.popleft() if pauses else POLL_SECONDS):
+                pauses = deque(_AFTER_NOTIFICATION)
+                await asyncio.sleep(_SETTLE_SECONDS)
 
-    async def _look_safely(self) -> None:
+    async def _poll_safely(self) -> None:
         try:
-            await self._whole(self._look())
+            await self._complete(self._poll())
         except Unavailable as error:
-            _log.warning("events can't be followed for now", error=error.message)
+            _log.warning("events cannot be read, trying again", error=error.message)
             await asyncio.sleep(1.0)
-        except Exception as error:  # whatever it is, the streams of other jobs go on
+        except Exception as error:  # the streams of other jobs must continue
             _log.error("following events failed, trying again", exc_info=error)
             await asyncio.sleep(1.0)
 
-    async def _look(self) -> None:
-        for head in await self._reads.heads(list(self._channels)):
-            channel = self._channels.get(head.job_id)
-            if channel is not None and head.last_sequence > channel.head:
-                channel.move(head, await self._news(channel, head))
-        if time.monotonic() - self._progress_looked_at >= _PROGRESS_LOOK_SECONDS:
-            self._progress_looked_at = time.monotonic()
-            await self._look_at_progress()
+    async def _poll(self) -> None:
+        for head in await self._reads.heads(list(self._jobs)):
+            job = self._jobs.get(head.job_id)
+            if job is not None and head.last_sequence > job.head:
+                job.advance(head, await self._new_events(job, head))
+        if time.monotonic() - self._progress_polled_at >= _PROGRESS_POLL_SECONDS:
+            self._progress_polled_at = time.monotonic()
+            await self._poll_progress()
 
-    async def _look_at_progress(self) -> None:
-        found: dict[UUID, list[NodeProgress]] = defaultdict(list)
-        for node in await self._reads.progress(list(self._channels)):
-            found[node.job_id].append(node)
-        for job_id, channel in self._channels.items():
-            channel.tell(Progress(tuple(found[job_id])))
+    async def _poll_progress(self) -> None:
+        progress: dict[UUID, list[NodeProgress]] = defaultdict(list)
+        for node in await self._reads.progress(list(self._jobs)):
+            progress[node.job_id].append(node)
+        for job_id, job in self._jobs.items():
+            job.report(Progress(tuple(progress[job_id])))
 
-    async def _news(self, channel: Channel, head: EventPosition) -> list[EventEntry]:
-        """What happened up to a moment. Of too much nothing is kept: watchers read it by themselves."""
-        if head.last_sequence - channel.head > _KEPT:
-            channel.forget()
+    async def _new_events(self, job: WatchedJob, head: EventPosition) -> list[EventEntry]:
+        """The events up to `head`. If there are too many to keep in memory, none: watchers read them from the database."""
+        if head.last_sequence - job.head > _KEPT:
+            job.forget()
             return []
         events: list[EventEntry] = []
-        after = channel.head
+        after = job.head
         while after < head.last_sequence:
             limit = min(_PAGE, head.last_sequence - after)
             page = await self._reads.page_events(head.job_id, limit=limit, after=after)
             if not page:
-                channel.forget()
+                job.forget()
                 return []
             events += page
             after = page[-1].sequence

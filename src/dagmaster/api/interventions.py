@@ -1,47 +1,23 @@
-"""What people do to a job that exists: cancel it, let it go on, or run a part of it again."""
+"""Interventions in a job: cancel it, resume it, or run a part of it again."""
 
 import asyncio
-from datetime import datetime
 from typing import Annotated
 from uuid import UUID
 
 from fastapi import APIRouter, Query
-from pydantic import BaseModel, ConfigDict, Field
 
 from dagmaster.api.jobs import JobId
 from dagmaster.api.problems import responses
 from dagmaster.api.services import Services
+from dagmaster.client.models.jobs import CancelProgress, Intervention, JobPart, Resumed, RetryRequest
 from dagmaster.database.notify.notifier import JOBS, RESULTS
-from dagmaster.database.reads.pages import StoppingTask
-from dagmaster.jobs.model import ShortId
-from dagmaster.jobs.states import JOB_TERMINAL, JobStatus
+from dagmaster.jobs.states import JOB_TERMINAL
 from dagmaster.operations.cancel import cancel
-from dagmaster.operations.rerun import Part, Resumed, resume, retry
+from dagmaster.operations.rerun import resume, retry
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 
-_LOOK_SECONDS = 0.1
-
-
-class Wish(BaseModel):
-    """Who asks, and why; kept with the job's events."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    by: ShortId | None = None
-    reason: Annotated[str, Field(max_length=1000)] | None = None
-
-
-class Cancelled(BaseModel):
-    """How far a cancel has come. `tasks` are those that ran when it was asked for, with when their worker told the handler."""
-
-    job_id: UUID
-    status: JobStatus
-    requested_at: datetime | None
-    requested_by: str | None
-    reason: str | None
-    is_over: bool
-    tasks: list[StoppingTask]
+_POLL_SECONDS = 0.1
 
 
 @router.post(
@@ -54,27 +30,27 @@ class Cancelled(BaseModel):
 async def cancel_job(
     services: Services,
     job_id: JobId,
-    wish: Wish | None = None,
-    wait: Annotated[float, Query(ge=0, le=60, description="Seconds to wait for the job's end before the answer")] = 2,
-) -> Cancelled:
-    """What waits never starts; running handlers are told within a second, and ended if they don't stop within their grace. Asking
-    again changes nothing and shows how far it has come, also once the job is cancelled. A job that has ended otherwise is a
-    conflict."""
-    wish = wish or Wish()
+    intervention: Intervention | None = None,
+    wait: Annotated[float, Query(ge=0, le=60, description="Seconds to wait for the end of the job")] = 2,
+) -> CancelProgress:
+    """Waiting tasks do not start. Running handlers are informed within a second, and ended if they do not stop within their grace
+    period. A repeated request changes nothing and returns the progress, also after the job is cancelled. A job that has ended
+    otherwise is a conflict."""
+    intervention = intervention or Intervention()
     async with services.ledgers.one() as ledger:
-        await cancel(ledger, job_id, by=wish.by, reason=wish.reason)
+        await cancel(ledger, job_id, by=intervention.by, reason=intervention.reason)
     services.notifier.notify(RESULTS)
-    for _ in range(int(wait / _LOOK_SECONDS)):
-        answer = await _cancelled(services, job_id)
-        if answer.is_over:
-            return answer
-        await asyncio.sleep(_LOOK_SECONDS)
-    return await _cancelled(services, job_id)
+    for _ in range(int(wait / _POLL_SECONDS)):
+        progress = await _progress(services, job_id)
+        if progress.is_over:
+            return progress
+        await asyncio.sleep(_POLL_SECONDS)
+    return await _progress(services, job_id)
 
 
-async def _cancelled(services: Services, job_id: UUID) -> Cancelled:
+async def _progress(services: Services, job_id: UUID) -> CancelProgress:
     job = await services.reads.job(job_id)
-    return Cancelled(
+    return CancelProgress(
         job_id=job_id,
         status=job.status,
         requested_at=job.cancel_requested_at,
@@ -88,51 +64,44 @@ async def _cancelled(services: Services, job_id: UUID) -> Cancelled:
 @router.post(
     "/{job_id}/resume",
     operation_id="resume_job",
-    summary="Let a job that has ended go on",
+    summary="Resume a job that has ended",
     status_code=202,
     responses=responses(404, 409),
 )
 async def resume_job(
     services: Services,
     job_id: JobId,
-    wish: Wish | None = None,
-    dry_run: Annotated[bool, Query(description="Only say what would run again")] = False,
+    intervention: Intervention | None = None,
+    dry_run: Annotated[bool, Query(description="Change nothing, only return what would run again")] = False,
 ) -> Resumed:
-    """Only what failed, was cancelled or was skipped because of that runs again, children included, with the inputs and the
-    definition that the job began with."""
-    wish = wish or Wish()
+    """Nodes and children that failed, were cancelled, or were skipped for that reason run again, with the inputs and the
+    definition of the job."""
+    intervention = intervention or Intervention()
     async with services.ledgers.one() as ledger:
-        answer = await resume(ledger, job_id, by=wish.by, reason=wish.reason, is_dry_run=dry_run)
+        resumed = await resume(ledger, job_id, by=intervention.by, reason=intervention.reason, is_dry_run=dry_run)
     if not dry_run:
         services.notifier.notify(JOBS)
-    return answer
-
-
-class RetryWish(Part):
-    """One part of the job, and who asks for it, and why."""
-
-    by: ShortId | None = None
-    reason: Annotated[str, Field(max_length=1000)] | None = None
+    return resumed
 
 
 @router.post(
     "/{job_id}/retry",
     operation_id="retry_job",
-    summary="Run a part of a job once more",
+    summary="Run a part of a job again",
     status_code=202,
     responses=responses(404, 409),
 )
 async def retry_job(
     services: Services,
     job_id: JobId,
-    wish: RetryWish,
-    dry_run: Annotated[bool, Query(description="Only say what would run again")] = False,
+    request: RetryRequest,
+    dry_run: Annotated[bool, Query(description="Change nothing, only return what would run again")] = False,
 ) -> Resumed:
-    """A node (or one child), a stage, or the children of a fan_out that failed, with everything downstream of it and nothing
-    else. A fan_out that runs again reads its source again."""
-    part = Part(node=wish.node, stage=wish.stage, failed_children=wish.failed_children)
+    """A node (or one child), a stage, or the failed children of a fan_out run again, with everything downstream of them. A
+    fan_out that runs again reads its source again."""
+    part = JobPart(node=request.node, stage=request.stage, failed_children=request.failed_children)
     async with services.ledgers.one() as ledger:
-        answer = await retry(ledger, job_id, part, by=wish.by, reason=wish.reason, is_dry_run=dry_run)
+        resumed = await retry(ledger, job_id, part, by=request.by, reason=request.reason, is_dry_run=dry_run)
     if not dry_run:
         services.notifier.notify(JOBS)
-    return answer
+    return resumed

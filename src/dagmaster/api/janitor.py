@@ -1,14 +1,16 @@
-"""What the janitor did, and asking it to look around now."""
+"""The actions of the janitor, and a run on request."""
 
 from typing import Annotated
 from uuid import UUID
 
 from fastapi import APIRouter, Query
-from pydantic import AwareDatetime, BaseModel, Field
+from pydantic import AwareDatetime
 
-from dagmaster.api.pages import Cursor, Limit, Page, joined, moment_and_id, page_of
+from dagmaster.api.pages import Cursor, Limit, joined, moment_and_id, page_of
 from dagmaster.api.problems import responses
 from dagmaster.api.services import Services
+from dagmaster.client.models.operations import JanitorRun
+from dagmaster.client.models.pages import Page
 from dagmaster.database.maintenance.janitor import PostgresJanitor, SweepResult
 from dagmaster.database.maintenance.retention import PostgresRetention
 from dagmaster.jobs.model import JanitorAction
@@ -18,48 +20,42 @@ from dagmaster.orchestrator.tidy import DAY_SECONDS, tidy_of
 router = APIRouter(prefix="/janitor", tags=["operations"])
 
 
-class JanitorRun(BaseModel):
-    """One look around. Of a dry run, what would be done; the ids of its actions stand for nothing."""
-
-    run_id: UUID
-    is_dry_run: bool
-    actions: list[JanitorAction]
-    left_to_others: list[str] = Field(description="Kinds of things that another instance was looking for meanwhile")
-    prunable_jobs: int = Field(description="Jobs past retention that are still there; counted up to 10,000")
-
-
 @router.get(
     "/actions",
     operation_id="list_janitor_actions",
-    summary="List what the janitor did, newest first",
+    summary="List the actions of the janitor, newest first",
     responses=responses(),
 )
 async def list_janitor_actions(
     services: Services,
     *,
     action_type: Annotated[
-        str | None, Query(max_length=64, description="Only of this kind", examples=["job_stuck"])
+        str | None, Query(max_length=64, description="Only actions of this kind", examples=["job_stuck"])
     ] = None,
     target_id: Annotated[
-        str | None, Query(max_length=400, description="Only about this job, task, queue or session")
+        str | None, Query(max_length=400, description="Only actions on this job, task, queue or session")
     ] = None,
-    run_id: Annotated[UUID | None, Query(description="Only of this run")] = None,
-    since: Annotated[AwareDatetime | None, Query(description="Only from then on")] = None,
+    run_id: Annotated[UUID | None, Query(description="Only actions of this run")] = None,
+    since: Annotated[AwareDatetime | None, Query(description="Only actions at this time or later")] = None,
     after: Cursor = None,
     limit: Limit = 50,
 ) -> Page[JanitorAction]:
-    found = await services.reads.janitor_actions(
-        limit=limit + 1, after=moment_and_id(after), action_type=action_type, target_id=target_id, run_id=run_id,
+    rows = await services.reads.janitor_actions(
+        limit=limit + 1,
+        after=moment_and_id(after),
+        action_type=action_type,
+        target_id=target_id,
+        run_id=run_id,
         since=since,
-    )  # fmt: skip
-    return page_of(found, limit, lambda action: joined(action.created_at.isoformat(), action.action_id))
+    )
+    return page_of(rows, limit, lambda action: joined(action.created_at.isoformat(), action.action_id))
 
 
-@router.post("/run", operation_id="run_janitor", summary="Look around now, and act or only tell", responses=responses())
+@router.post("/run", operation_id="run_janitor", summary="Run the janitor now", responses=responses())
 async def run_janitor(
-    services: Services, dry_run: Annotated[bool, Query(description="Change nothing, tell what would be done")] = False
+    services: Services, dry_run: Annotated[bool, Query(description="Change nothing, only return the actions")] = False
 ) -> JanitorRun:
-    """As the janitors of orchestrators do it by themselves every `JANITOR_INTERVAL_SEC`. Deleting old jobs is left to them."""
+    """The orchestrators run it every `JANITOR_INTERVAL_SEC`. Old jobs are deleted by their runs only."""
     store, retention = PostgresJanitor(services.dsn, "api-janitor"), PostgresRetention(services.dsn, "api-retention")
     tidy = tidy_of(services.settings, services.dsn, "api-tidy")
     janitor = Janitor(services.settings, store, retention, services.notifier, tidy=tidy)
@@ -71,6 +67,9 @@ async def run_janitor(
     finally:
         await janitor.close()
     return JanitorRun(
-        run_id=run_id, is_dry_run=dry_run, actions=[*swept.actions, *tidied.actions],
-        left_to_others=[*swept.left_to_others, *tidied.left_to_others], prunable_jobs=prunable,
-    )  # fmt: skip
+        run_id=run_id,
+        is_dry_run=dry_run,
+        actions=[*swept.actions, *tidied.actions],
+        left_to_others=[*swept.left_to_others, *tidied.left_to_others],
+        prunable_jobs=prunable,
+    )

@@ -1,4 +1,4 @@
-"""The API's door: it also refuses to change anything for web pages of others, told by their `Origin` (forged requests)."""
+"""Middleware of the API: it also refuses requests of other web sites that would change something (CSRF), by their `Origin`."""
 
 from urllib.parse import urlsplit
 
@@ -22,12 +22,12 @@ class ApiMiddleware(RequestMiddleware):
             return refused
         origin = headers.get("origin")
         is_reading = scope["method"] in {"GET", "HEAD", "OPTIONS"}
-        if origin is not None and not is_reading and _place_of(origin) != headers.get("host", ""):
-            return InvalidRequest("requests of other web pages change nothing here", code="request.foreign-origin")
+        if origin is not None and not is_reading and _host_of(origin) != headers.get("host", ""):
+            return InvalidRequest("requests of other web sites must not change anything", code="request.foreign-origin")
         return None
 
 
-def _place_of(url: str) -> str:
+def _host_of(url: str) -> str:
     try:
         return urlsplit(url).netloc
     except ValueError:

@@ -1,4 +1,4 @@
-"""Outputs as they are, however large: streamed, and named by the hash of their content."""
+"""Downloads of outputs of any size: streamed, with the hash of their content as ETag."""
 
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
@@ -15,15 +15,15 @@ from dagmaster.errors import DagmasterError
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 
-Hash = Annotated[str, Path(description="SHA-256 of the content, as references have it", pattern="^[0-9a-f]{64}$")]
-IfNoneMatch = Annotated[str | None, Header(description="ETags of what one has already")]
-_ANSWERS: dict[int | str, dict[str, Any]] = {
+Hash = Annotated[str, Path(description="SHA-256 of the content, as in references", pattern="^[0-9a-f]{64}$")]
+IfNoneMatch = Annotated[str | None, Header(description="ETags of the versions that the client has")]
+_RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "The JSON as it was stored",
         "content": {"application/json": {"schema": {}}},
         "headers": {"ETag": {"description": "The SHA-256 of the content, in quotes", "schema": {"type": "string"}}},
     },
-    304: {"description": "It is what one has already"},
+    304: {"description": "Not modified: the client has this version"},
     **responses(404),
 }
 
@@ -33,51 +33,51 @@ _ANSWERS: dict[int | str, dict[str, Any]] = {
     operation_id="get_output",
     summary="Download a node's output",
     response_class=StreamingResponse,
-    responses=_ANSWERS,
+    responses=_RESPONSES,
 )
 async def get_output(
     services: Services, job_id: JobId, node_id: NodeName, if_none_match: IfNoneMatch = None
 ) -> Response:
-    """All of it, also what is kept by reference. What is made of the results of a fan_out's children has a weak ETag and no
-    length. Should the content turn out to be damaged on the way, the answer breaks off before its end."""
+    """The whole output, also if it is stored by reference. An output that is combined from the children of a fan_out has a weak
+    ETag and no length. If the content turns out to be damaged, the connection is closed before the end."""
     node = await services.reads.node(job_id, node_id)
-    return await _answer(outputs.output_of(services.reads, node), if_none_match)
+    return await _respond(outputs.output_of(services.reads, node), if_none_match)
 
 
 @router.get(
     "/{job_id}/payloads/{sha256}",
     operation_id="get_payload",
-    summary="Download what a reference stands for",
+    summary="Download the content of a reference",
     response_class=StreamingResponse,
-    responses=_ANSWERS,
+    responses=_RESPONSES,
 )
 async def get_payload(services: Services, job_id: JobId, sha256: Hash, if_none_match: IfNoneMatch = None) -> Response:
-    """What an `output_ref` or `params_ref` with this hash refers to: the params of a task, an output, or one of a job's results."""
+    """The content of an `output_ref` or `params_ref` with this hash: the params of a task, an output, or a result of the job."""
     await services.reads.brief(job_id)
     reference = await services.reads.payload_reference(job_id, sha256)
-    return await _answer(outputs.stored(services.reads, job_id, reference), if_none_match)
+    return await _respond(outputs.stored(services.reads, job_id, reference), if_none_match)
 
 
-async def _answer(download: Download, if_none_match: str | None) -> Response:
+async def _respond(download: Download, if_none_match: str | None) -> Response:
     tag = f'W/"{download.tag}"' if download.is_weak else f'"{download.tag}"'
     headers = {"ETag": tag, "Cache-Control": "no-cache"}
     if download.tag in (if_none_match or ""):
         return Response(status_code=304, headers=headers)
     if download.size_bytes is not None:
         headers["Content-Length"] = str(download.size_bytes)
-    # What is not there at all is a problem, not an answer that breaks off.
+    # If the content does not exist, the response is a problem and not a truncated download.
     first = await anext(download.pieces)
-    return StreamingResponse(_from(first, download.pieces), media_type="application/json", headers=headers)
+    return StreamingResponse(_chain(first, download.pieces), media_type="application/json", headers=headers)
 
 
-class BrokenOffError(Exception):
-    """What was begun can't be brought to its end: the connection is closed, so that nobody takes what came for all of it."""
+class TruncatedError(Exception):
+    """A download that was started cannot be completed: the connection is closed, so that the client sees that it is incomplete."""
 
 
-async def _from(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def _chain(first: bytes, following: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     yield first
     try:
-        async for piece in rest:
+        async for piece in following:
             yield piece
     except DagmasterError as error:
-        raise BrokenOffError(str(error)) from error
+        raise TruncatedError(str(error)) from error

@@ -1,35 +1,28 @@
-"""Lists come in pages by key: `next` of one page is `after` of the following one."""
+"""Keyset pagination: `next` of a page is `after` of the following one."""
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Annotated, Generic, TypeVar
+from typing import Annotated, TypeVar
 from uuid import UUID
 
 from fastapi import Query
-from pydantic import BaseModel, Field
 
 from dagmaster.client.limits import MOST_ITEMS
+from dagmaster.client.models.pages import Page
 from dagmaster.errors import InvalidRequest
 
 T = TypeVar("T")
 _SEPARATOR = "~"
 
-Limit = Annotated[int, Query(ge=1, le=MOST_ITEMS, description="How many at most")]
+Limit = Annotated[int, Query(ge=1, le=MOST_ITEMS, description="The greatest number of items to return")]
 LONGEST_NAME = 200
-Cursor = Annotated[str | None, Query(max_length=LONGEST_NAME, description="`next` of the page before")]
+Cursor = Annotated[str | None, Query(max_length=LONGEST_NAME, description="`next` of the previous page")]
 
 
-class Page(BaseModel, Generic[T]):
-    """Some of a list. `next` is empty on the last page."""
-
-    items: list[T]
-    next: str | None = Field(None, description="Where the next page begins: give it as `after`")
-
-
-def page_of(found: Sequence[T], limit: int, cursor: Callable[[T], object]) -> Page[T]:
-    """One more row than asked for tells that there is another page."""
-    items = list(found[:limit])
-    return Page[T](items=items, next=str(cursor(items[-1])) if len(found) > limit else None)
+def page_of(rows: Sequence[T], limit: int, cursor: Callable[[T], object]) -> Page[T]:
+    """`rows` has one more than `limit` if there is another page."""
+    items = list(rows[:limit])
+    return Page[T](items=items, next=str(cursor(items[-1])) if len(rows) > limit else None)
 
 
 def name_and_number(after: str | None) -> tuple[str, int]:
@@ -63,5 +56,5 @@ def joined(first: object, second: object) -> str:
 
 def _bad_cursor(after: str | None) -> InvalidRequest:
     return InvalidRequest(
-        f"after={after}: not where a page begins", code="request.bad-cursor", hint="give `next` of the page before"
+        f"after={after} is not a valid cursor", code="request.bad-cursor", hint="pass `next` of the previous page"
     )

@@ -15,9 +15,10 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from dagmaster.client.models.problems import Mistake
 from dagmaster.errors import DagmasterError
 from dagmaster.observe import log
-from dagmaster.web.problems import MEDIA_TYPE, Mistake, Problems, request_id_of, status_of
+from dagmaster.web.problems import MEDIA_TYPE, Problems, request_id_of, status_of
 from dagmaster.workflows.nearest import or_known
 
 PROBLEMS = Problems()
@@ -32,7 +33,7 @@ def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 def _described(status: int) -> dict[str, Any]:
-    content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
+    content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemDetails"}}}
     described: dict[str, Any] = {"description": HTTPStatus(status).phrase, "content": content}
     if status == HTTPStatus.SERVICE_UNAVAILABLE:
         seconds = {"description": "Seconds after which to try again", "schema": {"type": "integer"}}

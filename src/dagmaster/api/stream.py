@@ -1,15 +1,13 @@
-"""A job's events as they happen, as server-sent events.
+"""The events of a job as they happen, as server-sent events.
 
-Every frame carries the event's number as its id, so that a browser's EventSource, or whoever sends `Last-Event-ID`, goes on
-where it was cut off: no event is missed, none comes twice. The stream ends with the job. Asking again behind the last
-event of a job that is over answers 204, which tells an EventSource to stop asking.
+The id of a frame is the sequence number of its event. An EventSource, or another client that sends `Last-Event-ID`,
+continues after the last event it received: none is missed and none is repeated. The stream ends with the job. A request
+after the last event of a job that has ended gets a 204 response, which stops an EventSource.
 
-In between come frames of the type `progress`, without an id: how far the running attempts are, at most once a second. They are
-not events: nothing is missed with them.
+Frames of the type `progress` have no id. They contain the progress of running attempts, at most once per second.
 """
 
 from collections.abc import AsyncIterator
-from dataclasses import asdict
 from typing import Annotated
 
 import orjson
@@ -17,11 +15,11 @@ from fastapi import APIRouter, Header, Query
 from starlette.responses import Response, StreamingResponse
 
 from dagmaster.api import examples
-from dagmaster.api.follower import News, Progress
+from dagmaster.api.follower import Progress, Update
 from dagmaster.api.jobs import JobId
 from dagmaster.api.problems import responses
 from dagmaster.api.services import Services
-from dagmaster.database.reads.jobs import EventEntry
+from dagmaster.client.models.jobs import EventEntry
 from dagmaster.jobs.states import JOB_TERMINAL
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
@@ -32,7 +30,10 @@ _FRAME = {
     "type": "object",
     "required": ["event", "data"],
     "properties": {
-        "id": {"type": "string", "description": "The event's number; send it back as Last-Event-ID. Progress has none"},
+        "id": {
+            "type": "string",
+            "description": "The sequence number of the event, for Last-Event-ID. Progress has none",
+        },
         "event": {"type": "string", "description": "The type of the event, or `progress`"},
         "data": {
             "type": "string",
@@ -47,42 +48,46 @@ _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 @router.get(
     "/{job_id}/events/stream",
     operation_id="stream_events",
-    summary="Follow a job's events live",
+    summary="Follow the events of a job",
     response_class=StreamingResponse,
     responses={
         200: {
-            "description": "Server-sent events until the job is over, progress in between; comments as signs of life",
+            "description": "Server-sent events and progress until the job has ended; comments keep the connection open",
             "content": {MEDIA_TYPE: {"itemSchema": _FRAME, "example": examples.STREAM}},
         },
-        204: {"description": "The job is over and there is nothing behind this number"},
+        204: {"description": "The job has ended, and it has no events after this number"},
         **responses(404),
     },
 )
 async def stream_events(
     services: Services,
     job_id: JobId,
-    last_event_id: Annotated[int | None, Header(ge=0, le=2**53, description="The last event that was seen")] = None,
-    after: Annotated[int, Query(ge=0, le=2**53, description="The same, for whoever can't set headers")] = 0,
+    last_event_id: Annotated[
+        int | None, Header(ge=0, le=2**53, description="The last event that the client received")
+    ] = None,
+    after: Annotated[
+        int, Query(ge=0, le=2**53, description="Like Last-Event-ID, for clients that cannot set headers")
+    ] = 0,
 ) -> Response:
     cursor = after if last_event_id is None else last_event_id
     brief = await services.reads.brief(job_id)
     if brief.status in JOB_TERMINAL and cursor >= brief.last_sequence:
         return Response(status_code=204)
     services.follower.admit()
-    events = services.follower.watch(job_id, brief, cursor, services.heartbeat_seconds)
-    return StreamingResponse(_frames(events), media_type=MEDIA_TYPE, headers=_HEADERS)
+    updates = services.follower.watch(job_id, brief, cursor, services.heartbeat_seconds)
+    return StreamingResponse(_frames(updates), media_type=MEDIA_TYPE, headers=_HEADERS)
 
 
-async def _frames(news: AsyncIterator[News]) -> AsyncIterator[bytes]:
+async def _frames(updates: AsyncIterator[Update]) -> AsyncIterator[bytes]:
     yield f"retry: {RECONNECT_MILLISECONDS}\n\n".encode()
-    async for told in news:
-        yield frame(told)
+    async for update in updates:
+        yield frame(update)
 
 
-def frame(news: News) -> bytes:
-    match news:
+def frame(update: Update) -> bytes:
+    match update:
         case Progress():
-            nodes = [{"node_id": n.node_id, "attempt": n.attempt, "progress": n.progress} for n in news.nodes]
+            nodes = [{"node_id": n.node_id, "attempt": n.attempt, "progress": n.progress} for n in update.nodes]
             return b"event: progress\ndata: %s\n\n" % orjson.dumps({"nodes": nodes})
         case None:
             return b": still here\n\n"
@@ -91,5 +96,5 @@ def frame(news: News) -> bytes:
 
 
 def _event_frame(event: EventEntry) -> bytes:
-    data = orjson.dumps(asdict(event), option=orjson.OPT_UTC_Z)
+    data = orjson.dumps(dict(event), option=orjson.OPT_UTC_Z)
     return b"id: %d\nevent: %s\ndata: %s\n\n" % (event.sequence, event.event_type.encode(), data)

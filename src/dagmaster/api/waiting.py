@@ -1,85 +1,49 @@
-"""Why is it waiting? For each node that has not ended: what would have to happen for it to go on.
+"""Why nodes wait: for each node that has not ended, what it waits for.
 
-`reasons` is pure: it is given what is known of a node and says what holds it up, the strongest reason first. A fan_out speaks
-for its children; they can be asked for one by one.
+`reasons` is pure: it gets the state of a node and of its surroundings and returns the reasons, the strongest first. A
+fan_out has the reasons of its children; the children can be listed one by one.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated
 from uuid import UUID
 
 from fastapi import APIRouter, Query
-from pydantic import BaseModel
 
 from dagmaster.api.jobs import JobId, require_fan_out
 from dagmaster.api.pages import LONGEST_NAME, Cursor, Limit
 from dagmaster.api.problems import responses
 from dagmaster.api.services import ApiServices, Services
-from dagmaster.database.reads.jobs import NodeSummary
+from dagmaster.client.models.nodes import NodeSummary, WaitingNode, WaitingNodes, WaitReason
 from dagmaster.database.reads.pages import MOST_IN_FRONT, JobBrief, LiveTask
 from dagmaster.jobs.model import QueueSettings
-from dagmaster.jobs.states import JOB_TERMINAL, NODE_LIVE, NODE_TERMINAL, JobStatus, NodeStatus, TaskStatus
+from dagmaster.jobs.states import JOB_TERMINAL, NODE_LIVE, NODE_TERMINAL, NodeStatus, TaskStatus
 from dagmaster.jobs.view import fan_out_read_by
 from dagmaster.workflows.graph import Graph
 from dagmaster.workflows.model import FanOutNode
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 
-Code = Literal[
-    "no_orchestrator", "orphaned", "waiting_for_nodes", "waiting_for_one_of", "waiting_for_children", "max_parallel",
-    "expanding", "retry", "no_worker", "queue_paused", "queue_limited", "queued", "running", "due",
-]  # fmt: skip
-
 
 @dataclass(frozen=True, slots=True)
-class Reason:
-    """One thing that holds a node up. What else is filled in depends on the code."""
-
-    code: Code
-    detail: str
-    nodes: list[str] = field(default_factory=list)
-    seconds: float | None = None
-    count: int | None = None
-    queue: str | None = None
-    handler: str | None = None
-    worker_id: UUID | None = None
-    progress: dict[str, Any] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class WaitingNode:
-    node_id: str
-    status: NodeStatus
-    label: str | None
-    reasons: list[Reason]
-
-
-class Waiting(BaseModel):
-    """Every node that has not ended, with its reasons; or a page of a fan_out's children."""
-
-    status: JobStatus
-    nodes: list[WaitingNode]
-    next: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """What is known at one moment, beside the node itself."""
+class Conditions:
+    """The state of the platform at one moment, as far as a node depends on it."""
 
     now: datetime
     tasks: Mapping[str, LiveTask]
     queues: Mapping[str, QueueSettings]
-    running: Mapping[str, int]  # tasks that run, by queue
+    running: Mapping[str, int]  # running tasks by queue
     live_orchestrators: int = 1
-    is_orphaned: bool = False  # the owner is silent
-    queued_children: Mapping[str, str] = field(default_factory=dict)  # one for each fan_out
+    is_orphaned: bool = False  # the owner sends no heartbeats
+    queued_children: Mapping[str, str] = field(default_factory=dict)  # one queued child for each fan_out
     next_retries: Mapping[str, datetime] = field(default_factory=dict)
 
 
-@router.get("/{job_id}/waiting", operation_id="get_waiting", summary="Why is it waiting?", responses=responses(404))
+@router.get(
+    "/{job_id}/waiting", operation_id="get_waiting", summary="Get the reasons why a job waits", responses=responses(404)
+)
 async def get_waiting(
     services: Services,
     job_id: JobId,
@@ -88,46 +52,46 @@ async def get_waiting(
     ] = None,
     after: Cursor = None,
     limit: Limit = 50,
-) -> Waiting:
-    """Waiting for which nodes, retried in how long, no live worker for it, how many are before it in the queue, paused or
-    limited: for every node that has not ended. A fan_out is told as a whole; with `parent` its children, in pages."""
+) -> WaitingNodes:
+    """For every node that has not ended: the nodes it waits for, the time until its retry, a missing worker, its position in the
+    queue, and whether the queue is paused or limited. A fan_out is one entry; with `parent`, its children are listed in pages."""
     brief = await services.reads.brief(job_id)
     graph = await services.reads.graph(brief.definition_hash)
     if parent is not None:
         require_fan_out(graph, parent)
         return await _children(services, job_id, brief, parent, after=after or "", limit=limit)
     if brief.status in JOB_TERMINAL:
-        return Waiting(status=brief.status, nodes=[])
+        return WaitingNodes(status=brief.status, nodes=[])
     return await _nodes(services, job_id, brief, graph)
 
 
-async def _nodes(services: ApiServices, job_id: UUID, brief: JobBrief, graph: Graph) -> Waiting:
+async def _nodes(services: ApiServices, job_id: UUID, brief: JobBrief, graph: Graph) -> WaitingNodes:
     snapshot = await services.reads.watch_job(job_id, graph.order)
     nodes = {node.node_id: node for node in snapshot.nodes}
     open_fan_outs = [node.node_id for node in snapshot.nodes if node.remaining]
     queued = await services.reads.queued_children(job_id, open_fan_outs) if open_fan_outs else {}
     retries = await services.reads.next_retries(job_id) if open_fan_outs else {}
-    asked = [node.node_id for node in snapshot.nodes if node.status in NODE_LIVE]
-    known = await _known(services, job_id, brief, [*asked, *queued.values()], queued=queued, retries=retries)
-    found = [
-        WaitingNode(node.node_id, node.status, node.label, reasons(graph, node, nodes, known))
-        for node in snapshot.nodes
-        if not is_ended(node)
-    ]
-    return Waiting(status=snapshot.status, nodes=found)
+    live = [node.node_id for node in snapshot.nodes if node.status in NODE_LIVE]
+    conditions = await _conditions(services, job_id, brief, [*live, *queued.values()], queued=queued, retries=retries)
+    waiting = [_waiting(node, reasons(graph, node, nodes, conditions)) for node in snapshot.nodes if not is_ended(node)]
+    return WaitingNodes(status=snapshot.status, nodes=waiting)
+
+
+def _waiting(node: NodeSummary, node_reasons: list[WaitReason]) -> WaitingNode:
+    return WaitingNode(node_id=node.node_id, status=node.status, label=node.label, reasons=node_reasons)
 
 
 async def _children(
     services: ApiServices, job_id: UUID, brief: JobBrief, parent: str, *, after: str, limit: int
-) -> Waiting:
+) -> WaitingNodes:
     lines = await services.reads.unfinished_children(job_id, parent, limit=limit + 1, after=after)
     page = lines[:limit]
-    known = await _known(services, job_id, brief, [line.node_id for line in page])
-    found = [WaitingNode(line.node_id, line.status, line.label, own_reasons(line, known)) for line in page]
-    return Waiting(status=brief.status, nodes=found, next=page[-1].node_id if len(lines) > limit else None)
+    conditions = await _conditions(services, job_id, brief, [line.node_id for line in page])
+    waiting = [_waiting(line, own_reasons(line, conditions)) for line in page]
+    return WaitingNodes(status=brief.status, nodes=waiting, next=page[-1].node_id if len(lines) > limit else None)
 
 
-async def _known(
+async def _conditions(
     services: ApiServices,
     job_id: UUID,
     brief: JobBrief,
@@ -135,19 +99,23 @@ async def _known(
     *,
     queued: Mapping[str, str] | None = None,
     retries: Mapping[str, datetime] | None = None,
-) -> Known:
+) -> Conditions:
     tasks = await services.reads.live_tasks(job_id, node_ids, services.alive_within)
     queues = await services.reads.queue_settings()
-    limited = [name for name, found in queues.items() if found.max_running is not None]
+    limited = [name for name, queue in queues.items() if queue.max_running is not None]
     running = await services.reads.running_in(limited) if limited else {}
     liveness = await services.reads.liveness(brief.owner_id, services.alive_within)
     age = liveness.beat_age_seconds if liveness else None
-    return Known(
-        brief.now, tasks, queues, running,
+    return Conditions(
+        brief.now,
+        tasks,
+        queues,
+        running,
         live_orchestrators=liveness.live_orchestrators if liveness else 0,
         is_orphaned=brief.owner_id is not None and (age is None or age > services.alive_within),
-        queued_children=queued or {}, next_retries=retries or {},
-    )  # fmt: skip
+        queued_children=queued or {},
+        next_retries=retries or {},
+    )
 
 
 def is_ended(node: NodeSummary) -> bool:
@@ -155,125 +123,141 @@ def is_ended(node: NodeSummary) -> bool:
     return node.status in NODE_TERMINAL and not (node.status is NodeStatus.COMPLETED and node.remaining)
 
 
-def reasons(graph: Graph, node: NodeSummary, nodes: Mapping[str, NodeSummary], known: Known) -> list[Reason]:
-    """What holds up a node of the definition."""
+def reasons(
+    graph: Graph, node: NodeSummary, nodes: Mapping[str, NodeSummary], conditions: Conditions
+) -> list[WaitReason]:
+    """Why a node of the definition waits."""
     if node.status is NodeStatus.PENDING:
-        return _for_others(graph, node.node_id, nodes, known)
+        return _for_others(graph, node.node_id, nodes, conditions)
     if node.remaining:
         definition = graph.workflow.nodes[node.node_id]
-        most = definition.max_parallel if isinstance(definition, FanOutNode) else None
-        return _for_children(node, most, known)
-    return own_reasons(node, known)
+        max_parallel = definition.max_parallel if isinstance(definition, FanOutNode) else None
+        return _for_children(node, max_parallel, conditions)
+    return own_reasons(node, conditions)
 
 
-def _for_others(graph: Graph, node_id: str, nodes: Mapping[str, NodeSummary], known: Known) -> list[Reason]:
+def _for_others(
+    graph: Graph, node_id: str, nodes: Mapping[str, NodeSummary], conditions: Conditions
+) -> list[WaitReason]:
     needed = [name for name in graph.all_of[node_id] if not is_ended(nodes[name])]
     options = [name for name in graph.any_of[node_id] if not is_ended(nodes[name])]
     read = fan_out_read_by(graph, node_id)
     if read and read not in needed and not is_ended(nodes[read]):
         needed.append(read)
-    found: list[Reason] = []
+    result: list[WaitReason] = []
     if needed:
-        found.append(Reason("waiting_for_nodes", f"waits for {', '.join(needed)}", needed, count=len(needed)))
+        detail = f"waits for {', '.join(needed)}"
+        result.append(WaitReason(code="waiting_for_nodes", detail=detail, nodes=needed, count=len(needed)))
     if options:
-        found.append(Reason("waiting_for_one_of", f"waits for one of {', '.join(options)}", options))
-    return found or [_due(known)]
+        detail = f"waits for one of {', '.join(options)}"
+        result.append(WaitReason(code="waiting_for_one_of", detail=detail, nodes=options))
+    return result or [_due(conditions)]
 
 
-def _for_children(node: NodeSummary, max_parallel: int | None, known: Known) -> list[Reason]:
+def _for_children(node: NodeSummary, max_parallel: int | None, conditions: Conditions) -> list[WaitReason]:
     total, remaining = node.total or 0, node.remaining or 0
-    found = [Reason("waiting_for_children", f"waits for {remaining} of {total} children", count=remaining)]
+    detail = f"waits for {remaining} of {total} children"
+    result = [WaitReason(code="waiting_for_children", detail=detail, count=remaining)]
     if (node.expanded or 0) < total:
-        found.append(_expanding(node, max_parallel, known))
-    due_at = known.next_retries.get(node.node_id)
+        result.append(_expanding(node, max_parallel, conditions))
+    due_at = conditions.next_retries.get(node.node_id)
     if due_at is not None:
-        seconds = _until(due_at, known.now)
-        text = f"{node.retrying_count} children are retried, the next one in {seconds:.1f} s"
-        found.append(Reason("retry", text, seconds=seconds, count=node.retrying_count))
-    child = known.tasks.get(known.queued_children.get(node.node_id, ""))
+        seconds = _between(conditions.now, due_at)
+        detail = f"{node.retrying_count} children wait for a retry, the next one in {seconds:.1f} s"
+        result.append(WaitReason(code="retry", detail=detail, seconds=seconds, count=node.retrying_count))
+    child = conditions.tasks.get(conditions.queued_children.get(node.node_id, ""))
     if child is not None and child.status is TaskStatus.QUEUED:  # it may have been claimed since
-        found += _of_task(child, known)
-    return found
+        result += _of_task(child, conditions)
+    return result
 
 
-def _expanding(node: NodeSummary, max_parallel: int | None, known: Known) -> Reason:
-    """Why there are not all children yet."""
-    made, total = node.expanded or 0, node.total or 0
-    under_way = made - (total - (node.remaining or 0))
-    if max_parallel is not None and under_way >= max_parallel:
-        running = min(node.running_count, under_way)
-        how = "are running" if running == under_way else f"are under way, {running} of them running"
-        return Reason("max_parallel", f"{under_way} of max_parallel {max_parallel} {how}", count=under_way)
-    if known.is_orphaned or not known.live_orchestrators:
-        return _due(known)
-    return Reason("expanding", f"{made} of {total} children are made so far", count=total - made)
+def _expanding(node: NodeSummary, max_parallel: int | None, conditions: Conditions) -> WaitReason:
+    """Why not all children exist yet."""
+    expanded, total = node.expanded or 0, node.total or 0
+    active = expanded - node.ended_count
+    if max_parallel is not None and active >= max_parallel:
+        running = min(node.running_count, active)
+        state = "are running" if running == active else f"are active, {running} of them running"
+        return WaitReason(code="max_parallel", detail=f"{active} of max_parallel {max_parallel} {state}", count=active)
+    if conditions.is_orphaned or not conditions.live_orchestrators:
+        return _due(conditions)
+    return WaitReason(code="expanding", detail=f"{expanded} of {total} children exist so far", count=total - expanded)
 
 
-def own_reasons(node: NodeSummary, known: Known) -> list[Reason]:
-    """What holds up a node that waits for no other."""
+def own_reasons(node: NodeSummary, conditions: Conditions) -> list[WaitReason]:
+    """Why a node waits that does not wait for other nodes."""
     if node.not_before is not None:
-        seconds = _until(node.not_before, known.now)
-        why = f": {node.error_message.splitlines()[0]}" if node.error_message else ""
-        return [Reason("retry", f"{_again(node)} in {seconds:.1f} s{why}", seconds=seconds, count=node.retry_count)]
-    task = known.tasks.get(node.node_id)
-    return _of_task(task, known) if task else [_due(known)]
+        seconds = _between(conditions.now, node.not_before)
+        error = f": {node.error_message.splitlines()[0]}" if node.error_message else ""
+        detail = f"{_retry_text(node)} in {seconds:.1f} s{error}"
+        return [WaitReason(code="retry", detail=detail, seconds=seconds, count=node.retry_count)]
+    task = conditions.tasks.get(node.node_id)
+    return _of_task(task, conditions) if task else [_due(conditions)]
 
 
-def _again(node: NodeSummary) -> str:
-    """Failures and losses are counted apart."""
-    retried = f"retry {node.retry_count} of {node.max_retries}" if node.retry_count else "tried again"
+def _retry_text(node: NodeSummary) -> str:
+    """Failures and lost workers are counted separately."""
+    retry = f"retry {node.retry_count} of {node.max_retries}" if node.retry_count else "retried"
     if not node.loss_count:
-        return retried
-    return f"{retried}, lost {node.loss_count} {'time' if node.loss_count == 1 else 'times'},"
+        return retry
+    return f"{retry}, lost {node.loss_count} {'time' if node.loss_count == 1 else 'times'},"
 
 
-def _of_task(task: LiveTask, known: Known) -> list[Reason]:
-    told = partial(Reason, queue=task.queue, handler=task.handler)
+def _of_task(task: LiveTask, conditions: Conditions) -> list[WaitReason]:
     if task.status is TaskStatus.RUNNING:
-        return [_running(task, known)]
-    found: list[Reason] = []
-    limits = known.queues.get(task.queue)
+        return [_running(task, conditions)]
+    queue, handler = task.queue, task.handler
+    result: list[WaitReason] = []
+    limits = conditions.queues.get(queue)
     if limits is not None and limits.is_paused:
-        found.append(told("queue_paused", f"queue {task.queue} is paused"))
+        detail = f"queue {queue} is paused"
+        result.append(WaitReason(code="queue_paused", detail=detail, queue=queue, handler=handler))
     if not task.live_workers:
-        found.append(told("no_worker", _nobody(task)))
+        result.append(WaitReason(code="no_worker", detail=_missing_worker(task), queue=queue, handler=handler))
     if limits is not None and limits.max_running is not None:
-        running = known.running.get(task.queue, 0)
+        running = conditions.running.get(queue, 0)
         if running >= limits.max_running:
-            text = f"queue {task.queue} runs {running} tasks, its limit is {limits.max_running}"
-            found.append(told("queue_limited", text, count=running))
-    front, seconds = task.in_front or 0, _until(known.now, task.queued_at)
-    more = " or more" if front >= MOST_IN_FRONT else ""
-    found.append(told("queued", f"queued for {seconds:.1f} s, {front}{more} in front", seconds=seconds, count=front))
-    return found
+            detail = f"queue {queue} runs {running} tasks, its limit is {limits.max_running}"
+            result.append(WaitReason(code="queue_limited", detail=detail, queue=queue, handler=handler, count=running))
+    ahead, seconds = task.in_front or 0, _between(task.queued_at, conditions.now)
+    more = " or more" if ahead >= MOST_IN_FRONT else ""
+    detail = f"queued for {seconds:.1f} s, {ahead}{more} ahead"
+    queued = WaitReason(code="queued", detail=detail, queue=queue, handler=handler, seconds=seconds, count=ahead)
+    return [*result, queued]
 
 
-def _running(task: LiveTask, known: Known) -> Reason:
-    seconds = _until(known.now, task.started_at or known.now)
-    by = f" on {task.worker_host} (process {task.worker_pid})" if task.worker_host else ""
+def _running(task: LiveTask, conditions: Conditions) -> WaitReason:
+    seconds = _between(task.started_at or conditions.now, conditions.now)
+    worker = f" on {task.worker_host} (process {task.worker_pid})" if task.worker_host else ""
     progress = task.progress or {}
     fraction, message = progress.get("fraction"), progress.get("message")
-    shown = [f"{fraction:.0%}" if isinstance(fraction, int | float) else None, str(message) if message else None]
-    told = f": {', '.join(part for part in shown if part)}" if any(shown) else ""
-    return Reason(
-        "running", f"runs since {seconds:.1f} s{by}{told}", seconds=seconds, queue=task.queue, handler=task.handler,
-        worker_id=task.worker_id, progress=task.progress,
-    )  # fmt: skip
+    parts = [f"{fraction:.0%}" if isinstance(fraction, int | float) else None, str(message) if message else None]
+    progress_text = f": {', '.join(part for part in parts if part)}" if any(parts) else ""
+    return WaitReason(
+        code="running",
+        detail=f"running for {seconds:.1f} s{worker}{progress_text}",
+        seconds=seconds,
+        queue=task.queue,
+        handler=task.handler,
+        worker_id=task.worker_id,
+        progress=task.progress,
+    )
 
 
-def _nobody(task: LiveTask) -> str:
+def _missing_worker(task: LiveTask) -> str:
     if not task.serving_workers:
         return f"no live worker serves queue {task.queue}"
-    return f"no live worker offers {task.handler} on queue {task.queue} ({task.serving_workers} serve it)"
+    return f"no live worker has handler {task.handler} on queue {task.queue} ({task.serving_workers} serve it)"
 
 
-def _due(known: Known) -> Reason:
-    if not known.live_orchestrators:
-        return Reason("no_orchestrator", "no live orchestrator takes this job up")
-    if known.is_orphaned:
-        return Reason("orphaned", "its orchestrator is silent; another one takes this job over soon")
-    return Reason("due", "the orchestrator takes it up next")
+def _due(conditions: Conditions) -> WaitReason:
+    if not conditions.live_orchestrators:
+        return WaitReason(code="no_orchestrator", detail="no orchestrator is alive")
+    if conditions.is_orphaned:
+        detail = "its orchestrator sends no heartbeats; another one will adopt this job soon"
+        return WaitReason(code="orphaned", detail=detail)
+    return WaitReason(code="due", detail="an orchestrator will process it next")
 
 
-def _until(later: datetime, earlier: datetime) -> float:
+def _between(earlier: datetime, later: datetime) -> float:
     return round(max(0.0, (later - earlier).total_seconds()), 3)

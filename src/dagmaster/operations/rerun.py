@@ -6,48 +6,14 @@ without an owner claims it.
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
-
+from dagmaster.client.models.jobs import JobPart, Resumed
 from dagmaster.database.ledger.protocol import Ledger, LoadedJob, no_such_job
 from dagmaster.errors import Conflict
 from dagmaster.jobs import rerun
 from dagmaster.jobs.view import JobView
-
-
-class Resumed(BaseModel):
-    """What runs again, or would run again."""
-
-    model_config = ConfigDict(frozen=True)
-
-    job_id: UUID
-    status: Literal["resumed", "dry_run"]
-    nodes: tuple[str, ...] = Field(description="Nodes of the definition, in its order")
-    children: dict[str, int] = Field(
-        description="How many children of each fan_out run: those that failed or were cancelled, and those that were not "
-        "created yet. A fan_out that reads its source again is not included: the number of its children is not known yet"
-    )
-    resume_count: int
-
-
-class Part(BaseModel):
-    """The part to run again: exactly one of these."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    node: Annotated[str, Field(min_length=1, max_length=80, description="A node, or a child (NODE__INDEX)")] | None = (
-        None
-    )
-    stage: Annotated[str, Field(min_length=1, max_length=64, description="A stage, by name or number")] | None = None
-    failed_children: Annotated[str, Field(min_length=1, max_length=64, description="A fan_out")] | None = None
-
-    @model_validator(mode="after")
-    def _is_one(self) -> "Part":
-        if [self.node, self.stage, self.failed_children].count(None) != 2:
-            raise ValueError("name either a node, a stage, or a fan_out whose failed children are meant")
-        return self
 
 
 async def resume(
@@ -60,7 +26,7 @@ async def resume(
 async def retry(
     ledger: Ledger,
     job_id: UUID,
-    part: Part,
+    part: JobPart,
     *,
     by: str | None = None,
     reason: str | None = None,

@@ -8,12 +8,13 @@ import hashlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 from uuid import UUID
 
 import orjson
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
+from dagmaster.client.models.jobs import SubmissionResult
 from dagmaster.database.ledger.protocol import Ledger, LoadedJob, NewJob
 from dagmaster.errors import Conflict, DagmasterError, InvalidRequest
 from dagmaster.jobs.model import DeadLetter, JobMessage, Submission, new_job_id
@@ -23,22 +24,6 @@ from dagmaster.operations.library import WorkflowLibrary
 from dagmaster.operations.rerun import resume as resume_job
 from dagmaster.workflows.inputs import check_inputs
 from dagmaster.workflows.storable import encode
-
-
-class Answer(BaseModel):
-    """What became of a submission."""
-
-    model_config = ConfigDict(frozen=True)
-
-    status: Literal["accepted", "already_completed", "already_processing", "previously_failed", "resumed"]
-    job_id: UUID
-    job_status: JobStatus
-    result_data: Any = None
-    error_message: str | None = None
-    failed_stage: str | None = None
-    completed_stages: tuple[str, ...] = ()
-    resume_count: int = 0
-    hint: str | None = None
 
 
 def _milliseconds() -> int:
@@ -79,7 +64,7 @@ async def submit(ledger: Ledger, library: WorkflowLibrary, submissions: Sequence
 
 async def submit_once(
     ledger: Ledger, library: WorkflowLibrary, submission: Submission, *, force: bool = False, resume: bool = False
-) -> Answer:
+) -> SubmissionResult:
     """Create the job, or answer what became of the one that the same submission made before. With `resume` that one goes on,
     if it has failed."""
     job = prepare(library, submission)
@@ -88,13 +73,13 @@ async def submit_once(
         job = replace(job, idempotency_key=request)
     if job.idempotency_key is None:
         await ledger.create_jobs([job])
-        return Answer(status="accepted", job_id=job.job_id, job_status=JobStatus.PENDING)
+        return SubmissionResult(status="accepted", job_id=job.job_id, job_status=JobStatus.PENDING)
     try:
         job_id = await ledger.create_once(job, request, force=force)
     except Conflict as error:
         raise await _name_other_workflow(error, ledger, job) from None
     if job_id == job.job_id:
-        return Answer(status="accepted", job_id=job_id, job_status=JobStatus.PENDING)
+        return SubmissionResult(status="accepted", job_id=job_id, job_status=JobStatus.PENDING)
     earlier = await ledger.load_job(job_id)
     if earlier is None:  # retention deleted it and its key a moment ago
         return await submit_once(ledger, library, submission, force=force, resume=resume)
@@ -118,7 +103,7 @@ async def _name_other_workflow(error: Conflict, ledger: Ledger, job: NewJob) -> 
     )
 
 
-async def _resumed(ledger: Ledger, answer: Answer, by: str | None) -> Answer:
+async def _resumed(ledger: Ledger, answer: SubmissionResult, by: str | None) -> SubmissionResult:
     try:
         resumed = await resume_job(ledger, answer.job_id, by=by, reason="the same was submitted again")
     except Conflict:  # another submission has resumed it a moment ago; or it has nothing that could run again
@@ -134,9 +119,9 @@ def request_hash(job: NewJob) -> str:
     return hashlib.sha256(canonical).hexdigest()
 
 
-def _answer_of(job: LoadedJob) -> Answer:
+def _answer_of(job: LoadedJob) -> SubmissionResult:
     stages = stages_of(job.view())
-    answer = Answer(
+    answer = SubmissionResult(
         status="already_processing",
         job_id=job.job_id,
         job_status=job.status,

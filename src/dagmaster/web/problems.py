@@ -10,11 +10,11 @@ from http import HTTPStatus
 from typing import Any
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from dagmaster.client.models.problems import Mistake, ProblemDetails
 from dagmaster.errors import (
     Conflict,
     DagmasterError,
@@ -63,51 +63,6 @@ OF_HTTP: Mapping[int, str] = {
 }
 
 
-class Mistake(BaseModel):
-    """One of several things that are wrong with a request, or with a workflow file."""
-
-    message: str
-    at: str | None = Field(None, description="Which part of the request, such as body.priority")
-    line: int | None = Field(None, description="Line in the file, from 1; 0 is the file as a whole")
-    column: int | None = None
-    node: str | None = None
-    code: str | None = None
-
-
-class Problem(BaseModel):
-    """What went wrong, to what, and what to do about it (RFC 9457)."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "type": "urn:dagmaster:problem:job.not-found",
-                    "title": "Not Found",
-                    "status": 404,
-                    "detail": "no job has the id 0198b2c4-7c1e-7a10-8f00-2f6f6e1c9a01",
-                    "instance": "/api/v1/jobs/0198b2c4-7c1e-7a10-8f00-2f6f6e1c9a01",
-                    "code": "job.not-found",
-                    "hint": None,
-                    "facts": {"job_id": "0198b2c4-7c1e-7a10-8f00-2f6f6e1c9a01"},
-                    "errors": [],
-                    "request_id": "5f0c1d3a9e4b4f0e",
-                }
-            ]
-        }
-    )
-
-    type: str = Field(description="urn:dagmaster:problem: and the code")
-    title: str
-    status: int
-    detail: str
-    instance: str = Field(description="The path that was asked for")
-    code: str = Field(description="Stable across releases")
-    hint: str | None = Field(None, description="What to do")
-    facts: dict[str, Any] = Field({}, description="What it happened to")
-    errors: list[Mistake] = Field([], description="Every mistake, where there may be several")
-    request_id: str | None = Field(None, description="As in the X-Request-ID header, for the log")
-
-
 @dataclass(frozen=True, slots=True)
 class Problems:
     """How a server tells of errors. One that is discreet tells no facts, and nothing of what libraries say: both may name paths."""
@@ -140,7 +95,7 @@ class Problems:
         errors: Iterable[Mistake] = (),
         headers: Mapping[str, str] | None = None,
     ) -> Response:
-        problem = Problem(
+        problem = ProblemDetails(
             type=f"urn:dagmaster:problem:{code}",
             title=status.phrase,
             status=status,

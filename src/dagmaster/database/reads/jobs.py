@@ -12,6 +12,8 @@ from uuid import UUID
 
 from psycopg.rows import class_row, dict_row
 
+from dagmaster.client.models.jobs import EventEntry
+from dagmaster.client.models.nodes import NodeSummary
 from dagmaster.database.connect import Connection, connect, not_deployed, translate_errors
 from dagmaster.database.queries import query
 from dagmaster.errors import InvalidRequest, NotFound
@@ -29,44 +31,6 @@ class Instance:
     host: str
     pid: int
     heartbeat_at: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class NodeSummary:
-    """A node, or a child, as people see it. `ended` children of a fan_out include failed and cancelled ones."""
-
-    node_id: str
-    status: NodeStatus
-    parent_node_id: str | None
-    fan_out_index: int | None
-    label: str | None
-    error_message: str | None
-    reason: str | None
-    attempt: int
-    retry_count: int
-    max_retries: int
-    loss_count: int
-    not_before: datetime | None
-    total: int | None
-    expanded: int | None
-    remaining: int | None
-    failed_count: int | None
-    cancelled_count: int | None
-    dispatched_at: datetime | None
-    started_at: datetime | None
-    completed_at: datetime | None
-    running_count: int
-    retrying_count: int
-    progress: dict[str, Any] | None
-
-    @property
-    def ended_count(self) -> int:
-        return (self.total or 0) - (self.remaining or 0)
-
-    @property
-    def waiting_count(self) -> int:
-        """Children that neither ended nor run now: queued, waiting for a retry, or not made yet."""
-        return max(0, (self.remaining or 0) - self.running_count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,19 +52,6 @@ class Snapshot:
     @property
     def seconds(self) -> float:
         return ((self.completed_at or self.now) - self.created_at).total_seconds()
-
-
-@dataclass(frozen=True, slots=True)
-class EventEntry:
-    sequence: int
-    created_at: datetime
-    event_type: str
-    node_id: str | None
-    event_status: str | None
-    attempt: int | None
-    epoch: int | None
-    event_data: dict[str, Any] | None
-    checkpoint_name: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +120,7 @@ class Reads:
         if not rows:
             raise NotFound(f"no job has the id {job_id}", code="job.not-found", job_id=str(job_id))
         job = {name: rows[0][f"job_{name}"] for name in _JOB_COLUMNS}
-        nodes = tuple(_node({name: row[name] for name in NodeSummary.__dataclass_fields__}) for row in rows)
+        nodes = tuple(_node({name: row[name] for name in NodeSummary.model_fields}) for row in rows)
         return Snapshot(**{**job, "status": JobStatus(job["status"])}, now=rows[0]["now"], nodes=nodes)
 
     async def page_children(

@@ -1,12 +1,12 @@
 """What the API asks beyond `reads`: pages by key, why nodes wait, who lives, how full the queues are.
 
 The same questions as everyone's, through a small pool: any number of callers share a handful of connections. Rows come
-back as the dataclasses below, which are also the API's answers. Nothing here reads all children of a job.
+back as the API's response models, or as the dataclasses below. Nothing here reads all children of a job.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeVar
 from uuid import UUID
@@ -14,22 +14,29 @@ from uuid import UUID
 import orjson
 from psycopg.types.json import set_json_dumps, set_json_loads
 from psycopg_pool import AsyncConnectionPool
-from pydantic import JsonValue, TypeAdapter
+from pydantic import TypeAdapter
 
+from dagmaster.client.models.jobs import JobSummary, StoppingTask, TimelineEntry
+from dagmaster.client.models.nodes import Attempt, JobLogLine, NodeSummary, SavedCheckpoint
+from dagmaster.client.models.operations import (
+    DeadLetterSummary,
+    OrchestratorSummary,
+    QueueSummary,
+    TaskCount,
+    WorkerSummary,
+    WorkflowStatistics,
+)
 from dagmaster.database.connect import BY_KEY, Connection, conninfo, translate_errors
 from dagmaster.database.ledger.protocol import PAGE_BYTES
-from dagmaster.database.reads.jobs import NodeSummary, Reads
+from dagmaster.database.reads.jobs import Reads
 from dagmaster.errors import NotFound
 from dagmaster.jobs import payload
 from dagmaster.jobs.fan import ChildResult
 from dagmaster.jobs.model import (
-    DeadLetter,
     JanitorAction,
     Job,
     NodeState,
-    OrchestratorRecord,
     QueueSettings,
-    WorkerRecord,
 )
 from dagmaster.jobs.payload import Reference
 from dagmaster.jobs.states import TASK_TERMINAL, JobStatus, TaskStatus
@@ -47,24 +54,6 @@ _COUNTABLE_BYTES = 64 * 1024 * 1024
 # Questions have optional filters: a plan for all of them at once would use none of the indexes. A page is the first rows
 # of an index; a bitmap would collect all the others too, to sort them.
 PLANNING = {**BY_KEY, "enable_bitmapscan": "off", "plan_cache_mode": "force_custom_plan"}
-
-
-@dataclass(frozen=True, slots=True)
-class JobSummary:
-    """A job in a list."""
-
-    job_id: UUID
-    workflow_id: str
-    workflow_version: str
-    status: JobStatus
-    priority: int
-    correlation_id: str | None
-    submitted_by: str | None
-    error_message: str | None
-    resume_count: int
-    created_at: datetime
-    started_at: datetime | None
-    completed_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,22 +77,6 @@ class EventPosition:
 
 
 @dataclass(frozen=True, slots=True)
-class LogLine:
-    """A line that an attempt logged, at a time of its worker's clock. They are numbered from 1; the first ones may be gone."""
-
-    number: int
-    at: datetime
-    level: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class JobLogLine(LogLine):
-    node_id: str
-    attempt: int
-
-
-@dataclass(frozen=True, slots=True)
 class NodeProgress:
     """What the running attempt of a node says of itself."""
 
@@ -111,65 +84,6 @@ class NodeProgress:
     node_id: str
     attempt: int
     progress: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """One attempt of a node: its task, and what its worker reported. `accepted` is false where the report came too late."""
-
-    attempt: int
-    task_id: str
-    status: TaskStatus
-    queue: str
-    handler: str
-    priority: int
-    params: dict[str, Any] | None
-    params_ref: dict[str, Any] | None
-    timeout_seconds: float
-    retry_count: int
-    worker_id: UUID | None
-    lease_until: datetime | None
-    queued_at: datetime
-    expires_at: datetime | None
-    started_at: datetime | None
-    finished_at: datetime | None
-    progress: dict[str, Any] | None
-    reported_status: TaskStatus | None
-    output: JsonValue
-    output_ref: dict[str, Any] | None
-    error: dict[str, Any] | None
-    metrics: dict[str, Any] | None
-    reported_at: datetime | None
-    accepted: bool | None
-    log: list[LogLine] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class SavedCheckpoint:
-    """A checkpoint of a node, without the handler's data: a later attempt goes on after the last one that it can trust."""
-
-    name: str
-    attempt: int
-    saved_at: datetime
-    artifacts: list[dict[str, Any]] | None
-
-
-@dataclass(frozen=True, slots=True)
-class TimelineEntry:
-    """An attempt on the timeline: it waits in its queue until `started_at`, and runs until `finished_at`."""
-
-    node_id: str
-    attempt: int
-    task_id: str
-    parent_node_id: str | None
-    label: str | None
-    status: TaskStatus
-    queue: str
-    handler: str
-    worker_id: UUID | None
-    queued_at: datetime
-    started_at: datetime | None
-    finished_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,99 +105,6 @@ class LiveTask:
     live_workers: int
     serving_workers: int
     in_front: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class OwnedJob:
-    job_id: UUID
-    workflow_id: str
-    status: JobStatus
-    created_at: datetime
-    started_at: datetime | None
-
-
-class OrchestratorSummary(OrchestratorRecord):
-    """An orchestrator as operators see it; of the jobs that it owns the oldest few."""
-
-    heartbeat_age_seconds: float
-    is_alive: bool
-    job_count: int
-    jobs: list[OwnedJob]
-
-
-@dataclass(frozen=True, slots=True)
-class RunningTask:
-    task_id: str
-    handler: str
-    queue: str
-    started_at: datetime | None
-    progress: dict[str, Any] | None
-
-
-class WorkerSummary(WorkerRecord):
-    """A worker as operators see it; of what it runs the longest running few."""
-
-    heartbeat_age_seconds: float
-    is_alive: bool
-    running_count: int
-    running: list[RunningTask]
-
-
-@dataclass(frozen=True, slots=True)
-class QueueSummary:
-    """How full a queue is. `submissions` are jobs to come, of producers that have only a queue."""
-
-    queue: str
-    kind: str
-    depth: int
-    oldest_age_seconds: float | None
-    running_count: int
-    live_workers: int
-    max_running: int | None
-    is_paused: bool
-
-
-@dataclass(frozen=True, slots=True)
-class StoppingTask:
-    """A task that its worker was asked to stop."""
-
-    task_id: str
-    node_id: str
-    attempt: int
-    handler: str
-    status: TaskStatus
-    worker_id: UUID | None
-    requested_at: datetime
-    acknowledged_at: datetime | None
-    finished_at: datetime | None
-
-
-class DeadLetterSummary(DeadLetter):
-    """A refused message as operators see it. A task is told with its node: replaying it resumes its job."""
-
-    is_replayable: bool
-    job_id: UUID | None
-    node_id: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class WorkflowStatistics:
-    """How a workflow's jobs of the last hours went."""
-
-    workflow_id: str
-    jobs: int
-    active: int
-    completed: int
-    not_completed: int
-    p50_seconds: float | None
-    p95_seconds: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class TaskCount:
-    queue: str
-    status: TaskStatus
-    count: int
 
 
 @dataclass(frozen=True, slots=True)

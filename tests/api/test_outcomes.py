@@ -4,7 +4,7 @@ from uuid import UUID
 
 import pytest
 
-from dagmaster.jobs.outcomes import deliverables, outcomes
+from dagmaster.api.outcomes import deliverables, outcomes
 from dagmaster.jobs.states import JobStatus, NodeStatus, SkipReason
 from dagmaster.jobs.view import JobView, NodeView
 from dagmaster.workflows.graph import build

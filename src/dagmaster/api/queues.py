@@ -1,0 +1,69 @@
+"""Queues: their length and age; limit and pause them."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path
+
+from dagmaster.api.problems import responses
+from dagmaster.api.services import ApiServices, Services
+from dagmaster.client.models.operations import QueueLimits, QueueSummary
+from dagmaster.client.models.pages import Page
+from dagmaster.database.ledger.protocol import QueueChange
+from dagmaster.database.notify.notifier import tasks_topic
+from dagmaster.errors import Conflict, NotFound
+
+router = APIRouter(prefix="/queues", tags=["queues"])
+
+QueueName = Annotated[str, Path(max_length=200, examples=["container-tasks"])]
+
+
+@router.get(
+    "", operation_id="list_queues", summary="List queues, with their length, age and limits", responses=responses()
+)
+async def list_queues(services: Services) -> Page[QueueSummary]:
+    """All queues are on one page."""
+    return Page(items=await _queues(services), next=None)
+
+
+async def _queues(services: ApiServices, only: str | None = None) -> list[QueueSummary]:
+    settings = services.settings
+    return await services.reads.queues(
+        settings.known_queues, settings.job_queue_name, within_seconds=services.alive_within, only=only
+    )
+
+
+@router.put("/{queue}", operation_id="set_queue", summary="Limit, pause or open a queue", responses=responses(404, 409))
+async def set_queue(services: Services, queue: QueueName, limits: QueueLimits) -> QueueSummary:
+    """The limits apply to all workers, from the next task on. A limit that is left out is removed."""
+    return await _set_queue(services, queue, QueueChange(max_running=limits.max_running, is_paused=limits.is_paused))
+
+
+@router.patch(
+    "/{queue}", operation_id="change_queue", summary="Change some limits of a queue", responses=responses(404, 409)
+)
+async def change_queue(services: Services, queue: QueueName, limits: QueueLimits) -> QueueSummary:
+    """Like PUT, but a limit that is left out stays as it is."""
+    changes = QueueChange()
+    if "max_running" in limits.model_fields_set:
+        changes["max_running"] = limits.max_running
+    if "is_paused" in limits.model_fields_set:
+        changes["is_paused"] = limits.is_paused
+    return await _set_queue(services, queue, changes)
+
+
+async def _set_queue(services: ApiServices, queue: str, changes: QueueChange) -> QueueSummary:
+    known = ", ".join(services.settings.known_queues)
+    if queue == services.settings.job_queue_name:
+        raise Conflict(
+            f"queue '{queue}' cannot be paused or limited: orchestrators take new jobs from it",
+            code="queue.of-submissions",
+            hint=f"these queues can be: {known}",
+            queue=queue,
+        )
+    if not await _queues(services, only=queue):
+        raise NotFound(f"no queue is named '{queue}'", code="queue.not-found", hint=f"known: {known}", queue=queue)
+    async with services.ledgers.one() as ledger:
+        await ledger.set_queue(queue, **changes)
+    services.notifier.notify(tasks_topic(queue))
+    (line,) = await _queues(services, only=queue)
+    return line

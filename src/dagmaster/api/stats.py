@@ -1,0 +1,30 @@
+"""Numbers of the platform."""
+
+from fastapi import APIRouter
+
+from dagmaster.api.problems import responses
+from dagmaster.api.services import Services
+from dagmaster.client.models.operations import Stats
+from dagmaster.jobs.states import JobStatus
+
+router = APIRouter(tags=["operations"])
+
+RECENT_HOURS = 24
+
+
+@router.get("/stats", operation_id="get_stats", summary="Get numbers of the platform", responses=responses())
+async def get_stats(services: Services) -> Stats:
+    sizes = await services.reads.sizes()
+    jobs = await services.reads.jobs_by_status()
+    tasks, is_complete = await services.reads.task_counts(sizes)
+    return Stats(
+        jobs={status: jobs.get(status, 0) for status in JobStatus},
+        tasks=tasks,
+        are_tasks_complete=is_complete,
+        events=sizes.events_estimate,
+        dead_letters=sizes.dead_letters,
+        watchers=services.follower.watchers,
+        database_bytes=sizes.database_bytes,
+        recent_hours=RECENT_HOURS,
+        recent=await services.reads.recent_workflows(RECENT_HOURS),
+    )

@@ -1,0 +1,104 @@
+"""Summaries of nodes and stages, computed from their rows. Everything here is pure."""
+
+from collections import Counter
+from collections.abc import Sequence
+from datetime import datetime
+
+from dagmaster.client.models.nodes import ChildCounts, NodeSummary, PublicNode, StageSummary
+from dagmaster.database.reads.jobs import Snapshot
+from dagmaster.jobs.fan import tolerated
+from dagmaster.jobs.states import NODE_LIVE, NodeStatus
+from dagmaster.workflows.graph import Graph
+from dagmaster.workflows.model import FanOutNode, work_of
+
+
+def summary_of(graph: Graph, node: NodeSummary, now: datetime) -> PublicNode:
+    definition_id = node.parent_node_id or node.node_id
+    definition = graph.workflow.nodes[definition_id]
+    work = work_of(definition)
+    return PublicNode(
+        **dict(node),
+        type="task" if node.parent_node_id else definition.type,
+        stage=graph.stages[definition_id][1],
+        importance=definition.importance,
+        handler=work.handler if work else None,
+        state=state_of(graph, node),
+        seconds=_seconds(node, now),
+        children=_children(node),
+    )
+
+
+def state_of(graph: Graph, node: NodeSummary) -> str:
+    """For the engine a fan_out completes when all its children exist. For people it completes with its children."""
+    if node.remaining and node.status in {NodeStatus.READY, NodeStatus.COMPLETED}:
+        return str(NodeStatus.RUNNING)
+    if node.status is NodeStatus.COMPLETED and _lost_too_many(graph, node):
+        return str(NodeStatus.FAILED if node.failed_count else NodeStatus.CANCELLED)
+    return str(node.status)
+
+
+def _lost_too_many(graph: Graph, node: NodeSummary) -> bool:
+    """Whether more children failed or were cancelled than the fan_out tolerates."""
+    definition = graph.workflow.nodes[node.parent_node_id or node.node_id]
+    if node.total is None or not isinstance(definition, FanOutNode):
+        return False
+    return (node.failed_count or 0) + (node.cancelled_count or 0) > tolerated(definition, node.total)
+
+
+def _seconds(node: NodeSummary, now: datetime) -> float | None:
+    begun = node.dispatched_at or node.started_at
+    ended = node.completed_at or (now if node.status in NODE_LIVE or node.remaining else None)
+    return round(max(0.0, (ended - begun).total_seconds()), 3) if begun and ended else None
+
+
+def _children(node: NodeSummary) -> ChildCounts | None:
+    if node.total is None:
+        return None
+    failed, cancelled = node.failed_count or 0, node.cancelled_count or 0
+    retrying = min(node.retrying_count, node.waiting_count)
+    return ChildCounts(
+        total=node.total,
+        done=node.ended_count - failed - cancelled,
+        running=node.running_count,
+        retrying=retrying,
+        waiting=node.waiting_count - retrying,
+        failed=failed,
+        cancelled=cancelled,
+    )
+
+
+def stages_of(graph: Graph, snapshot: Snapshot) -> list[StageSummary]:
+    groups: dict[tuple[int, str], list[NodeSummary]] = {}
+    for node in snapshot.nodes:
+        groups.setdefault(graph.stages[node.node_id], []).append(node)
+    return [_stage(graph, number, name, nodes) for (number, name), nodes in sorted(groups.items())]
+
+
+def _stage(graph: Graph, number: int, name: str, nodes: Sequence[NodeSummary]) -> StageSummary:
+    states = Counter(state_of(graph, node) for node in nodes)
+    begun = [at for node in nodes if (at := node.dispatched_at or node.started_at or node.completed_at)]
+    ended = [node.completed_at for node in nodes if node.completed_at]
+    first, last = min(begun, default=None), max(ended, default=None)
+    return StageSummary(
+        number=number,
+        name=name,
+        status=_combined(states),
+        nodes=len(nodes),
+        completed=states["completed"],
+        failed=states["failed"],
+        children=sum(node.total or 0 for node in nodes),
+        children_failed=sum(node.failed_count or 0 for node in nodes),
+        started_at=first,
+        ended_at=last,
+        seconds=round((last - first).total_seconds(), 3) if first and last else None,
+    )
+
+
+def _combined(states: Counter[str]) -> str:
+    """The status of a stage: failures first, then what is under way."""
+    for state in ("failed", "cancelled", "running", "dispatched", "ready"):
+        if states[state]:
+            return "running" if state in {"dispatched", "ready"} else state
+    if states["pending"]:
+        return "running" if states["completed"] else "pending"
+    return "completed" if states["completed"] else "skipped"

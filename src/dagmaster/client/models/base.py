@@ -1,0 +1,69 @@
+"""The base of the API's models, and how a client reads them."""
+
+from collections.abc import Iterable
+from typing import Annotated, Any, TypeVar
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    ValidationError,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
+
+from dagmaster.client.neutral import neutral_value
+from dagmaster.errors import Unavailable
+
+T = TypeVar("T")
+M = TypeVar("M", bound=BaseModel)
+Json = dict[str, Any]
+_CLIENT = "client"
+
+
+class ApiModel(BaseModel):
+    """A response, or a part of one. Fields that were added later have a default, so that a client understands older servers;
+    the API always sends them, and its description says so."""
+
+    model_config = ConfigDict(frozen=True, json_schema_serialization_defaults_required=True)
+
+
+class RequestModel(BaseModel):
+    """The body of a request. Unknown fields are refused: they are mistakes in spelling."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def _keep_unknown(value: Any, validate: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
+    try:
+        return validate(value)
+    except ValidationError:
+        if info.context == _CLIENT and isinstance(value, str):
+            return value
+        raise
+
+
+# A choice that later versions may extend. A client keeps a value that it does not know as text.
+Extensible = Annotated[T, WrapValidator(_keep_unknown)]
+
+
+def read(kind: type[M], value: Any) -> M:
+    """A response as a model. Unknown fields are ignored, and control characters in texts are escaped: people see them."""
+    try:
+        return kind.model_validate(neutral_value(value), extra="ignore", context=_CLIENT)
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or kind.__name__
+        raise unexpected(f"{where}: {first['msg']}") from None
+
+
+def read_all(kind: type[M], values: Iterable[Any]) -> list[M]:
+    return [read(kind, value) for value in values]
+
+
+def unexpected(what: str) -> Unavailable:
+    return Unavailable(
+        f"the platform's answer is not understood: {what}",
+        code="server.unexpected",
+        hint="is it of another version than this command? compare `dagmaster orchestrators ls` and `dagmaster --version`",
+    )

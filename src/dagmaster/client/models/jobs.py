@@ -1,0 +1,237 @@
+"""Jobs: submissions, summaries, details, events, and requests to cancel, resume or retry."""
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from pydantic import Field, field_serializer, model_validator
+
+from dagmaster.client.models.base import ApiModel, Extensible, RequestModel
+from dagmaster.client.models.nodes import PublicNode, StageSummary
+from dagmaster.jobs.model import Job, ShortId, Submission
+from dagmaster.jobs.states import JOB_TERMINAL, JobStatus, Stop, TaskStatus
+from dagmaster.observe.redaction import redact
+from dagmaster.workflows.model import Importance
+
+
+class JobRequest(Submission):
+    """A submission of a workflow that the platform knows, or of one that is sent along."""
+
+    definition: Annotated[str, Field(min_length=1)] | None = Field(
+        None, description="A workflow file (YAML) to run instead of the known one; its `workflow_id` must match"
+    )
+
+
+class SubmissionResult(ApiModel):
+    """The job of a submission: a new one, or the one of an earlier identical submission."""
+
+    status: Extensible[Literal["accepted", "already_completed", "already_processing", "previously_failed", "resumed"]]
+    job_id: UUID
+    job_status: Extensible[JobStatus]
+    result_data: Any = None
+    error_message: str | None = None
+    failed_stage: str | None = None
+    completed_stages: tuple[str, ...] = ()
+    resume_count: int = 0
+    hint: str | None = None
+
+
+class JobSummary(ApiModel):
+    """A job in a list."""
+
+    job_id: UUID
+    workflow_id: str
+    workflow_version: str
+    status: Extensible[JobStatus]
+    priority: int
+    correlation_id: str | None = None
+    submitted_by: str | None = None
+    error_message: str | None = None
+    resume_count: int = 0
+    created_at: datetime
+    started_at: datetime | None = None
+    completed_at: datetime | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return self.status in JOB_TERMINAL
+
+
+class PublicJob(Job):
+    """A job without the secrets that its row contains."""
+
+    status: Extensible[JobStatus]
+    stopping: Extensible[Stop] | None = None
+    claim_token: UUID | None = Field(None, exclude=True)
+
+    @field_serializer("callback_url")
+    def _without_secrets(self, url: str | None) -> str | None:
+        return redact(url) if url else url
+
+    @property
+    def is_over(self) -> bool:
+        return self.status in JOB_TERMINAL
+
+
+class PrimaryOutcome(ApiModel):
+    """The outcome of the critical nodes."""
+
+    description: str
+    status: str
+    details: str
+
+
+class SecondaryOutcome(ApiModel):
+    """An important or optional node that did not complete. `recovery` is the call that runs it again."""
+
+    node_id: str
+    description: str
+    importance: Extensible[Importance]
+    status: str
+    error: str | None = None
+    recovery: str | None = None
+
+
+class Outcomes(ApiModel):
+    """What a job achieved."""
+
+    primary: PrimaryOutcome
+    secondary: list[SecondaryOutcome] = []
+
+
+class Deliverable(ApiModel):
+    """An entry of a job's result. `usable` is false if what the result refers to was not produced."""
+
+    count: int
+    location: str | None = None
+    usable: bool
+
+
+class JobDetail(ApiModel):
+    """A job, the nodes of its definition, and a summary of its stages. The result is the job's `result_data`."""
+
+    job: PublicJob
+    is_over: bool
+    seconds: float = Field(description="From its creation to its end, or until now")
+    failed: list[PublicNode] = Field([], description="Nodes of the definition that failed, the first failure first")
+    stages: list[StageSummary]
+    nodes: list[PublicNode]
+    outcomes: Outcomes | None = Field(None, description="What the job achieved, once it has ended")
+    deliverables: Mapping[str, Deliverable] = Field(
+        {}, description="The entries of its result, and whether they can be used"
+    )
+    trouble: str | None = Field(None, description="The error, if orchestrators fail to advance the job")
+
+    @property
+    def now(self) -> datetime:
+        """The time of this snapshot by the platform's clock. For a job that has ended, its end."""
+        return self.job.created_at + timedelta(seconds=self.seconds)
+
+    def later(self, seconds: float) -> "JobDetail":
+        """The same job some time later, if nothing has changed."""
+        return self if self.is_over else self.model_copy(update={"seconds": self.seconds + seconds})
+
+
+class EventEntry(ApiModel):
+    """An event of a job."""
+
+    sequence: int
+    created_at: datetime
+    event_type: str
+    node_id: str | None = None
+    event_status: str | None = None
+    attempt: int | None = None
+    epoch: int | None = None
+    event_data: dict[str, Any] | None = None
+    checkpoint_name: str | None = None
+
+
+class TimelineEntry(ApiModel):
+    """An attempt on the timeline: it waits in its queue until `started_at`, and runs until `finished_at`."""
+
+    node_id: str
+    attempt: int
+    task_id: str
+    parent_node_id: str | None
+    label: str | None
+    status: Extensible[TaskStatus]
+    queue: str
+    handler: str
+    worker_id: UUID | None
+    queued_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+
+
+ReasonText = Annotated[str, Field(max_length=1000)]
+
+
+class Intervention(RequestModel):
+    """Who makes the request, and why. Both are recorded with the job's events."""
+
+    by: ShortId | None = None
+    reason: ReasonText | None = None
+
+
+class JobPart(RequestModel):
+    """The part of a job to run again. Exactly one field is set."""
+
+    node: Annotated[str, Field(min_length=1, max_length=80, description="A node, or a child (NODE__INDEX)")] | None = (
+        None
+    )
+    stage: Annotated[str, Field(min_length=1, max_length=64, description="A stage, by name or number")] | None = None
+    failed_children: Annotated[str, Field(min_length=1, max_length=64, description="A fan_out")] | None = None
+
+    @model_validator(mode="after")
+    def _is_one(self) -> "JobPart":
+        if [self.node, self.stage, self.failed_children].count(None) != 2:
+            raise ValueError("name either a node, a stage, or a fan_out whose failed children are meant")
+        return self
+
+
+class RetryRequest(JobPart):
+    """The part of the job to run again, who makes the request, and why."""
+
+    by: ShortId | None = None
+    reason: ReasonText | None = None
+
+
+class StoppingTask(ApiModel):
+    """A task that its worker was asked to stop."""
+
+    task_id: str
+    node_id: str
+    attempt: int
+    handler: str
+    status: Extensible[TaskStatus]
+    worker_id: UUID | None = None
+    requested_at: datetime
+    acknowledged_at: datetime | None = None
+    finished_at: datetime | None = None
+
+
+class CancelProgress(ApiModel):
+    """The progress of a cancellation. `tasks` are those that were running when it was requested, with the time at which their
+    worker informed the handler."""
+
+    job_id: UUID
+    status: Extensible[JobStatus]
+    requested_at: datetime | None = None
+    requested_by: str | None = None
+    reason: str | None = None
+    is_over: bool
+    tasks: list[StoppingTask]
+
+
+class Resumed(ApiModel):
+    """What runs again, or would run in a dry run."""
+
+    job_id: UUID
+    status: Extensible[Literal["resumed", "dry_run"]]
+    nodes: tuple[str, ...] = Field(description="Nodes of the definition, in its order")
+    children: dict[str, int] = Field(
+        description="The number of children of each fan_out that run: those that failed or were cancelled, and those that were "
+        "not created yet. A fan_out that reads its source again is not listed, because its number of children is not known yet"
+    )
+    resume_count: int = 0
