@@ -505,8 +505,8 @@ def _limits(notes: Iterable[Any]) -> str:
 HANDLERS_INTRODUCTION = """\
 # Handlers that ship
 
-What a workflow may name as its `handler` without anything else installed, written by `make docs` from the registrations: those
-of the raster workflows, and some for tests and as examples. How to add others is told in [handlers.md](../handlers.md).
+The handlers that a workflow can name without any other package installed, written by `make docs` from the registrations: those
+of the raster workflows, and some for tests and as examples. [handlers.md](../handlers.md) explains how to add others.
 
 """
 
@@ -519,16 +519,18 @@ def handlers_page() -> str:
 
 def _handler(found: Registration) -> str:
     function = found.resolve()
-    where = "in the worker's event loop" if found.is_async else "in a process of its own"
+    where = "in the worker's event loop" if found.is_async else "in a child process"
     queue = f"`{found.queue}`" if found.queue else "`DEFAULT_QUEUE`"
     parts = [
         f"## {found.name}\n\n{' '.join((inspect.getdoc(function) or '').split())}\n\n",
-        f"Runs {where}; its queue is {queue}, its time {found.timeout_seconds or DEFAULT_TIMEOUT_SECONDS:g} s, ",
-        "unless the workflow says otherwise.\n\n",
+        f"Runs {where}; its queue is {queue}, its timeout {found.timeout_seconds or DEFAULT_TIMEOUT_SECONDS:g} s, ",
+        "unless the workflow sets others.\n\n",
     ]
-    params = [
-        kind for kind in get_type_hints(function).values() if isinstance(kind, type) and issubclass(kind, BaseModel)
-    ]
+    hints = get_type_hints(function)
+    returned = hints.pop("return", None)
+    if isinstance(returned, type) and issubclass(returned, BaseModel):
+        parts.append(f"Returns {', '.join(f'`{name}`' for name in returned.model_fields)}.\n\n")
+    params = [kind for kind in hints.values() if isinstance(kind, type) and issubclass(kind, BaseModel)]
     rows = [
         (
             f"`{name}`" + (" (required)" if field.is_required() else ""),

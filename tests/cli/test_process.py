@@ -184,7 +184,7 @@ def test_what_was_published_otherwise_needs_another_revision(on_maps, scene):
 
     assert refused.code == 4
     assert refused.err == (
-        "error: revision 1 of version 0 of dataset 'my-scene' was made otherwise: --tier was analysis, not archive\n"
+        "error: revision 1 of version 0 of dataset 'my-scene' was made with other options: --tier was analysis, not archive\n"
         "hint: take --revision 2, or another --dataset\n"
     )
     assert revised.code == 0, revised.err
@@ -200,7 +200,7 @@ def test_polar_data_is_warned_about_the_cost_of_degrees(on_maps, tmp_path):
 
     done = on_maps("process", str(ice), "--detach")
 
-    assert "its pixels become" in done.out
+    assert "times as tall as in the file" in done.out
     assert "to keep its detail, pass --target-crs EPSG:3413\n" in done.out
 
 
@@ -355,14 +355,22 @@ def at_files(scene, tmp_path, monkeypatch):
         (("empty.tif",), 2, "is empty"),
         (("scene.tif", "--datetime", "whenever"), 2, "is no time"),
         (("scene.tif", "--target-crs", "EPSG:99999999"), 2, "is not a known CRS"),
-        (("scene.tif", "--tile-size", "1000"), 2, "--tile-size 1000 can't be: a tile is a multiple of 512 pixels wide"),
-        (("dem.tif", "--tier", "visualization"), 2, "--tier visualization can't be: the visualization tier is JPEG"),
-        (("scene.tif", "--target-crs", "EPSG:2193"), 2, "--target-crs EPSG:2193 can't be"),
-        (("scene.tif", "--target-crs", "EPSG:4978"), 2, "--target-crs EPSG:4978 can't be: it is neither projected"),
+        (("scene.tif", "--tile-size", "1000"), 2, "--tile-size 1000 is not possible: the width of a tile must be"),
+        (
+            ("dem.tif", "--tier", "visualization"),
+            2,
+            "--tier visualization is not possible: the visualization tier is JPEG",
+        ),
+        (("scene.tif", "--target-crs", "EPSG:2193"), 2, "--target-crs EPSG:2193 is not possible"),
+        (
+            ("scene.tif", "--target-crs", "EPSG:4978"),
+            2,
+            "--target-crs EPSG:4978 is not possible: the CRS is neither projected",
+        ),
         (("scene.tif", "--version-ordinal", "99999999999"), 2, "both to 999,999,999"),
         (("scene.tif", "--revision", "99999999999"), 2, "both to 999,999,999"),
-        (("日本.tif",), 2, "no name of a dataset can be made"),
-        (("scene.tif", "--dataset", "No Name"), 2, "is not the name of a dataset"),
+        (("日本.tif",), 2, "no dataset id can be made"),
+        (("scene.tif", "--dataset", "No Name"), 2, "is not a valid dataset id"),
         (("scene.tif", "--server", "http://127.0.0.1:1"), 2, "can't be sent to a platform elsewhere"),
         (("scene.tif", "--detach"), 5, "no platform is running"),
     ],

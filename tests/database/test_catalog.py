@@ -14,7 +14,7 @@ from psycopg.types.json import Jsonb
 
 from dagmaster.database.catalog import pgstac as module
 from dagmaster.database.catalog.pgstac import (
-    Catalog,
+    StacCatalog,
     catalog_status,
     deploy_catalog,
     ensure_catalog,
@@ -53,7 +53,7 @@ def an_item(
 @asynccontextmanager
 async def opened(dsn: str, size: int = 4, **options):
     async with pool(dsn, "handlers", 0, size) as connections:
-        yield Catalog(connections, **options)
+        yield StacCatalog(connections, **options)
 
 
 @pytest.mark.requirement("D1")
@@ -368,10 +368,10 @@ async def _search_on(dsn: str) -> None:
 PROCESS = """
 import asyncio, sys
 from dagmaster.database.connect import pool
-from tests.database.test_catalog import Catalog, an_item
+from tests.database.test_catalog import StacCatalog, an_item
 async def main(dsn, writer):
     async with pool(dsn, "handlers", 0, 2) as connections:
-        await Catalog(connections).upsert_items([an_item(f"p{writer}-{n}", west=n) for n in range(10)], batch=5)
+        await StacCatalog(connections).upsert_items([an_item(f"p{writer}-{n}", west=n) for n in range(10)], batch=5)
 asyncio.run(main(sys.argv[1], sys.argv[2]))
 """
 

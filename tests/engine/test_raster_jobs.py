@@ -14,7 +14,7 @@ import rasterio
 from affine import Affine
 from rio_cogeo.cogeo import cog_validate
 
-from dagmaster.database.catalog.pgstac import Catalog
+from dagmaster.database.catalog.pgstac import StacCatalog
 from dagmaster.database.connect import pool
 from dagmaster.database.notify.notifier import JOBS
 from dagmaster.operations.rerun import resume
@@ -42,7 +42,7 @@ def scene(
 class Hub:
     """A storage with files to process, and a look at what came of them."""
 
-    def __init__(self, folder: Path, running: Engine, catalog: Catalog) -> None:
+    def __init__(self, folder: Path, running: Engine, catalog: StacCatalog) -> None:
         self.folder, self.running, self.catalog = folder, running, catalog
 
     def file(self, name: str, **options: Any) -> str:
@@ -74,7 +74,7 @@ async def hub(catalog_database: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
 @asynccontextmanager
 async def opened(dsn: str, folder: Path) -> AsyncIterator[Hub]:
     async with engine(dsn, task_lease_sec=20.0, lease_renew_sec=5.0) as running, pool(dsn, "test", 0, 2) as database:
-        yield Hub(folder, running, Catalog(database))
+        yield Hub(folder, running, StacCatalog(database))
 
 
 @pytest.mark.requirement("R9")
@@ -177,7 +177,7 @@ async def test_an_unfit_file_fails_at_once_with_every_reason(hub: Hub) -> None:
     assert str(hub.folder) not in job["error_message"]
     assert task["attempt"] == 1, "never tried again: it is the file's fault"
     missing = await hub.run("process_large_raster", blob_name="no-such.tif")
-    assert "there is no blob 'bronze/no-such.tif'" in missing["error_message"]
+    assert "the blob 'bronze/no-such.tif' does not exist" in missing["error_message"]
 
 
 @pytest.mark.requirement("R3")
@@ -297,18 +297,24 @@ async def test_older_tiled_versions_stay_servable(hub: Hub) -> None:
 
 
 IMPOSSIBLE: dict[str, tuple[dict[str, Any], str]] = {
-    "tier": ({"output_tier": "visualization"}, "output_tier=visualization can't be: the visualization tier is JPEG"),
-    "no tier": ({"output_tier": "best"}, "output_tier=best can't be: no tier 'best'"),
-    "crs": ({"target_crs": "EPSG:99999"}, "target_crs=EPSG:99999 can't be: 'EPSG:99999' is not a known CRS"),
-    "size": ({"tile_size": 1000}, "tile_size=1000 can't be: a tile is a multiple of 512 pixels wide"),
-    "overlap": ({"overlap": -512}, "overlap=-512 can't be"),
-    "resolution": ({"resolution": 1e-9}, "can't be: the outputs would have"),
+    "tier": (
+        {"output_tier": "visualization"},
+        "output_tier=visualization is not possible: the visualization tier is JPEG",
+    ),
+    "no tier": ({"output_tier": "best"}, "output_tier=best is not possible: no tier 'best'"),
+    "crs": ({"target_crs": "EPSG:99999"}, "target_crs=EPSG:99999 is not possible: 'EPSG:99999' is not a known CRS"),
+    "size": (
+        {"tile_size": 1000},
+        "tile_size=1000 is not possible: the width of a tile must be a multiple of 512 pixels",
+    ),
+    "overlap": ({"overlap": -512}, "overlap=-512 is not possible"),
+    "resolution": ({"resolution": 1e-9}, "is not possible: the outputs would have"),
     "type": ({"raster_type": "picture"}, "'picture' is not a raster type"),
     "bands": ({"band_names": ["a", "b"]}, "the file has 1 band"),
-    "licence": ({"license": "proprietary"}, "'proprietary' is no SPDX identifier"),
+    "licence": ({"license": "proprietary"}, "'proprietary' is not an SPDX identifier"),
     "ref": ({"platform_refs": {"Data Set": "x"}}, "'Data Set' cannot be a ref's name"),
-    "name": ({"dataset_id": "No Name"}, "is not the name of a dataset"),
-    "two": ({"output_tier": "best", "tile_size": 7}, "tile_size=7 can't be"),
+    "name": ({"dataset_id": "No Name"}, "is not a valid dataset id"),
+    "two": ({"output_tier": "best", "tile_size": 7}, "tile_size=7 is not possible"),
 }
 
 
@@ -335,12 +341,12 @@ async def test_an_edition_is_made_in_one_way_and_revisions_go_up(hub: Hub) -> No
     back = await hub.run("raster_ingest", blob_name=name, title="Another name")
 
     assert (
-        "revision 1 of version 0 of dataset 'scene' was made otherwise: output_tier was analysis, not archive"
+        "revision 1 of version 0 of dataset 'scene' was made with other options: output_tier was analysis, not archive"
         in (other["error_message"])
     )
     assert [task["node_id"] for task in await hub.running.tasks(other["job_id"])] == ["validate"]
     assert renamed["status"] == "completed", "what it is called is no part of how it is made"
-    assert "version 0 of dataset 'scene' is at revision 2 already" in back["error_message"]
+    assert "the catalogue already has revision 2 of version 0 of dataset 'scene'" in back["error_message"]
 
 
 @pytest.mark.requirement("R4")
@@ -361,5 +367,5 @@ async def test_polar_data_is_warned_about_the_cost_of_degrees(hub: Hub) -> None:
     assert "raster.polar" not in kept
     assert "raster.beyond-maps" in kept
     assert told["raster.polar"]["severity"] == "warn"
-    assert "from the equator: in EPSG:4326 its pixels become" in told["raster.polar"]["message"]
+    assert "in EPSG:4326 its pixels are" in told["raster.polar"]["message"]
     assert "target_crs=EPSG:3413" in told["raster.polar"]["advice"]

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 
 from dagmaster.errors import HandlerFailed, Unavailable, UnfitData
 from dagmaster.handlers import calling
-from dagmaster.handlers.calling import Plan, accept, to_json
+from dagmaster.handlers.calling import ResolvedHandler, accept, to_json
 from dagmaster.handlers.context import HandlerResult
 from dagmaster.handlers.registry import Registration, handlers_in, register_handler
 
@@ -37,15 +37,15 @@ def plain(ctx: Any) -> None: ...
 def marked(ctx: Any) -> None: ...
 
 
-def plan_of(name: str, is_async: bool = True) -> Plan:
-    return calling.plan(Registration(name, f"{__name__}:{name}", is_async=is_async))
+def plan_of(name: str, is_async: bool = True) -> ResolvedHandler:
+    return calling.resolve(Registration(name, f"{__name__}:{name}", is_async=is_async))
 
 
 @pytest.mark.requirement("H1")
 def test_the_annotation_of_the_second_parameter_validates_params() -> None:
     assert plan_of("typed").parse({"size": 3}) == Tile(size=3)
     assert plan_of("untyped").parse({"x": 1}) == {"x": 1}
-    assert plan_of("loose") == Plan(loose, True, None)
+    assert plan_of("loose") == ResolvedHandler(loose, True, None)
 
 
 @pytest.mark.requirement("E12")
@@ -61,7 +61,7 @@ def test_params_that_do_not_fit_are_the_datas_fault_and_name_the_field_without_i
 @pytest.mark.requirement("H1")
 def test_a_handler_that_this_worker_cannot_import_is_the_environments_fault() -> None:
     with pytest.raises(Unavailable, match="no_such_module") as caught:
-        calling.plan(Registration("x", "no_such_module:f"))
+        calling.resolve(Registration("x", "no_such_module:f"))
     assert caught.value.code == calling.UNLOADABLE
 
 
@@ -110,7 +110,7 @@ def test_outputs_become_plain_json() -> None:
 
 @pytest.mark.requirement("H1")
 def test_a_handler_result_carries_output_and_metrics_or_a_failure() -> None:
-    assert accept(HandlerResult(output={"a": 1}, metrics={"pixels": 3})) == calling.Returned(
+    assert accept(HandlerResult(output={"a": 1}, metrics={"pixels": 3})) == calling.HandlerOutput(
         {"a": 1}, {"pixels": 3}, b'{"a":1}'
     )
     with pytest.raises(HandlerFailed, match="sea level"):

@@ -17,7 +17,7 @@ def call(name: str, /, **params: Any) -> Any:
 @pytest.mark.requirement("H3")
 def test_every_shipped_handler_resolves_as_it_is_registered() -> None:
     for registration in installed().values():
-        assert calling.plan(registration).function.__name__ == registration.target.split(":")[1]
+        assert calling.resolve(registration).function.__name__ == registration.target.split(":")[1]
 
 
 @pytest.mark.requirement("H3")

@@ -1,6 +1,5 @@
 """Handlers that make one COG of several files, called as a worker calls them on a folder as storage."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ import pytest
 import rasterio
 from affine import Affine
 
-from dagmaster.handlers.raster.workplace import place_of_work
+from dagmaster.handlers.raster.validate import part_name
 from dagmaster.handlers.registry import installed
 from dagmaster.jobs.states import Blame
 from dagmaster.stac.validate import problems
@@ -22,12 +21,10 @@ ABOUT = {
 
 
 @pytest.fixture
-def storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("STORAGE_FOLDER", str(tmp_path))
     monkeypatch.setenv("PUBLIC_URL", "https://maps.example.org")
-    place_of_work.cache_clear()
-    yield tmp_path
-    place_of_work.cache_clear()
+    return tmp_path
 
 
 def depths(folder: Path, name: str, value: float, *, col: int = 0, zone: str = "bronze", **options: Any) -> str:
@@ -152,4 +149,25 @@ def test_whole_numbers_that_are_too_wide_are_stored_as_what_they_fit(storage: Pa
     assert (fitting.output["data_type"], fitting.output["clamped"]) == ("uint8", 0)
     assert clamped.output["clamped"] == 73 * 150
     assert "10950 values clamped to int8" in clamped.output["stac_item"]["properties"]["processing:lineage"]
-    assert any("values did not fit" in line for line in clamped.log)
+    assert any("values were clamped" in line for line in clamped.log)
+
+
+def test_the_name_of_a_part_comes_from_its_file():
+    """Ids of stored items contain it."""
+    assert part_name("Wellington DEM (2024).tif") == "wellington-dem-2024"
+    assert part_name("..tif") == "dataset"
+
+
+def test_a_tiling_scheme_that_an_earlier_release_stored_is_kept(storage: Path) -> None:
+    """It kept the output options too, which are now in the recipe of the edition alone."""
+    params = {"source": {"blob_name": depths(storage, "a.tif", 1), "raster_type": "dem"}, "about": ABOUT}
+    earlier = run_handler("raster.generate_tiling_scheme", {**params, "recipe": {"output_tier": "archive"}})
+    stored = (storage / "silver" / "silver" / earlier.output["tiling_scheme_blob"]).read_bytes()
+
+    again = run_handler("raster.generate_tiling_scheme", params)
+    other = run_handler("raster.generate_tiling_scheme", {**params, "tile_size": 512, "resolution": 0.001})
+
+    assert again.output == earlier.output
+    assert (storage / "silver" / "silver" / earlier.output["tiling_scheme_blob"]).read_bytes() == stored
+    assert other.error is not None
+    assert other.error["code"] == "storage.taken"

@@ -19,7 +19,8 @@ def a_cog(name: str, *, is_empty: bool = False) -> dict[str, Any]:
     asset = {"name": name, "geometry": SQUARE, "bbox": BOX, "resolution": 10.0, "data_type": "uint8"}
     ground = None if is_empty else {"geometry": SQUARE, "bbox": BOX}
     item = None if is_empty else {"id": name}
-    return {"partials": [], "size_bytes": 5, "asset": asset, "footprint": ground, "stac_item": item}
+    stored = {"cog_container": "silver", "cog_blob": f"cogs/{name}", "size_bytes": 5}
+    return {**stored, "partials": [], "asset": asset, "footprint": ground, "stac_item": item}
 
 
 def children_of(*cogs: dict[str, Any]) -> Any:
@@ -31,9 +32,9 @@ def test_a_tile_without_data_is_counted_and_not_shown():
     gathered = _gather(children_of(a_cog("a.tif"), a_cog("b.tif", is_empty=True), a_cog("c.tif")))
 
     assert [asset.name for asset in gathered.assets] == ["a.tif", "c.tif"]
-    assert (gathered.count, len(gathered.grounds)) == (3, 2)
+    assert (gathered.count, len(gathered.footprints)) == (3, 2)
 
 
 def test_only_empty_tiles_make_no_mosaic():
-    with pytest.raises(UnfitData, match="no COG to make a mosaic of"):
+    with pytest.raises(UnfitData, match="no COG contains data"):
         _gather(children_of(a_cog("a.tif", is_empty=True)))

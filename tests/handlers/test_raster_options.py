@@ -8,11 +8,9 @@ from dagmaster.handlers.raster.options import (
     TILE_ABOVE_MB,
     Options,
     advice_on,
-    claim,
-    recipe_of,
     require_possible,
-    why_taken,
 )
+from dagmaster.handlers.raster.recipe import claim, recipe_of, why_taken
 from dagmaster.handlers.registry import installed
 from dagmaster.raster.source.facts import BandFacts, RasterFacts, RasterType
 from dagmaster.settings import Settings
@@ -68,7 +66,7 @@ def test_every_reason_is_reported_at_once():
         require_possible(Options(output_tier="finest", tile_size=7, target_crs="no"), facts(), RasterType.RGB)
 
     assert refused.value.facts["fields"] == ["tile_size", "target_crs", "output_tier"]
-    assert refused.value.message.count("can't be") == 3
+    assert refused.value.message.count("is not possible") == 3
 
 
 @pytest.mark.parametrize("bands", [PICTURE, (*PICTURE, BandFacts("uint8", "alpha")), (*PICTURE, BandFacts("uint8"))])
@@ -116,7 +114,7 @@ class TestEdition:
         return open_storage(Settings(STORAGE_FOLDER=str(tmp_path)))
 
     def recipe(self, **options):
-        return recipe_of(Options(**options), [facts()], RasterType.RGB, None, is_tiled=False)
+        return recipe_of(Options(**options), [facts()], RasterType.RGB, None)
 
     def make(self, storage, edition):
         storage.put(storage.location(edition.cog("a.tif"), zone=Zone.SILVER), b"x")
@@ -130,10 +128,8 @@ class TestEdition:
         with pytest.raises(UnfitData) as refused:
             claim(storage, edition, self.recipe(output_tier="archive", resolution=2.0))
 
-        assert refused.value.message.endswith(
-            "output_tier was analysis, not archive, resolution was left open, not 2.0"
-        )
-        assert refused.value.hint == "take revision 2, or another dataset_id"
+        assert refused.value.message.endswith("output_tier was analysis, not archive, resolution was not set, not 2.0")
+        assert refused.value.hint == "use revision 2, or another dataset_id"
         claim(storage, Edition("scene", 0, 2), self.recipe(output_tier="archive"))
 
     def test_a_job_without_outputs_blocks_no_other_job(self, storage):
@@ -143,7 +139,7 @@ class TestEdition:
         self.make(storage, edition)
 
         assert why_taken(storage, edition, self.recipe()) is None
-        assert "resolution was left open, not 3.0" in why_taken(storage, edition, self.recipe(resolution=3.0))
+        assert "resolution was not set, not 3.0" in why_taken(storage, edition, self.recipe(resolution=3.0))
 
     def test_options_that_do_not_change_the_files_are_no_part_of_the_edition(self):
         assert self.recipe(overview_level=4, band_names=["a"], tile_size=512) == self.recipe()

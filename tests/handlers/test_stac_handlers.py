@@ -5,7 +5,7 @@ from typing import Any
 import orjson
 import pytest
 
-from dagmaster.database.catalog.pgstac import Catalog
+from dagmaster.database.catalog.pgstac import StacCatalog
 from dagmaster.database.connect import pool
 from dagmaster.errors import HandlerFailed, UnfitData
 from dagmaster.handlers import calling, stac
@@ -40,7 +40,7 @@ class Bench:
     """Calls handlers as a worker does, on a real catalogue; the results of children are in memory."""
 
     def __init__(self, connections) -> None:
-        self.catalog = Catalog(connections)
+        self.catalog = StacCatalog(connections)
         self._connections = connections
         self._database = MemoryDatabase(lambda: START)
 
@@ -67,7 +67,7 @@ class Bench:
         return TaskContext(task, MemoryLedger(self._database), self._connections)
 
     async def call(self, name: str, context: TaskContext | None = None, /, **params: Any) -> Any:
-        plan = calling.plan(installed()[f"raster.stac_{name}"])
+        plan = calling.resolve(installed()[f"raster.stac_{name}"])
         context = context or self.context(params)
         return orjson.loads(calling.accept(await plan.call(context, plan.parse(context.params))).encoded)
 

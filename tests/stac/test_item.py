@@ -19,7 +19,7 @@ from dagmaster.stac.bands import number, resolution_metres
 from dagmaster.stac.item import item_id
 from dagmaster.stac.renders import renders
 from dagmaster.stac.validate import problems
-from dagmaster.stac.values import Cog, Dataset, Links, Version, multihash, slug
+from dagmaster.stac.values import Cog, Dataset, Links, Version, multihash
 from dagmaster.stac.when import When
 from tests.raster.scenes import smooth, write
 from tests.stac.documents import HOST, LINKS, PALETTE, PROCESSED, SHA, an_item, cog, facts, statistics
@@ -276,8 +276,6 @@ def test_addresses_that_are_not_public_are_refused(href):
 
 def test_ids_and_checksums_have_their_form():
     assert item_id("roads", 0) == "roads-v0"
-    assert slug("Wellington DEM (2024).tif") == "wellington-dem-2024"
-    assert slug("..tif") == "dataset"
     for wrong in (
         lambda: Dataset("Two Words"),
         lambda: item_id("roads", 0, "R3 C12"),

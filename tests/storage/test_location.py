@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dagmaster.dataset_ids import dataset_id_from
 from dagmaster.errors import InvalidRequest
-from dagmaster.storage import Edition, Folder, Location, Zone, dataset_name, intermediate
+from dagmaster.storage import Edition, Folder, Location, Zone, intermediate
 from dagmaster.storage.location import job_named
 
 PARTS = st.text(min_size=0, max_size=12) | st.sampled_from(
@@ -111,13 +112,13 @@ def test_an_edition_cannot_reach_another_ones_names(bad):
 @pytest.mark.requirement("S4")
 @given(st.text(max_size=200))
 def test_a_name_made_of_any_text_is_a_name(text):
-    name, refusal = attempt(lambda: dataset_name(text))
+    name, refusal = attempt(lambda: dataset_id_from(text))
     if name is None:
         assert refusal.code == "storage.bad-dataset"
         return
 
     assert Edition(name).dataset == name
-    assert dataset_name(name) == name
+    assert dataset_id_from(name) == name
 
 
 @pytest.mark.requirement("S4")

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from dagmaster.errors import InvalidRequest, NotAllowed
 from dagmaster.settings import load
-from dagmaster.storage import NOTHING_ELSE, SourceRules, Zone, find_source, open_storage
+from dagmaster.storage import BLOBS_ONLY, SourceRules, Zone, find_source, open_storage
 
 pytestmark = pytest.mark.requirement("S1")
 
@@ -46,13 +46,13 @@ def test_each_other_kind_needs_its_own_permission(storage, text, rules, setting)
         find_source(text, storage, rules, lookup=public)
     assert (told.value.code, setting in told.value.hint) == ("source.not-allowed", True)
     with pytest.raises(NotAllowed):
-        find_source(text, storage, NOTHING_ELSE, lookup=public)
+        find_source(text, storage, BLOBS_ONLY, lookup=public)
 
     assert find_source(text, storage, ALL, lookup=public).gdal_path.endswith(text)
 
 
 def test_nothing_else_is_allowed_by_default():
-    assert SourceRules.of(load()) == NOTHING_ELSE
+    assert SourceRules.of(load()) == BLOBS_ONLY
     assert SourceRules.of(load(allow_local_sources=True)) == SourceRules(allow_local=True)
 
 

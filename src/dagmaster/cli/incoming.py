@@ -19,8 +19,9 @@ from uuid import uuid4
 
 from dagmaster.cli.command import State
 from dagmaster.cli.printable import size_text
+from dagmaster.dataset_ids import dataset_id_from
 from dagmaster.errors import InvalidRequest, NotFound
-from dagmaster.storage.location import Location, Zone, dataset_name
+from dagmaster.storage.location import Location, Zone
 
 if TYPE_CHECKING:
     from dagmaster.storage.zones import Storage
@@ -80,7 +81,7 @@ def _blob_name(file: Path) -> str:
     try:
         Location(Zone.BRONZE, "any", name)
     except InvalidRequest:
-        return f"{dataset_name(file.stem)}{file.suffix.lower()}"
+        return f"{dataset_id_from(file.stem)}{file.suffix.lower()}"
     return name
 
 

@@ -172,21 +172,21 @@ def _wanted(workflow: str, given: dict[str, Any]) -> "Options":
 
 def _require_free(storage: "Storage", edition: "Edition", wanted: "Options", checked: "Checked") -> None:
     """What the job would refuse, before there is one."""
-    from dagmaster.handlers.raster.options import recipe_of, why_taken
+    from dagmaster.handlers.raster.recipe import recipe_of, why_taken
 
     assert checked.facts is not None
-    source_crs, is_tiled = checked.fixes.source_crs, wanted.is_tiled(checked.facts)
-    recipe = recipe_of(wanted, [checked.facts], checked.raster_type, source_crs, is_tiled=is_tiled)
+    recipe = recipe_of(wanted, [checked.facts], checked.raster_type, checked.fixes.source_crs)
     if taken := why_taken(storage, edition, recipe):
         hint = f"take --revision {edition.revision + 1}, or another --dataset"
         raise Conflict(_in_options(taken), code="edition.taken", hint=hint)
 
 
 def _edition(name: str | None, blob: str, ordinal: int, revision: int) -> "Edition":
-    from dagmaster.storage.location import Edition, dataset_name
+    from dagmaster.dataset_ids import dataset_id_from
+    from dagmaster.storage.location import Edition
 
     try:
-        return Edition(name or dataset_name(Path(blob).stem), ordinal, revision)
+        return Edition(name or dataset_id_from(Path(blob).stem), ordinal, revision)
     except InvalidRequest as error:
         hint = error.hint if name else "name it with --dataset"
         raise InvalidRequest(error.message, code=error.code, hint=hint) from None

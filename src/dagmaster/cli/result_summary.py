@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
+from dagmaster.addresses import rebased
 from dagmaster.cli.command import State
 from dagmaster.cli.preview import make_preview
 from dagmaster.cli.printable import counted, size_text
@@ -14,8 +14,6 @@ from dagmaster.storage.location import Edition, Folder, Location, Zone
 
 if TYPE_CHECKING:
     from dagmaster.storage.zones import Storage
-
-_LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +55,7 @@ def what_was_made(storage: "Storage", edition: Edition, result: dict[str, Any], 
         if found.location.name != "collection.json"
     )
     mosaic = storage.location(edition.mosaic(), zone=Zone.SILVER)
-    collection_url = _here(result.get("stac_url"), maps_url)
+    collection_url = _current(result.get("stac_url"), maps_url)
     return Made(
         dataset_id=edition.dataset,
         cogs=str(Path(storage.gdal_path(_silver(storage, edition.cog("x")))).parent),
@@ -66,9 +64,9 @@ def what_was_made(storage: "Storage", edition: Edition, result: dict[str, Any], 
         mosaic=storage.gdal_path(mosaic) if storage.exists(mosaic) else None,
         collection_url=collection_url,
         item_url=f"{collection_url}/items/{items[0]}" if collection_url and items else None,
-        tilejson_url=_here(result.get("tile_server_url"), maps_url),
-        xyz_url=_here(result.get("xyz_url"), maps_url),
-        viewer_url=_here(result.get("viewer_url"), maps_url),
+        tilejson_url=_current(result.get("tile_server_url"), maps_url),
+        xyz_url=_current(result.get("xyz_url"), maps_url),
+        viewer_url=_current(result.get("viewer_url"), maps_url),
     )
 
 
@@ -89,12 +87,9 @@ def _below(storage: "Storage", blob: str) -> list[Any]:
     return list(storage.list(Folder(location.zone, location.container, location.blob.rpartition("/")[0])))
 
 
-def _here(url: str | None, maps_url: str | None) -> str | None:
-    """An address on this machine as it is today: the job may be older than the platform that serves its results now."""
-    if url is None or maps_url is None or urlsplit(url).hostname not in _LOOPBACK:
-        return url
-    parts = urlsplit(url)
-    return f"{maps_url}{parts.path}" + (f"?{parts.query}" if parts.query else "")
+def _current(url: str | None, maps_url: str | None) -> str | None:
+    """A URL on this machine with the port of today: the job may be older than the server that serves its results now."""
+    return rebased(url, maps_url) if url and maps_url else url
 
 
 def preview_of(state: State, made: Made, target: Path, maps_url: str | None) -> Path | None:

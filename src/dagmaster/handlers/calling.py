@@ -25,7 +25,7 @@ UNLOADABLE = "handler.unloadable"
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ResolvedHandler:
     """A resolved handler: its function, and the model of its params if it names one."""
 
     function: Callable[..., Any]
@@ -46,7 +46,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Returned:
+class HandlerOutput:
     """What a handler returned, as plain JSON types."""
 
     output: Any = None
@@ -54,10 +54,10 @@ class Returned:
     encoded: bytes = b"null"
 
 
-_NOTHING = Returned()
+_NO_OUTPUT = HandlerOutput()
 
 
-def plan(registration: Registration) -> Plan:
+def resolve(registration: Registration) -> ResolvedHandler:
     """Import the handler and read its signature."""
     try:
         function = registration.resolve()
@@ -74,13 +74,13 @@ def plan(registration: Registration) -> Plan:
     return _read_signature(function)
 
 
-def _read_signature(function: Callable[..., Any]) -> Plan:
+def _read_signature(function: Callable[..., Any]) -> ResolvedHandler:
     parameters = list(inspect.signature(function).parameters.values())
     if len(parameters) < 2 or parameters[1].kind is inspect.Parameter.KEYWORD_ONLY:
-        return Plan(function)
+        return ResolvedHandler(function)
     annotation = get_type_hints(function).get(parameters[1].name)
     is_model = isinstance(annotation, type) and issubclass(annotation, BaseModel)
-    return Plan(function, True, annotation if is_model else None)
+    return ResolvedHandler(function, True, annotation if is_model else None)
 
 
 def _unfit(error: ValidationError) -> UnfitData:
@@ -90,12 +90,12 @@ def _unfit(error: ValidationError) -> UnfitData:
     return UnfitData("; ".join(lines), code="params.invalid", fields=[".".join(map(str, p["loc"])) for p in problems])
 
 
-def accept(returned: Any) -> Returned:
+def accept(returned: Any) -> HandlerOutput:
     """Check what a handler returned; raises HandlerFailed for what can't be stored or says it failed."""
     if returned is None:
-        return _NOTHING
+        return _NO_OUTPUT
     output, metrics = check(returned)
-    return Returned(output, metrics, encode(output))
+    return HandlerOutput(output, metrics, encode(output))
 
 
 def check(returned: Any) -> tuple[Any, dict[str, Any] | None]:

@@ -19,7 +19,9 @@ from dagmaster.jobs.fan import ChildResult
 if TYPE_CHECKING:
     import psycopg
 
+    from dagmaster.addresses import Addresses
     from dagmaster.database.connect import Database
+    from dagmaster.storage.zones import Storage
 
 IsValid = Callable[[str, Any], bool]  # of a checkpoint's name and data
 Check = Callable[[Artifact], bool]
@@ -94,6 +96,16 @@ class _Common(Protocol):
 
     @property
     def logger(self) -> TaskLogger: ...
+
+    @property
+    def storage(self) -> "Storage":
+        """The zones of the worker's configuration, and the sources that a job may read."""
+        ...
+
+    @property
+    def addresses(self) -> "Addresses":
+        """The public URLs of what the platform serves."""
+        ...
 
     @property
     def cancelled(self) -> bool:

@@ -16,10 +16,10 @@ from uuid import UUID
 from fastapi import APIRouter, Request
 from starlette.responses import Response, StreamingResponse
 
+from dagmaster.addresses import FILES, SERVED_ZONES
 from dagmaster.errors import InvalidRequest, NotFound
 from dagmaster.serving.caching import is_held
 from dagmaster.serving.services import Services
-from dagmaster.serving.sources import SERVED_ZONES
 from dagmaster.storage.location import Location, Zone
 from dagmaster.storage.store import CHUNK_BYTES, Found
 from dagmaster.storage.zones import Storage
@@ -35,7 +35,7 @@ MEDIA_TYPES = {
     ".parquet": "application/vnd.apache.parquet",
     ".pmtiles": "application/vnd.pmtiles",
 }
-PATH = "/files/{zone}/{container}/{blob:path}"
+PATH = FILES + "/{zone}/{container}/{blob:path}"
 _KEPT = "public, max-age=60"
 _RANGE = re.compile(r"bytes=(\d{0,19})-(\d{0,19})")
 

@@ -15,15 +15,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
-from urllib.parse import unquote, urlsplit
 
+from dagmaster import addresses
 from dagmaster.bbox import BBox
-from dagmaster.database.catalog.datasets import Dataset, Served
-from dagmaster.errors import InvalidRequest, NotFound, UnfitData
+from dagmaster.database.catalog.datasets import Served, ServedDataset
+from dagmaster.errors import NotFound, UnfitData
 from dagmaster.serving.rendering import Rendering, rendering_of
-from dagmaster.storage.location import Location, Zone
+from dagmaster.storage.location import Location
 
-SERVED_ZONES = (Zone.SILVER, Zone.EXTERNAL)
 LATEST = "latest"
 
 # How long an answer of the catalogue is used again: a map asks for some forty tiles at once.
@@ -151,16 +150,11 @@ def _is_of_no_use(answer: _Answer, now: float) -> bool:
 
 
 def location_of(href: str) -> Location:
-    """The location that an asset's href stands for. Where the server was reached when it was written does not matter."""
-    services = urlsplit(href)
-    _, _, path = services.path.partition("/files/")
-    zone, _, rest = unquote(path).partition("/")
-    if services.scheme not in {"http", "https"} or zone not in SERVED_ZONES:
+    """The location that an asset's href stands for, whatever base it was stored with."""
+    location = addresses.location_of(href)
+    if location is None:
         raise _not_ours()
-    try:
-        return Location.parse(rest, Zone(zone))
-    except InvalidRequest:
-        raise _not_ours() from None
+    return location
 
 
 def _mosaics_of(collection: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:
@@ -170,7 +164,7 @@ def _mosaics_of(collection: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:
     return {_edition_of(asset, collection)[0]: asset for asset in found}
 
 
-def _items_of(asset_id: str, dataset: Dataset) -> dict[int, str]:
+def _items_of(asset_id: str, dataset: ServedDataset) -> dict[int, str]:
     return {int(item_id.removeprefix(f"{asset_id}-v")): item_id for item_id in dataset.item_ids}
 
 

@@ -6,12 +6,11 @@ Its connections are opened by us, since nobody runs the lifespan of an app insid
 
 import logging
 import math
-import re
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 import asyncpg
 import orjson
@@ -22,6 +21,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 from starlette.responses import JSONResponse, Response
 
 from dagmaster import __version__
+from dagmaster.addresses import STAC, Addresses, rebased
 from dagmaster.database.catalog.pgstac import not_deployed
 from dagmaster.errors import InvalidRequest, Unavailable
 from dagmaster.serving.pages import page
@@ -36,7 +36,7 @@ from stac_fastapi.pgstac.core import CoreCrudClient  # noqa: E402
 from stac_fastapi.pgstac.db import con_init, get_connection  # noqa: E402
 from stac_fastapi.pgstac.models.extensions import Extensions  # noqa: E402
 
-PREFIX = "/stac"
+PREFIX = STAC
 TITLE = "dagmaster"
 ABOUT = "Datasets of this platform: validated, cloud-optimised, and served as maps"
 _MOST_CONNECTIONS = 4
@@ -57,12 +57,6 @@ _AWAY = (OSError, asyncpg.PostgresConnectionError, asyncpg.InterfaceError, async
 
 # Values that PostgreSQL, pgSTAC or the parsers of queries can't read. Their words may quote anything, so they are not repeated.
 _UNREADABLE = (asyncpg.DataError, asyncpg.RaiseError, orjson.JSONDecodeError)
-
-# Up to where a path of ours begins. No address of files but ours has a zone there.
-_OUR_ADDRESS = re.compile(
-    r"https?://(?P<host>\[[0-9a-f:]+\]|[^/:@?#]+)(?::\d+)?/(?=files/(?:silver|external)/|tiles/|stac(?:/|$))"
-)
-_LOOPBACK = re.compile(r"localhost|127(?:\.\d{1,3}){3}|\[::1\]")
 
 
 class _Settings(StacSettings):  # type: ignore[misc]
@@ -111,7 +105,7 @@ class _Client(CoreCrudClient):  # type: ignore[misc]
     async def get_item(self, item_id: str, collection_id: str, request: Request, **asked: Any) -> Any:
         found = await super().get_item(item_id, collection_id, request=request, **asked)
         version = (found.get("properties") or {}).get("dagmaster:version_ordinal")
-        return _add_map(found, collection_id, request, "" if version is None else f"?version={int(version)}")
+        return _add_map(found, collection_id, request, None if version is None else int(version))
 
 
 def _require_box(bbox: Iterable[float] | None) -> None:
@@ -120,9 +114,9 @@ def _require_box(bbox: Iterable[float] | None) -> None:
         raise InvalidRequest("a bbox is of numbers", code="request.invalid", hint="west,south,east,north in degrees")
 
 
-def _add_map(found: Any, dataset: str | None, request: Request, query: str = "") -> Any:
+def _add_map(found: Any, dataset: str | None, request: Request, ordinal: int | None = None) -> Any:
     if dataset and "links" in found:
-        address = f"{request.base_url}tiles/{quote(dataset, safe='')}/map{query}"
+        address = Addresses(str(request.base_url)).map(dataset, ordinal)
         found["links"].append({"rel": "alternate", "type": "text/html", "title": "Map", "href": address})
     return found
 
@@ -133,14 +127,7 @@ def _readdress(found: Iterable[dict[str, Any]], request: Request) -> None:
     for one in found:
         for holder in (*(one.get("links") or ()), *(one.get("assets") or {}).values()):
             if isinstance(href := holder.get("href"), str):
-                holder["href"] = _readdressed(href, base, request.base_url.hostname)
-
-
-def _readdressed(href: str, base: str, own_host: str | None) -> str:
-    stored = _OUR_ADDRESS.match(href)
-    if stored is None or not (_LOOPBACK.fullmatch(stored["host"]) or stored["host"].strip("[]") == own_host):
-        return href
-    return base + href[stored.end() :]
+                holder["href"] = rebased(href, base, request.base_url.hostname)
 
 
 def _is_datetime_asked(fields: Any) -> bool:

@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 import numpy as np
 import rasterio
@@ -38,6 +38,7 @@ from titiler.core.resources.enums import ImageType
 from titiler.core.resources.responses import JSONResponse
 from titiler.core.utils import render_image
 
+from dagmaster.addresses import GRID, TILES, Addresses
 from dagmaster.errors import InvalidRequest, NotFound
 from dagmaster.serving.caching import mark
 from dagmaster.serving.pages import page
@@ -45,8 +46,7 @@ from dagmaster.serving.readers import GDAL_ENVIRONMENT, Readable, open_source
 from dagmaster.serving.services import Services
 from dagmaster.serving.sources import LATEST, Source
 
-PREFIX = "/tiles/{asset_id}"
-GRID = "WebMercatorQuad"
+PREFIX = TILES + "/{asset_id}"
 FORMATS = ("png", "jpg", "jpeg", "webp")
 LARGEST_PREVIEW = 2048
 _WITHOUT_MASK = (ImageType.jpeg, ImageType.jpg)
@@ -412,9 +412,8 @@ def _tiles_url(request: Request, source: Source, tilesize: int, tile_format: str
     query = urlencode(
         [*kept, ("tilesize", tilesize), ("version", source.ordinal), ("rev", source.revision_tag)], safe=","
     )
-    ending = f".{tile_format}" if tile_format else ""
-    place = f"tiles/{quote(source.asset_id, safe='')}/tiles/{GRID}"
-    return f"{request.base_url}{place}/{{z}}/{{x}}/{{y}}{ending}?{query}"
+    suffix = f".{tile_format}" if tile_format else ""
+    return Addresses(str(request.base_url)).xyz(source.asset_id, query, suffix=suffix)
 
 
 def _range(text: str) -> tuple[float, float]:

@@ -12,7 +12,6 @@ from typing import Any
 
 from dagmaster.bbox import BBox
 from dagmaster.errors import InvalidRequest
-from dagmaster.stac.addresses import public
 from dagmaster.stac.bands import bands
 from dagmaster.stac.item import (
     EXTENSIONS,
@@ -24,6 +23,7 @@ from dagmaster.stac.item import (
     thumbnail_asset,
     version_fields,
 )
+from dagmaster.stac.public import public
 from dagmaster.stac.values import Cog, Dataset, Json, Links, Version
 from dagmaster.stac.when import When, rfc3339
 

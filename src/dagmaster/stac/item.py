@@ -11,8 +11,8 @@ from datetime import datetime
 from typing import Any
 
 from dagmaster.errors import InvalidRequest
-from dagmaster.stac.addresses import public
 from dagmaster.stac.bands import bands, classes, crs_fields, projection, resolution_metres
+from dagmaster.stac.public import public
 from dagmaster.stac.renders import renders
 from dagmaster.stac.values import Cog, Dataset, Ground, Json, Links, Processing, Provider, Version, multihash
 from dagmaster.stac.when import When, rfc3339

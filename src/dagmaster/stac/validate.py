@@ -20,8 +20,8 @@ from itertools import pairwise
 from typing import Any, TypeAlias
 
 from dagmaster.errors import InvalidRequest
-from dagmaster.stac.addresses import leak_in, why_not_public
 from dagmaster.stac.extensions import EXTENSION_RULES
+from dagmaster.stac.public import leak_in, why_not_public
 from dagmaster.stac.when import is_sentinel
 
 Json: TypeAlias = Mapping[str, Any]

@@ -10,11 +10,11 @@ from datetime import datetime
 from typing import Any, Protocol, TypeAlias
 
 from dagmaster.bbox import BBox
+from dagmaster.dataset_ids import require_dataset_id
 from dagmaster.errors import InvalidRequest
 
 Json: TypeAlias = dict[str, Any]
 
-_DATASET = re.compile(r"[a-z0-9]([a-z0-9._-]*[a-z0-9])?")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -110,12 +110,7 @@ class Dataset:
     providers: tuple[Provider, ...] = ()
 
     def __post_init__(self) -> None:
-        if not _DATASET.fullmatch(self.id) or len(self.id) > 200:
-            raise InvalidRequest(
-                "a dataset's id has lower-case letters, digits, dots, dashes and underscores",
-                code="stac.dataset-id",
-                hint=f"for instance '{slug(self.id)}'",
-            )
+        require_dataset_id(self.id, code="stac.dataset-id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,16 +168,6 @@ class Links:
     license: str | None = None
     via: tuple[str, ...] = ()
     derived_from: tuple[str, ...] = ()
-
-
-def slug(text: str) -> str:
-    """A dataset's id from any name, such as that of a file.
-
-    >>> slug("Wellington DEM (2024).tif")
-    'wellington-dem-2024'
-    """
-    stem = re.sub(r"\.(tiff?|img|jp2|vrt)$", "", text.strip().lower())
-    return re.sub(r"[^a-z0-9]+", "-", stem).strip("-")[:200].strip("-") or "dataset"
 
 
 def multihash(sha256: str) -> str:

@@ -8,24 +8,23 @@ storage.put_file(there, Path("dem.tif"))
 storage.gdal_path(there)
 """
 
-from dagmaster.storage.location import Edition, Folder, Location, Zone, dataset_name, intermediate
-from dagmaster.storage.sources import NOTHING_ELSE, Source, SourceRules, find_source
+from dagmaster.storage.location import Edition, Folder, Location, Zone, intermediate
+from dagmaster.storage.sources import BLOBS_ONLY, SourceFile, SourceRules, find_source
 from dagmaster.storage.store import Found, Store, Stored
 from dagmaster.storage.zones import Storage, open_storage
 
 __all__ = [
-    "NOTHING_ELSE",
+    "BLOBS_ONLY",
     "Edition",
     "Folder",
     "Found",
     "Location",
-    "Source",
+    "SourceFile",
     "SourceRules",
     "Storage",
     "Store",
     "Stored",
     "Zone",
-    "dataset_name",
     "find_source",
     "intermediate",
     "open_storage",

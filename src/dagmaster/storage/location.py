@@ -10,16 +10,15 @@ from enum import StrEnum
 from typing import Self
 from uuid import UUID
 
+from dagmaster.dataset_ids import require_dataset_id
 from dagmaster.errors import InvalidRequest
 
 LONGEST_BLOB_BYTES = 1024
 LONGEST_PART_BYTES = 255
 HIGHEST_EDITION = 999_999_999  # of versions and of revisions
-LONGEST_DATASET = 100
 _JOB_ID_VERSION = 7
 
 _CONTAINER = re.compile(r"[a-z0-9](?:[a-z0-9]|-(?=[a-z0-9])){1,61}[a-z0-9]")
-_DATASET = re.compile(rf"[a-z0-9](?:[a-z0-9._-]{{0,{LONGEST_DATASET - 2}}}[a-z0-9])?")
 # Control and format characters, surrogates, separators of lines and paragraphs.
 _UNSEEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 
@@ -94,12 +93,7 @@ class Edition:
     revision: int = 1
 
     def __post_init__(self) -> None:
-        if not _DATASET.fullmatch(self.dataset):
-            raise InvalidRequest(
-                f"{_shown(self.dataset)} is not the name of a dataset",
-                code="storage.bad-dataset",
-                hint=f"small letters, digits and . _ - inside, {LONGEST_DATASET} at most",
-            )
+        require_dataset_id(self.dataset)
         if not 0 <= self.ordinal <= HIGHEST_EDITION or not 1 <= self.revision <= HIGHEST_EDITION:
             raise InvalidRequest(
                 f"versions count from 0, revisions from 1, both to {HIGHEST_EDITION:,}", code="storage.bad-edition"
@@ -137,23 +131,6 @@ def job_named(name: str) -> UUID | None:
     except ValueError:
         return None
     return job_id if job_id.version == _JOB_ID_VERSION and str(job_id) == name else None
-
-
-def dataset_name(text: str) -> str:
-    """A dataset's name from a title or a file's name without its ending.
-
-    >>> dataset_name("Relevé d'altitude (2024)")
-    'releve-d-altitude-2024'
-    """
-    plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode().lower()
-    name = re.sub(r"[^a-z0-9_.]+", "-", plain)[:LONGEST_DATASET].strip("-_.")
-    if not name:
-        raise InvalidRequest(
-            f"no name of a dataset can be made of {_shown(text)}",
-            code="storage.bad-dataset",
-            hint="name the dataset yourself",
-        )
-    return name
 
 
 def _check_container(container: str) -> None:

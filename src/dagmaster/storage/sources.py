@@ -1,7 +1,7 @@
 """What a job may read from: a blob of a zone always; a web address, a /vsi path or a local file only where that is allowed.
 
 Each of the three lets whoever submits a job read what the worker can reach, so each is off unless configured. Where a partner
-system submits, `NOTHING_ELSE` is used whatever the configuration says.
+system submits, `BLOBS_ONLY` is used whatever the configuration says.
 """
 
 import re
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from ipaddress import IPv6Address, ip_address
 from pathlib import Path
+from typing import Protocol
 from urllib.parse import urlsplit
 
 from dagmaster.errors import InvalidRequest, NotAllowed, Unavailable
 from dagmaster.settings import Settings
 from dagmaster.storage.location import Location, Zone
-from dagmaster.storage.zones import Storage
 
 LONGEST_SOURCE = 4096
 
@@ -27,7 +27,13 @@ _ARCHIVES = frozenset({"zip", "tar", "gzip"})
 Lookup = Callable[[str], Iterable[str]]
 
 
-class Kind(StrEnum):
+class Blobs(Protocol):
+    """The part of a storage that finding a source needs."""
+
+    def gdal_path(self, location: Location) -> str: ...
+
+
+class SourceKind(StrEnum):
     BLOB = "blob"
     HTTPS = "https"
     VSI = "vsi"
@@ -45,31 +51,35 @@ class SourceRules:
         return cls(settings.allow_local_sources, settings.allow_https_sources, settings.allow_vsi_sources)
 
 
-NOTHING_ELSE = SourceRules()
+BLOBS_ONLY = SourceRules()
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SourceFile:
     """`gdal_path` may hold a signature: people are shown `name`."""
 
-    kind: Kind
+    kind: SourceKind
     gdal_path: str
     name: str
     location: Location | None = None
 
+    @property
+    def is_remote(self) -> bool:
+        return self.gdal_path.startswith("/vsi")
+
     def __repr__(self) -> str:
-        return f"Source({self.kind}, {self.name!r})"
+        return f"SourceFile({self.kind}, {self.name!r})"
 
 
 def find_source(
     text: str,
-    storage: Storage,
-    rules: SourceRules = NOTHING_ELSE,
+    storage: Blobs,
+    rules: SourceRules = BLOBS_ONLY,
     *,
     container: str | None = None,
     zone: Zone = Zone.BRONZE,
     lookup: Lookup | None = None,
-) -> Source:
+) -> SourceFile:
     """Where to read from: `container/blob` (or, with a container given, a blob of it), an https address, /vsi… or /a/path."""
     if not text or len(text) > LONGEST_SOURCE or not text.isprintable():
         raise InvalidRequest("the source is missing, too long or not readable", code="source.invalid")
@@ -80,19 +90,19 @@ def find_source(
     if "://" in text:
         return _https(text, rules, lookup or _addresses)
     location = Location(zone, container, text) if container else Location.parse(text, zone)
-    return Source(Kind.BLOB, storage.gdal_path(location), location.name, location)
+    return SourceFile(SourceKind.BLOB, storage.gdal_path(location), location.name, location)
 
 
-def _local(text: str, rules: SourceRules) -> Source:
+def _local(text: str, rules: SourceRules) -> SourceFile:
     if not rules.allow_local:
         raise _refused("local files", "ALLOW_LOCAL_SOURCES")
-    return Source(Kind.LOCAL, text, Path(text).name)
+    return SourceFile(SourceKind.LOCAL, text, Path(text).name)
 
 
-def _https(text: str, rules: SourceRules, lookup: Lookup) -> Source:
+def _https(text: str, rules: SourceRules, lookup: Lookup) -> SourceFile:
     if not rules.allow_https:
         raise _refused("web addresses", "ALLOW_HTTPS_SOURCES")
-    return Source(Kind.HTTPS, f"/vsicurl/{text}", _vetted(text, lookup))
+    return SourceFile(SourceKind.HTTPS, f"/vsicurl/{text}", _vetted(text, lookup))
 
 
 def _vetted(url: str, lookup: Lookup) -> str:
@@ -114,7 +124,7 @@ def _vetted(url: str, lookup: Lookup) -> str:
     return name or host
 
 
-def _vsi(text: str, rules: SourceRules, lookup: Lookup) -> Source:
+def _vsi(text: str, rules: SourceRules, lookup: Lookup) -> SourceFile:
     if not rules.allow_vsi:
         raise _refused("/vsi paths", "ALLOW_VSI_SOURCES")
     matched = _VSI.fullmatch(text)
@@ -130,7 +140,7 @@ def _vsi(text: str, rules: SourceRules, lookup: Lookup) -> Source:
         _vetted(rest, lookup)
     elif kind in _ARCHIVES:
         _archive(rest, rules, lookup)
-    return Source(Kind.VSI, text, name or kind)
+    return SourceFile(SourceKind.VSI, text, name or kind)
 
 
 def _archive(inside: str, rules: SourceRules, lookup: Lookup) -> None:

@@ -8,15 +8,23 @@ from uuid import UUID
 from dagmaster.settings import Settings
 from dagmaster.storage.local import LocalStore
 from dagmaster.storage.location import Folder, Location, Zone, job_named
+from dagmaster.storage.sources import BLOBS_ONLY, SourceFile, SourceRules, find_source
 from dagmaster.storage.store import Found, Store, Stored
 
 
 class Storage:
     """`containers` are those meant where none is named. Scratch folders and intermediate blobs belong to silver."""
 
-    def __init__(self, stores: Mapping[Zone, Store], containers: Mapping[Zone, str]) -> None:
+    def __init__(
+        self, stores: Mapping[Zone, Store], containers: Mapping[Zone, str], source_rules: SourceRules = BLOBS_ONLY
+    ) -> None:
         self._stores = stores
         self.containers = containers
+        self.source_rules = source_rules
+
+    def find_source(self, text: str, *, container: str | None = None, zone: Zone = Zone.BRONZE) -> SourceFile:
+        """The file that a job names as its source, if the rules allow to read it."""
+        return find_source(text, self, self.source_rules, container=container, zone=zone)
 
     def location(self, blob: str, *, zone: Zone = Zone.BRONZE, container: str | None = None) -> Location:
         """A blob of a zone, in its default container unless another is named."""
@@ -97,4 +105,4 @@ def open_storage(settings: Settings) -> Storage:
         Zone.SILVER: settings.silver_container,
         Zone.EXTERNAL: settings.external_container,
     }
-    return Storage(stores, containers)
+    return Storage(stores, containers, SourceRules.of(settings))

@@ -38,7 +38,7 @@ class InlinePool(Pool):
     async def run(
         self, registration: Registration, task: TaskMessage, timeout_seconds: float, context: TaskContext
     ) -> Outcome:
-        plan = calling.plan(registration)
+        plan = calling.resolve(registration)
         inline = InlineContext(context)
         inline.params = params = plan.parse(task.params)
         return succeeded(calling.accept(plan.call(inline, params)))

@@ -14,9 +14,11 @@ from pydantic import BaseModel
 from dagmaster.database.ledger.protocol import Report
 from dagmaster.handlers.calling import to_json
 from dagmaster.handlers.registry import DEFAULT_TIMEOUT_SECONDS, Registration, Registry, installed
+from dagmaster.handlers.resources import Resources
 from dagmaster.jobs.fan import ChildResult
 from dagmaster.jobs.model import Checkpoint, NodeState, TaskMessage, child_id, task_id
 from dagmaster.jobs.states import Blame, NodeStatus, TaskStatus
+from dagmaster.settings import Settings
 from dagmaster.testing import plain
 from dagmaster.testing.memory_ledger import MemoryDatabase, MemoryLedger
 from dagmaster.testing.virtual import virtual_time
@@ -103,14 +105,18 @@ def run_handler(
     cancelled_after: int | None = None,
     shutting_down_after: int | None = None,
     isolate: bool = False,
+    settings: Settings | None = None,
 ) -> Trial:
     """Call a handler, or the installed one of this name, and tell how it went. It never raises what the handler raises.
 
     `checkpoints` are those of earlier attempts, oldest first; `after` is the trial of the attempt before, whose checkpoints
     are found with their artifacts. `results` is what `ctx.results()` streams: outputs, or ChildResults to tell more.
     `cancelled_after` and `shutting_down_after` say how many looks at that flag still find it down. Time is virtual. A plain
-    handler runs in this process, without limits, unless `isolate` gives it one of its own.
+    handler runs in this process, without limits, unless `isolate` gives it one of its own. `settings` decide on `ctx.storage`
+    and `ctx.addresses`; without them the environment does.
     """
+    if isolate and settings is not None:
+        raise ValueError("an isolated handler has the settings of the environment: leave `isolate` out")
     if isolate and not (cancelled_after is shutting_down_after is None):
         raise ValueError("looks at a flag can only be counted in this process: leave `isolate` out")
     attempt = attempt or (after.report.attempt + 1 if after else 1)
@@ -123,7 +129,7 @@ def run_handler(
     )  # fmt: skip
     database = _database(task, checkpoints or {}, results)
     database.checkpoints[JOB_ID, node_id] |= {saved.name: saved for saved in (after.saved if after else ())}
-    context = _Recorder(task, MemoryLedger(database), cancelled_after, shutting_down_after)
+    context = _Recorder(task, MemoryLedger(database), Resources(settings), cancelled_after, shutting_down_after)
     report = _attempt(registration, context, isolate)
     if report.output_ref is not None:
         report = replace(report, output=orjson.loads(database.payload(JOB_ID, report.output_ref)))
@@ -183,9 +189,14 @@ class _Recorder(TaskContext):
     """A context that remembers, and whose flags go up at a set look."""
 
     def __init__(
-        self, task: TaskMessage, ledger: MemoryLedger, cancelled_after: int | None, shutting_down_after: int | None
+        self,
+        task: TaskMessage,
+        ledger: MemoryLedger,
+        resources: Resources,
+        cancelled_after: int | None,
+        shutting_down_after: int | None,
     ) -> None:
-        super().__init__(task, ledger)
+        super().__init__(task, ledger, resources=resources)
         self.told: list[dict[str, Any]] = []
         self._left = {"cancelled": cancelled_after, "shutting_down": shutting_down_after}
 

@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import orjson
@@ -23,6 +23,7 @@ from dagmaster.handlers import calling, checkpoints
 from dagmaster.handlers.artifacts import Places
 from dagmaster.handlers.context import Check, GiveBack, IsValid, TaskLogger
 from dagmaster.handlers.registry import Registration
+from dagmaster.handlers.resources import Resources
 from dagmaster.jobs.fan import ChildResult
 from dagmaster.jobs.payload import INLINE_BYTES
 from dagmaster.worker.frames import BrokenChannel, Channel, Frame
@@ -30,7 +31,12 @@ from dagmaster.worker.outcome import describe
 from dagmaster.worker.process_state import ProcessState
 from dagmaster.worker.throttle import ReportThrottle
 
+if TYPE_CHECKING:
+    from dagmaster.addresses import Addresses
+    from dagmaster.storage.zones import Storage
+
 _MB = 1024 * 1024
+_RESOURCES = Resources()  # of all tasks of this process, which has the environment of its worker
 OWN_THREADS = 2  # the main one, and the reader of the channel
 _REFUSALS: dict[str, type[DagmasterError]] = {kind.__name__: kind for kind in (Fenced, InvalidRequest, NotFound)}
 
@@ -137,6 +143,14 @@ class ChildContext:
     def shutting_down(self) -> bool:
         return self._inbox.shutting_down
 
+    @property
+    def storage(self) -> "Storage":
+        return _RESOURCES.storage
+
+    @property
+    def addresses(self) -> "Addresses":
+        return _RESOURCES.addresses
+
     def give_back(self) -> GiveBack:
         return GiveBack("stopped early on request")
 
@@ -205,12 +219,12 @@ class LoadedHandlers:
 
     def __init__(self, process_state: ProcessState) -> None:
         self._process_state = process_state
-        self._loaded: dict[str, calling.Plan] = {}
+        self._loaded: dict[str, calling.ResolvedHandler] = {}
 
-    def of(self, task: Frame) -> calling.Plan:
+    def of(self, task: Frame) -> calling.ResolvedHandler:
         target = task["target"]
         if target not in self._loaded:
-            self._loaded[target] = calling.plan(Registration(task["handler"], target, is_async=False))
+            self._loaded[target] = calling.resolve(Registration(task["handler"], target, is_async=False))
             self._process_state.save()  # what its modules set up at import is kept for all of its tasks
         return self._loaded[target]
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor, Future
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import orjson
@@ -22,11 +22,16 @@ from dagmaster.handlers.artifacts import Places, problem_of
 from dagmaster.handlers.calling import least_bytes, to_json
 from dagmaster.handlers.checkpoints import Phase
 from dagmaster.handlers.context import AsyncCheck, GiveBack, IsValid, TaskLogger
+from dagmaster.handlers.resources import Resources
 from dagmaster.jobs.fan import ChildResult
 from dagmaster.jobs.model import TaskMessage
 from dagmaster.jobs.payload import Encoded, Reference
 from dagmaster.observe import log
 from dagmaster.worker.outcome import bounded
+
+if TYPE_CHECKING:
+    from dagmaster.addresses import Addresses
+    from dagmaster.storage.zones import Storage
 
 MAX_LOG_LINES = 100
 MAX_LOG_LINE = 500
@@ -48,6 +53,7 @@ class TaskContext:
         "_lines",
         "_logger",
         "_progress",
+        "_resources",
         "_shutting_down",
         "_signal",
         "attempt",
@@ -60,7 +66,13 @@ class TaskContext:
         "task_id",
     )
 
-    def __init__(self, task: TaskMessage, ledger: Ledger, database: Database | None = None) -> None:
+    def __init__(
+        self,
+        task: TaskMessage,
+        ledger: Ledger,
+        database: Database | None = None,
+        resources: Resources | None = None,
+    ) -> None:
         self.task = task
         self.task_id: str = task.task_id
         self.job_id: UUID = task.job_id
@@ -71,6 +83,7 @@ class TaskContext:
         self.has_updates = False
         self._ledger = ledger
         self._database = database
+        self._resources = resources or Resources()
         self._cancelled = False
         self._shutting_down = False
         self._signal: OnSignal | None = None
@@ -99,6 +112,14 @@ class TaskContext:
         if self._database is None:
             raise Unavailable("this worker offers its handlers no database", code="worker.no-database")
         return self._database
+
+    @property
+    def storage(self) -> "Storage":
+        return self._resources.storage
+
+    @property
+    def addresses(self) -> "Addresses":
+        return self._resources.addresses
 
     def give_back(self) -> GiveBack:
         return GiveBack("stopped early on request")

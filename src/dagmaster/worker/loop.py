@@ -32,6 +32,7 @@ from dagmaster.database.notify.notifier import RESULTS, Notifier
 from dagmaster.errors import HandlerFailed, Unavailable
 from dagmaster.handlers.calling import UNLOADABLE
 from dagmaster.handlers.registry import Registry
+from dagmaster.handlers.resources import Resources
 from dagmaster.jobs.model import TaskMessage
 from dagmaster.jobs.model import task_id as task_id_of
 from dagmaster.jobs.states import Blame, TaskStatus
@@ -128,6 +129,7 @@ class Worker:
         self.exchanged_at: float | None = None  # on the monotonic clock
         self.health_url: str | None = None
         self._settings = settings
+        self._resources = Resources(settings)
         self._ledger = ledger
         self._handler_ledger = handler_ledger or ledger
         self._database = database
@@ -492,7 +494,8 @@ class Worker:
         loop.call_later(SHOW_RUNNING_SECONDS, self._show_running, batch)
 
     def _start_one(self, task: TaskMessage, loop: asyncio.AbstractEventLoop) -> HeldTask:
-        held = HeldTask(TaskContext(task, self._handler_ledger, self._database), task.handler not in self._heavy_names)
+        context = TaskContext(task, self._handler_ledger, self._database, self._resources)
+        held = HeldTask(context, task.handler not in self._heavy_names)
         self._held[held.task_id] = held
         self._light_running += held.is_light
         held.job = loop.create_task(self._runner.run(held.context))

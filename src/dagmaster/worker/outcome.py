@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dagmaster.errors import DagmasterError, InvalidRequest, Unavailable, UnfitData
-from dagmaster.handlers.calling import Returned
+from dagmaster.handlers.calling import HandlerOutput
 from dagmaster.jobs.payload import INLINE_BYTES, Encoded, Reference
 from dagmaster.jobs.states import Blame, TaskStatus
 from dagmaster.observe.redaction import redact
@@ -56,7 +56,7 @@ RETURNED = Outcome(TaskStatus.RETURNED)
 CANCELLED = Outcome(TaskStatus.CANCELLED)
 
 
-def succeeded(returned: Returned) -> Outcome:
+def succeeded(returned: HandlerOutput) -> Outcome:
     """What a handler returned, in the form that is reported."""
     size = len(returned.encoded)
     if size <= INLINE_BYTES:

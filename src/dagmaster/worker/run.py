@@ -33,7 +33,7 @@ class Runner:
     def __init__(self, registry: Registry, pool: Pool) -> None:
         self._registry = registry
         self._pool = pool
-        self._plans: dict[str, calling.Plan] = {}
+        self._plans: dict[str, calling.ResolvedHandler] = {}
 
     async def run(self, context: TaskContext) -> tuple[Report, int]:
         """The report of one attempt, and its size in bytes."""
@@ -92,10 +92,10 @@ class Runner:
             raise TimedOut(f"stopped after {task.timeout_seconds:g} s", timeout_seconds=task.timeout_seconds)
         return succeeded(calling.accept(value))
 
-    def _plan(self, registration: Registration) -> calling.Plan:
+    def _plan(self, registration: Registration) -> calling.ResolvedHandler:
         plan = self._plans.get(registration.name)
         if plan is None:
-            plan = self._plans[registration.name] = calling.plan(registration)
+            plan = self._plans[registration.name] = calling.resolve(registration)
         return plan
 
 

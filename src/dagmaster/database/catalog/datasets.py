@@ -18,7 +18,7 @@ _POOL_SIZE = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Dataset:
+class ServedDataset:
     """A collection, and the ids of those of its items that are whole versions."""
 
     collection: dict[str, Any]
@@ -38,11 +38,11 @@ class Served:
     async def __aexit__(self, *_: object) -> None:
         await self._pool.close()
 
-    async def dataset(self, dataset: str) -> Dataset | None:
+    async def dataset(self, dataset: str) -> ServedDataset | None:
         async with self._cursor() as cursor:
             await cursor.execute(query("served_dataset"), {"dataset": dataset})
             row = await cursor.fetchone()
-        return Dataset(row["collection"], tuple(row["item_ids"])) if row else None
+        return ServedDataset(row["collection"], tuple(row["item_ids"])) if row else None
 
     async def item(self, dataset: str, item_id: str) -> dict[str, Any] | None:
         async with self._cursor() as cursor:

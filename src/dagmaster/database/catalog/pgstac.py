@@ -100,7 +100,7 @@ def not_deployed() -> Unavailable:
     )  # fmt: skip
 
 
-class Catalog:
+class StacCatalog:
     """What handlers do with the catalogue, over the pool that they are given."""
 
     def __init__(self, database: Database, patience_seconds: float = PATIENCE_SECONDS) -> None:
@@ -220,7 +220,7 @@ class Catalog:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class CatalogEntry:
     """What the catalogue says of a version of a dataset. `properties` are one item's, of the newest other version where this one
     has none; `times` are given by item, where they differ."""
 
@@ -232,17 +232,19 @@ class Said:
     times: Mapping[str, Json]
 
 
-def said_of(connection: psycopg.Connection[Any], dataset: str, ordinal: int) -> Said | None:
+def read_entry(connection: psycopg.Connection[Any], dataset: str, ordinal: int) -> CatalogEntry | None:
     """For plain handlers, over a connection of their own; None where nothing is said, or there is no catalogue."""
     try:
         with connection.cursor(row_factory=dict_row) as cursor:
-            cursor.execute(query("catalog_said").encode(), {"collection": dataset, "ordinal": ordinal})
+            cursor.execute(query("catalog_entry").encode(), {"collection": dataset, "ordinal": ordinal})
             row = cursor.fetchone()
     except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
         return None
     if row is None:
         return None
-    return Said(row["id"], row["ordinal"], row["properties"], row["revision"], row["created"], row["times"] or {})
+    return CatalogEntry(
+        row["id"], row["ordinal"], row["properties"], row["revision"], row["created"], row["times"] or {}
+    )
 
 
 class _Again(Exception):

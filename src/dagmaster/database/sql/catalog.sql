@@ -47,7 +47,7 @@ SELECT NOT EXISTS (SELECT FROM known) AS is_new,
   FROM wanted
  WHERE NOT EXISTS (SELECT FROM known WHERE known.content = wanted.content);
 
--- name: catalog_said
+-- name: catalog_entry
 -- What items say of a version of a dataset: its latest revision, since when it is there, what one of them says of all, and
 -- each one's time where they are not all of the same. Where the version has none yet, the newest other one speaks for the dataset.
 WITH told AS (

@@ -1,4 +1,4 @@
-"""From the source to a COG in its place, with what was measured of it and the item that describes it."""
+"""Write a COG from a source, measure it, and describe it in a STAC item."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,32 +6,19 @@ from datetime import datetime
 from pathlib import Path
 
 import orjson
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from dagmaster.errors import UnfitData
 from dagmaster.handlers.context import SyncContext
-from dagmaster.handlers.describing import About, Json, cog_of, item_of
-from dagmaster.handlers.raster.workplace import (
-    GridParams,
-    Place,
-    SourceParams,
-    Tiers,
-    is_remote,
-    megabytes,
-    place_of_work,
-)
+from dagmaster.handlers.raster.dataset import About, Json
+from dagmaster.handlers.raster.documents import cog_of, item_of
+from dagmaster.handlers.raster.outputs import GridParams, Tier, in_silver, megabytes, publish
+from dagmaster.handlers.raster.results import CogAsset, CogFootprint, CogResult, TileWindow
+from dagmaster.handlers.raster.sources import SourceParams, find_source
 from dagmaster.raster.analysis import mosaic as mosaics
 from dagmaster.raster.analysis.footprint import Footprint, footprint
-from dagmaster.raster.analysis.statistics import (
-    Partials,
-    measure,
-    summarize,
-)
-from dagmaster.raster.cog.grid import (
-    OutputGrid,
-    Window,
-    output_grid,
-)
+from dagmaster.raster.analysis.statistics import Partials, measure, summarize
+from dagmaster.raster.cog.grid import OutputGrid, Window, output_grid
 from dagmaster.raster.cog.profiles import CogProfile, profile_of
 from dagmaster.raster.cog.write import CogFacts, make_cog
 from dagmaster.raster.source.facts import RasterFacts, RasterType, read_facts
@@ -39,21 +26,16 @@ from dagmaster.raster.source.reading import header_bytes
 from dagmaster.stac.item import item_id as stac_item_id
 from dagmaster.stac.values import multihash
 from dagmaster.storage.location import Location
-
-
-class TileWindow(BaseModel):
-    tile_id: str
-    row: int = 0
-    col: int = 0
-    window: tuple[int, int, int, int]
-    own: tuple[int, int] | None = None
+from dagmaster.storage.zones import Storage
 
 
 class OutputParams(BaseModel):
-    """What a COG shall be like, whatever it is made from."""
+    """How a COG is written, whatever it is made from. `shown_as` are the renders that all COGs of the dataset share."""
+
+    model_config = ConfigDict(frozen=True)
 
     about: About
-    output_tier: Tiers = "analysis"
+    output_tier: Tier = "analysis"
     jpeg_quality: int = Field(85, ge=1, le=100)
     overview_level: int = Field(2, ge=0, le=10)
     exact_statistics: bool = False
@@ -65,26 +47,40 @@ class CogParams(OutputParams):
 
 
 class CreateCogParams(CogParams, GridParams):
-    """`part` names one of several files of a dataset; they share a grid where they share a resolution."""
+    """`part` names one of several files of a dataset; files with the same resolution share a grid."""
 
     part: str | None = None
 
 
-def create_cog(ctx: SyncContext, params: CreateCogParams) -> Json:
-    """A whole file as one COG."""
-    source = place_of_work().source(params.source)
+def create_cog(ctx: SyncContext, params: CreateCogParams) -> CogResult:
+    """Write a whole file as one COG."""
+    source = find_source(ctx.storage, params.source)
     facts = read_facts(source.gdal_path, source_crs=params.source.source_crs)
-    grid = one_grid(facts, params)
+    writer = _source_writer(ctx, params, single_grid(facts, params))
     name = cog_name(params.about, params.part)
-    return make(ctx, params, _from_source(params, grid), kind=params.source.raster_type, name=name, part=params.part)
+    return write_described(ctx, params, writer, raster_type=params.source.raster_type, name=name, part=params.part)
 
 
-def one_grid(facts: RasterFacts, params: GridParams) -> OutputGrid:
-    """The grid of what becomes a single COG."""
+def write_tile(ctx: SyncContext, params: CogParams, grid: OutputGrid, tile: TileWindow) -> CogResult:
+    return write_described(
+        ctx,
+        params,
+        _source_writer(ctx, params, grid, Window(*tile.window)),
+        raster_type=params.source.raster_type,
+        name=f"{tile.tile_id}.tif",
+        part=tile.tile_id,
+        own=tile.own,
+    )
+
+
+def single_grid(facts: RasterFacts, params: GridParams) -> OutputGrid:
+    """The grid of a single COG."""
     grid = output_grid(facts, params.target_crs, params.resolution)
     if len(grid.sections) > 1:
         raise UnfitData(
-            "it crosses the antimeridian, and one COG can't", code="raster.antimeridian", hint="process it in tiles"
+            "the source crosses the antimeridian, which a single COG cannot do",
+            code="raster.antimeridian",
+            hint="process it in tiles",
         )
     return grid
 
@@ -93,150 +89,158 @@ def cog_name(about: About, part: str | None) -> str:
     return f"{part or about.dataset_id}.tif"
 
 
-# Writes a COG with this profile to a path, and tells how far it is.
-Write = Callable[[Path, CogProfile, Callable[[float], None]], CogFacts]
+# Writes a COG with this profile to a path, and reports the fraction that is done.
+Writer = Callable[[Path, CogProfile, Callable[[float], None]], CogFacts]
 
 
-def _from_source(params: CogParams, grid: OutputGrid, window: Window | None = None) -> Write:
-    told, source = params.source, place_of_work().source(params.source)
+def _source_writer(ctx: SyncContext, params: CogParams, grid: OutputGrid, window: Window | None = None) -> Writer:
+    options, source = params.source, find_source(ctx.storage, params.source)
 
-    def write(target: Path, profile: CogProfile, tell: Callable[[float], None]) -> CogFacts:
+    def write(target: Path, profile: CogProfile, on_progress: Callable[[float], None]) -> CogFacts:
         return make_cog(
-            source.gdal_path, target, grid, window, profile, raster_type=told.kind or RasterType.UNKNOWN,
-            nodata=told.nothing, source_crs=told.source_crs, unset_alpha=told.unset_alpha, dtype=told.dtype,
-            remote=is_remote(source), on_progress=tell,
-        )  # fmt: skip
+            source.gdal_path,
+            target,
+            grid,
+            window,
+            profile,
+            raster_type=options.kind or RasterType.UNKNOWN,
+            nodata=options.nodata_value,
+            source_crs=options.source_crs,
+            unset_alpha=options.unset_alpha,
+            dtype=options.dtype,
+            remote=source.is_remote,
+            on_progress=on_progress,
+        )
 
     return write
 
 
-@dataclass(frozen=True, slots=True)
-class _Made:
-    """A COG in its place, and what was measured of it. `ground` is None where it holds no data."""
-
-    location: Location
-    cog: CogFacts
-    facts: RasterFacts
-    ground: Footprint | None
-    partials: Partials
-    header: int | None
-
-
-def make_tile(ctx: SyncContext, params: CogParams, grid: OutputGrid, tile: TileWindow) -> Json:
-    write = _from_source(params, grid, Window(*tile.window))
-    kind, name = params.source.raster_type, f"{tile.tile_id}.tif"
-    return make(ctx, params, write, kind=kind, name=name, part=tile.tile_id, own=tile.own)
-
-
-def make(
+def write_described(
     ctx: SyncContext,
     params: OutputParams,
-    write: Write,
+    write: Writer,
     *,
-    kind: str,
+    raster_type: str,
     name: str,
     part: str | None = None,
     own: tuple[int, int] | None = None,
-    made_of: str = "",
-) -> Json:
-    """Put what `write` makes in its place, and tell all that later tasks want to know of it.
+    origin: str = "",
+) -> CogResult:
+    """Write a COG, publish it, and describe it for later tasks.
 
-    `part` tells the COGs of one dataset apart; `own` is how much of the window no other one counts; `made_of` is for the lineage.
+    `part` names the COG among those of the dataset; statistics count only the `own` part of its window; `origin` begins
+    the lineage.
     """
-    place = place_of_work()
-    made = _made(ctx, params, write, own=own, name=name)
-    about = params.about.model_copy(update={"lineage": made_of + _lineage(params, made.cog)})
-    asset = mosaics.mosaic_asset(place.storage.gdal_path(made.location), name=name)
-    item = None
-    if made.ground is not None:
-        item = _item(place, about, made, params, kind=kind, part=part)
-    cog = made.cog
-    return {
-        "cog_blob": made.location.blob,
-        "cog_container": made.location.container,
-        "tile_id": part,
-        "bounds_4326": cog.bounds_4326.as_list(),
-        "shape": [cog.height, cog.width],
-        "size_mb": megabytes(cog.size_bytes),
-        "size_bytes": cog.size_bytes,
-        "sha256": cog.sha256,
-        "reprojection_performed": cog.reprojection_performed,
-        "compression": cog.compression,
-        "cog_tier": cog.tier,
-        "band_count": cog.band_count,
-        "data_type": cog.dtype,
-        "clamped": cog.clamped,
-        "seconds": {step: round(seconds, 3) for step, seconds in cog.seconds.items()},
-        "partials": [partial.pack() for partial in made.partials],
-        "asset": _asset_entry(asset),
-        "footprint": None
-        if made.ground is None
-        else {"geometry": made.ground.geometry, "bbox": made.ground.bbox.as_list()},
-        "stac_item": item,
-    }
+    cog = _write(ctx, params, write, own=own, name=name)
+    about = params.about.model_copy(update={"lineage": origin + _lineage(params, cog.facts)})
+    asset = mosaics.mosaic_asset(ctx.storage.gdal_path(cog.location), name=name)
+    ground = cog.footprint
+    facts = cog.facts
+    return CogResult(
+        cog_blob=cog.location.blob,
+        cog_container=cog.location.container,
+        tile_id=part,
+        bounds_4326=facts.bounds_4326,
+        shape=(facts.height, facts.width),
+        size_mb=megabytes(facts.size_bytes),
+        size_bytes=facts.size_bytes,
+        sha256=facts.sha256,
+        reprojection_performed=facts.reprojection_performed,
+        compression=facts.compression,
+        cog_tier=facts.tier,
+        band_count=facts.band_count,
+        data_type=facts.dtype,
+        clamped=facts.clamped,
+        seconds={step: round(seconds, 3) for step, seconds in facts.seconds.items()},
+        partials=[partial.pack() for partial in cog.partials],
+        asset=CogAsset.of(asset),
+        footprint=CogFootprint(geometry=ground.geometry, bbox=ground.bbox) if ground else None,
+        stac_item=_store_item(ctx, about, cog, raster_type=raster_type, part=part, shown_as=params.shown_as),
+    )
 
 
-def _made(ctx: SyncContext, params: OutputParams, write: Write, *, own: tuple[int, int] | None, name: str) -> _Made:
-    place = place_of_work()
-    with place.storage.scratch(ctx.job_id) as folder:
-        cog = write(folder / name, profile_of(params.output_tier, params.jpeg_quality), progress(ctx))
-        if cog.clamped:
-            ctx.logger.warning("values did not fit", clamped=cog.clamped, data_type=cog.dtype)
-        facts = read_facts(folder / name)
-        counted = (0, 0, own[0], own[1]) if own else None
-        partials = measure(folder / name, counted, exact=params.exact_statistics, overview_level=params.overview_level)
-        ground = None if cog.is_empty else footprint(folder / name)
-        header = header_bytes(folder / name)
-        location = place.publish(params.about.edition.cog(name), folder / name)
-    return _Made(location, cog, facts, ground, partials, header)
+@dataclass(frozen=True, slots=True)
+class _PublishedCog:
+    """`footprint` is None if the COG holds no data."""
+
+    location: Location
+    facts: CogFacts
+    raster: RasterFacts
+    footprint: Footprint | None
+    partials: Partials
+    header_bytes: int | None
 
 
-def progress(ctx: SyncContext) -> Callable[[float], None]:
-    """Told of each row of blocks; a good moment to stop, too."""
+def _write(
+    ctx: SyncContext, params: OutputParams, write: Writer, *, own: tuple[int, int] | None, name: str
+) -> _PublishedCog:
+    with ctx.storage.scratch(ctx.job_id) as folder:
+        path = folder / name
+        facts = write(path, profile_of(params.output_tier, params.jpeg_quality), _progress(ctx))
+        if facts.clamped:
+            ctx.logger.warning("values were clamped to the data type", clamped=facts.clamped, data_type=facts.dtype)
+        raster = read_facts(path)
+        counted = (0, 0, *own) if own else None
+        partials = measure(path, counted, exact=params.exact_statistics, overview_level=params.overview_level)
+        ground = None if facts.is_empty else footprint(path)
+        header = header_bytes(path)
+        location = publish(ctx.storage, params.about.edition.cog(name), path)
+    return _PublishedCog(location, facts, raster, ground, partials, header)
 
-    def tell(fraction: float) -> None:
+
+def _progress(ctx: SyncContext) -> Callable[[float], None]:
+    """Called after each row of blocks, where the task can also stop early."""
+
+    def report(fraction: float) -> None:
         if ctx.cancelled or ctx.shutting_down:
             raise ctx.give_back()
         ctx.progress(0.95 * fraction)
 
-    return tell
+    return report
 
 
-def _item(place: Place, about: About, made: _Made, params: OutputParams, *, kind: str, part: str | None) -> Json:
-    """The item of a COG, also kept beside it, from where it can be registered again."""
-    assert made.ground is not None
+def _store_item(
+    ctx: SyncContext,
+    about: About,
+    published: _PublishedCog,
+    *,
+    raster_type: str,
+    part: str | None,
+    shown_as: Json | None,
+) -> Json | None:
+    """The item of a COG with data, also stored as a document, from which it can be registered again."""
+    if published.footprint is None:
+        return None
+    storage, facts = ctx.storage, published.facts
     cog = cog_of(
-        about, place.addresses.file(made.location), made.facts, made.cog.size_bytes, made.cog.sha256,
-        raster_type=kind, statistics=summarize(made.partials), header_bytes=made.header,
-    )  # fmt: skip
+        about,
+        ctx.addresses.file(published.location),
+        published.raster,
+        facts.size_bytes,
+        facts.sha256,
+        raster_type=raster_type,
+        statistics=summarize(published.partials),
+        header_bytes=published.header_bytes,
+    )
     item_id = stac_item_id(about.dataset_id, about.version_ordinal, part)
-    location = place.silver(about.edition.stac(f"{item_id}.json"))
-    item = item_of(
-        about, place.addresses, cog, made.ground, tile=part, shown_as=params.shown_as,
-        created=_first_made(place, location, made.cog.sha256),
-    )  # fmt: skip
-    place.storage.put(location, orjson.dumps(item))
+    location = in_silver(storage, about.edition.stac(f"{item_id}.json"))
+    created = _created(storage, location, facts.sha256)
+    item = item_of(about, ctx.addresses, cog, published.footprint, tile=part, shown_as=shown_as, created=created)
+    storage.put(location, orjson.dumps(item))
     return item
 
 
-def _first_made(place: Place, location: Location, sha256: str) -> datetime | None:
-    """When the item that is kept already was made, if it is of the same bytes."""
-    if not place.storage.exists(location):
+def _created(storage: Storage, location: Location, sha256: str) -> datetime | None:
+    """When the stored item was created, if it describes the same bytes."""
+    if not storage.exists(location):
         return None
-    known = orjson.loads(place.storage.get(location))
-    is_same = known["assets"]["data"]["file:checksum"] == multihash(sha256)
-    return datetime.fromisoformat(known["properties"]["created"]) if is_same else None
+    stored = orjson.loads(storage.get(location))
+    is_same = stored["assets"]["data"]["file:checksum"] == multihash(sha256)
+    return datetime.fromisoformat(stored["properties"]["created"]) if is_same else None
 
 
 def _lineage(params: OutputParams, cog: CogFacts) -> str:
-    done = f"to {cog.crs} ({cog.resampling})" if cog.reprojection_performed else f"kept in {cog.crs}"
+    steps = f"to {cog.crs} ({cog.resampling})" if cog.reprojection_performed else f"kept in {cog.crs}"
     if cog.clamped:
-        done += f", {cog.clamped} values clamped to {cog.dtype}"
-    return f"{done}, COG {cog.compression}, tier {cog.tier}; revision {params.about.revision}"
-
-
-def _asset_entry(asset: mosaics.MosaicAsset) -> Json:
-    return {
-        "name": asset.name, "geometry": asset.geometry, "bbox": asset.bbox.as_list(), "resolution": asset.resolution,
-        "data_type": asset.data_type,
-    }  # fmt: skip
+        steps += f", {cog.clamped} values clamped to {cog.dtype}"
+    return f"{steps}, COG {cog.compression}, tier {cog.tier}; revision {params.about.revision}"

@@ -1,4 +1,4 @@
-"""Blobs and documents: what there is, copied or read again."""
+"""Handlers that list, copy and read blobs and documents."""
 
 from pathlib import PurePosixPath
 
@@ -7,30 +7,24 @@ from pydantic import BaseModel, Field
 
 from dagmaster.errors import InvalidRequest, NotFound, UnfitData
 from dagmaster.handlers.context import SyncContext
-from dagmaster.handlers.describing import Json
-from dagmaster.handlers.raster.workplace import COLLECTION, SourceParams, megabytes, place_of_work
+from dagmaster.handlers.raster.outputs import COLLECTION, in_silver, megabytes
+from dagmaster.handlers.raster.results import DocumentsResult, InventoryResult, ItemDocuments, MountResult
+from dagmaster.handlers.raster.sources import SourceParams, find_source
 from dagmaster.storage.location import Edition, Folder, Zone, intermediate
 
 
-class MountParams(SourceParams):
-    pass
-
-
-def blob_to_mount(ctx: SyncContext, params: MountParams) -> Json:
-    """Copy a source that can't be read where it is to the job's own folder; it goes away with the job."""
-    place = place_of_work()
-    source = place.source(params)
-    target = place.silver(intermediate(ctx.job_id, source.name))
+def blob_to_mount(ctx: SyncContext, params: SourceParams) -> MountResult:
+    """Copy a source that cannot be read in place to the job's own folder; the copy is deleted with the job."""
+    source = find_source(ctx.storage, params)
+    target = in_silver(ctx.storage, intermediate(ctx.job_id, source.name))
     if source.location is None:
         raise UnfitData("only a blob can be copied", code="source.not-a-blob")
-    with place.storage.scratch(ctx.job_id) as folder:
-        place.storage.get_file(source.location, folder / "copy")
-        stored = place.storage.put_file(target, folder / "copy", move=True)
-    return {
-        "mounted_container": target.container,
-        "mounted_blob": target.blob,
-        "size_mb": megabytes(stored.size_bytes),
-    }
+    with ctx.storage.scratch(ctx.job_id) as folder:
+        ctx.storage.get_file(source.location, folder / "copy")
+        stored = ctx.storage.put_file(target, folder / "copy", move=True)
+    return MountResult(
+        mounted_container=target.container, mounted_blob=target.blob, size_mb=megabytes(stored.size_bytes)
+    )
 
 
 class EditionParams(BaseModel):
@@ -39,34 +33,34 @@ class EditionParams(BaseModel):
     revision: int = Field(1, ge=1)
 
 
-def stac_documents(_ctx: SyncContext, params: EditionParams) -> Json:
-    """The collection that an earlier job described, and the names of its items' documents."""
-    place = place_of_work()
+def stac_documents(ctx: SyncContext, params: EditionParams) -> DocumentsResult:
+    """Read the collection that an earlier job stored, and list its item documents."""
     edition = Edition(params.dataset_id, params.version_ordinal, params.revision)
-    collection = place.silver(edition.stac(COLLECTION))
-    if not place.storage.exists(collection):
+    collection = in_silver(ctx.storage, edition.stac(COLLECTION))
+    if not ctx.storage.exists(collection):
         raise UnfitData(
-            f"no job has described '{params.dataset_id}', version {params.version_ordinal}, revision {params.revision}",
+            f"no job has described dataset '{params.dataset_id}', version {params.version_ordinal}, "
+            f"revision {params.revision}",
             code="stac.no-documents",
-            hint="process the dataset first, or correct what names it",
+            hint="process the dataset first, or correct its id, version or revision",
         )
     folder = Folder(Zone.SILVER, collection.container, str(PurePosixPath(collection.blob).parent))
-    blobs = sorted(found.location.blob for found in place.storage.list(folder) if found.location.name != COLLECTION)
-    return {"collection": orjson.loads(place.storage.get(collection)), "blobs": blobs, "count": len(blobs)}
+    names = sorted(item.location.blob for item in ctx.storage.list(folder) if item.location.name != COLLECTION)
+    return DocumentsResult(collection=orjson.loads(ctx.storage.get(collection)), blobs=names, count=len(names))
 
 
 class DocumentsParams(BaseModel):
     items: list[str]
 
 
-def stac_read_items(_ctx: SyncContext, params: DocumentsParams) -> Json:
-    """The items in these documents."""
-    place = place_of_work()
-    return {"stac_item": [orjson.loads(place.storage.get(place.silver(blob))) for blob in params.items]}
+def stac_read_items(ctx: SyncContext, params: DocumentsParams) -> ItemDocuments:
+    """Read items from their documents."""
+    documents = (ctx.storage.get(in_silver(ctx.storage, blob)) for blob in params.items)
+    return ItemDocuments(stac_item=[orjson.loads(document) for document in documents])
 
 
 class InventoryParams(BaseModel):
-    """`prefix` is a folder; `suffixes` are endings of names."""
+    """`prefix` is a folder; `suffixes` are the endings of file names that are listed."""
 
     zone: Zone = Zone.BRONZE
     container_name: str | None = None
@@ -75,23 +69,27 @@ class InventoryParams(BaseModel):
     most: int = Field(100_000, ge=1, le=100_000)
 
 
-def inventory(_ctx: SyncContext, params: InventoryParams) -> Json:
-    """Which blobs there are below a folder, in the order of their names."""
-    storage = place_of_work().storage
-    folder = Folder(params.zone, params.container_name or storage.containers[params.zone], params.prefix.strip("/"))
-    endings = tuple(ending.lower() for ending in params.suffixes)
-    found = sorted(
-        (each.location.blob, each.size_bytes)
-        for each in storage.list(folder)
-        if each.location.blob.lower().endswith(endings)
+def inventory(ctx: SyncContext, params: InventoryParams) -> InventoryResult:
+    """List the blobs below a folder, sorted by name."""
+    container = params.container_name or ctx.storage.containers[params.zone]
+    folder = Folder(params.zone, container, params.prefix.strip("/"))
+    suffixes = tuple(suffix.lower() for suffix in params.suffixes)
+    blobs = sorted(
+        (item.location.blob, item.size_bytes)
+        for item in ctx.storage.list(folder)
+        if item.location.blob.lower().endswith(suffixes)
     )
-    if not found:
-        raise NotFound(f"nothing that ends with {', '.join(endings)} is in {folder}", code="inventory.empty")
-    if len(found) > params.most:
-        raise InvalidRequest(f"{len(found)} blobs are more than {params.most}", code="inventory.too-many")
-    return {
-        "container_name": folder.container,
-        "blobs": [blob for blob, _ in found],
-        "count": len(found),
-        "size_mb": megabytes(sum(size for _, size in found)),
-    }
+    if not blobs:
+        raise NotFound(f"{folder} has no blob whose name ends with {', '.join(suffixes)}", code="inventory.empty")
+    if len(blobs) > params.most:
+        raise InvalidRequest(
+            f"{folder} has {len(blobs)} blobs, more than the limit of {params.most}",
+            code="inventory.too-many",
+            hint="list a folder below it, or raise `most`",
+        )
+    return InventoryResult(
+        container_name=folder.container,
+        blobs=[blob for blob, _ in blobs],
+        count=len(blobs),
+        size_mb=megabytes(sum(size_bytes for _, size_bytes in blobs)),
+    )

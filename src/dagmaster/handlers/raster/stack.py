@@ -1,4 +1,4 @@
-"""Several files as one COG: bands stacked, or neighbours merged."""
+"""Several files as one COG: their bands stacked, or neighbouring files merged."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -8,23 +8,24 @@ from typing import Literal
 from pydantic import Field
 
 from dagmaster.handlers.context import SyncContext
-from dagmaster.handlers.describing import Json
-from dagmaster.handlers.raster.cogs import OutputParams, cog_name, make, one_grid
-from dagmaster.handlers.raster.workplace import GridParams, SourceParams, is_remote, place_of_work
+from dagmaster.handlers.raster.cogs import OutputParams, cog_name, single_grid, write_described
+from dagmaster.handlers.raster.outputs import GridParams
+from dagmaster.handlers.raster.results import StackResult
+from dagmaster.handlers.raster.sources import SourceParams, find_source
 from dagmaster.raster.cog.profiles import CogProfile
 from dagmaster.raster.cog.stack import Several, merged, stacked
 from dagmaster.raster.cog.write import CogFacts, write_cog
 from dagmaster.raster.source.facts import RasterType
 from dagmaster.storage.location import Zone
-from dagmaster.storage.sources import Source
+from dagmaster.storage.sources import SourceFile
 
-_MOST_NAMES = 10  # that the lineage tells
+_LINEAGE_NAMES = 10
 
 
-class SeveralParams(OutputParams, GridParams):
-    """The files are blobs of one container; those of the zone silver are what earlier jobs made.
+class StackParams(OutputParams, GridParams):
+    """The files are blobs of one container; in the zone silver they are outputs of earlier jobs.
 
-    What is told of them (`source_crs`, `raster_type`, `nodata`) is of all. `part` names the COG among several of a dataset.
+    `source_crs`, `raster_type` and `nodata` hold for all of them. `part` names the COG among those of a dataset.
     """
 
     blob_names: list[str] = Field(min_length=1, max_length=10_000)
@@ -35,65 +36,75 @@ class SeveralParams(OutputParams, GridParams):
     nodata: float | Literal["nan"] | None = None
     part: str | None = None
 
-    def sources(self) -> list[SourceParams]:
-        told = self.model_dump(include={"container_name", "source_crs", "raster_type", "nodata"})
-        return [SourceParams(blob_name=blob, **told) for blob in self.blob_names]
+    def source(self, blob_name: str) -> SourceParams:
+        shared = self.model_dump(include={"container_name", "source_crs", "raster_type", "nodata"})
+        return SourceParams(blob_name=blob_name, **shared)
 
 
-def band_stack(ctx: SyncContext, params: SeveralParams) -> Json:
-    """Files of the same ground as the bands of one COG, in the order given; `band_names` of the dataset describe those that do
-    not describe themselves."""
-    found, told = _find(params)
+def band_stack(ctx: SyncContext, params: StackParams) -> StackResult:
+    """Write files that cover the same area as the bands of one COG, in the order given.
+
+    The `band_names` of the dataset describe the bands that have no description of their own."""
+    sources, options = _find(ctx, params)
 
     def opened() -> AbstractContextManager[Several]:
         return stacked(
-            [source.gdal_path for source in found], raster_type=_kind(told), nodata=told.nothing,
-            source_crs=told.source_crs, names=params.about.band_names, remote=any(map(is_remote, found)),
-        )  # fmt: skip
+            [source.gdal_path for source in sources],
+            raster_type=_type_of(options),
+            nodata=options.nodata_value,
+            source_crs=options.source_crs,
+            names=params.about.band_names,
+            remote=any(source.is_remote for source in sources),
+        )
 
-    return _make(ctx, params, opened, f"bands of {_names(found)} stacked, ")
+    return _write(ctx, params, opened, f"bands of {_names(sources)} stacked, ")
 
 
-def merge(ctx: SyncContext, params: SeveralParams) -> Json:
-    """Neighbouring files on one grid of pixels as one COG; where they overlap, later ones lie on top."""
-    found, told = _find(params)
+def merge(ctx: SyncContext, params: StackParams) -> StackResult:
+    """Write neighbouring files that share a pixel grid as one COG; where they overlap, later files are on top."""
+    sources, options = _find(ctx, params)
 
     def opened() -> AbstractContextManager[Several]:
         return merged(
-            [source.gdal_path for source in found], raster_type=_kind(told), nodata=told.nothing,
-            source_crs=told.source_crs, remote=any(map(is_remote, found)),
-        )  # fmt: skip
+            [source.gdal_path for source in sources],
+            raster_type=_type_of(options),
+            nodata=options.nodata_value,
+            source_crs=options.source_crs,
+            remote=any(source.is_remote for source in sources),
+        )
 
-    return _make(ctx, params, opened, f"{_names(found)} merged, ")
-
-
-def _find(params: SeveralParams) -> tuple[list[Source], SourceParams]:
-    """The files, and what is told of all of them."""
-    place, told = place_of_work(), params.sources()
-    return [place.source(each, params.zone) for each in told], told[0]
+    return _write(ctx, params, opened, f"{_names(sources)} merged, ")
 
 
-def _kind(told: SourceParams) -> RasterType:
-    return told.kind or RasterType.UNKNOWN
+def _find(ctx: SyncContext, params: StackParams) -> tuple[list[SourceFile], SourceParams]:
+    """The files, and the options that hold for all of them."""
+    options = [params.source(blob_name) for blob_name in params.blob_names]
+    return [find_source(ctx.storage, each, params.zone) for each in options], options[0]
 
 
-def _make(
-    ctx: SyncContext, params: SeveralParams, opened: Callable[[], AbstractContextManager[Several]], made_of: str
-) -> Json:
-    kind = _kind(params.sources()[0])
+def _type_of(options: SourceParams) -> RasterType:
+    return options.kind or RasterType.UNKNOWN
 
-    def write(target: Path, profile: CogProfile, tell: Callable[[float], None]) -> CogFacts:
+
+def _write(
+    ctx: SyncContext, params: StackParams, opened: Callable[[], AbstractContextManager[Several]], origin: str
+) -> StackResult:
+    kind = _type_of(params.source(params.blob_names[0]))
+
+    def write(target: Path, profile: CogProfile, on_progress: Callable[[float], None]) -> CogFacts:
         with opened() as whole:
+            grid = single_grid(whole.facts, params)
             return write_cog(
-                whole.pixels, whole.bands, target, one_grid(whole.facts, params), profile=profile, raster_type=kind,
-                on_progress=tell,
-            )  # fmt: skip
+                whole.pixels, whole.bands, target, grid, profile=profile, raster_type=kind, on_progress=on_progress
+            )
 
     name = cog_name(params.about, params.part)
-    made = make(ctx, params, write, kind=params.raster_type, name=name, part=params.part, made_of=made_of)
-    return made | {"total_sources": len(params.blob_names)}
+    cog = write_described(
+        ctx, params, write, raster_type=params.raster_type, name=name, part=params.part, origin=origin
+    )
+    return StackResult(**dict(cog), total_sources=len(params.blob_names))
 
 
-def _names(sources: list[Source]) -> str:
-    told = ", ".join(source.name for source in sources[:_MOST_NAMES])
-    return told if len(sources) <= _MOST_NAMES else f"{told} and {len(sources) - _MOST_NAMES} more"
+def _names(sources: list[SourceFile]) -> str:
+    names = ", ".join(source.name for source in sources[:_LINEAGE_NAMES])
+    return names if len(sources) <= _LINEAGE_NAMES else f"{names} and {len(sources) - _LINEAGE_NAMES} more"

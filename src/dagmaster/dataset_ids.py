@@ -1,0 +1,36 @@
+"""The rule for dataset ids: what a dataset is called in storage, in the catalogue and in URLs."""
+
+import re
+import unicodedata
+
+from dagmaster.errors import InvalidRequest
+
+LONGEST = 100
+RULE = f"lower-case letters and digits, with . _ - between them, at most {LONGEST} characters"
+_ID = re.compile(rf"[a-z0-9](?:[a-z0-9._-]{{0,{LONGEST - 2}}}[a-z0-9])?")
+
+
+def require_dataset_id(text: str, *, code: str = "storage.bad-dataset") -> None:
+    if not _ID.fullmatch(text):
+        raise InvalidRequest(f"{_shown(text)} is not a valid dataset id", code=code, hint=f"use {RULE}")
+
+
+def dataset_id_from(text: str) -> str:
+    """A dataset id from a title, or from a file name without its suffix.
+
+    >>> dataset_id_from("Relevé d'altitude (2024)")
+    'releve-d-altitude-2024'
+    """
+    plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode().lower()
+    dataset_id = re.sub(r"[^a-z0-9_.]+", "-", plain)[:LONGEST].strip("-_.")
+    if not dataset_id:
+        raise InvalidRequest(
+            f"no dataset id can be made from {_shown(text)}", code="storage.bad-dataset", hint="pass a dataset id"
+        )
+    return dataset_id
+
+
+def _shown(text: str) -> str:
+    """Short, and without characters that control a terminal."""
+    start = text[:80]
+    return (f"'{start}'" if start.isprintable() else ascii(start)) + ("…" if len(text) > 80 else "")

@@ -1,0 +1,133 @@
+"""The dataset that a job makes: its description, and what the catalogue already holds of it.
+
+The first task of a job fills in the description; all later tasks are given the same one, under the name `about`.
+"""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from dagmaster import __version__
+from dagmaster.database.catalog.pgstac import CatalogEntry
+from dagmaster.stac.values import Dataset, Processing, Version
+from dagmaster.stac.when import Basis, When, better_of, when_of
+from dagmaster.storage.location import Edition
+
+Json = dict[str, Any]
+
+
+class TimeRange(BaseModel):
+    """The time of the data, as tasks pass it on."""
+
+    model_config = ConfigDict(frozen=True)
+
+    start: datetime
+    end: datetime | None = None
+    basis: Basis = "given"
+
+    def when(self) -> When:
+        return When(self.start, self.end, self.basis)
+
+    @classmethod
+    def of(cls, when: When) -> "TimeRange":
+        return cls(start=when.start, end=when.end, basis=when.basis)
+
+
+class About(BaseModel):
+    """The description of a dataset, and which edition of it is made.
+
+    `created` is when the version was made first, if it was made before.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    dataset_id: str
+    version_ordinal: int = Field(0, ge=0)
+    revision: int = Field(1, ge=1)
+    version_label: str | None = None
+    title: str | None = None
+    description: str | None = None
+    keywords: list[str] = []
+    license: str = "other"
+    platform_refs: dict[str, str] = {}
+    band_names: list[str] = []
+    when: TimeRange
+    created: datetime | None = None
+    processed_at: datetime
+    lineage: str = ""
+    workflow: str | None = None
+
+    @property
+    def edition(self) -> Edition:
+        return Edition(self.dataset_id, self.version_ordinal, self.revision)
+
+    def dataset(self) -> Dataset:
+        return Dataset(self.dataset_id, self.title, self.description, tuple(self.keywords), self.license)
+
+    def version(self) -> Version:
+        return Version(self.version_ordinal, self.revision, self.version_label)
+
+    def processing(self) -> Processing:
+        import rasterio
+
+        software = {"dagmaster": __version__, "gdal": rasterio.__gdal_version__, "rasterio": rasterio.__version__}
+        return Processing(self.processed_at, self.lineage, software, self.workflow)
+
+
+@dataclass(frozen=True, slots=True)
+class Predecessor:
+    """The description that the catalogue holds; `entry` is None for a new dataset.
+
+    A new revision keeps all of it, a new version keeps what belongs to the dataset, unless the submission says otherwise.
+    """
+
+    entry: CatalogEntry | None
+    dataset_id: str
+    ordinal: int
+
+    @property
+    def is_same_version(self) -> bool:
+        return self.entry is not None and self.entry.ordinal == self.ordinal
+
+    def stored(self, name: str) -> Any:
+        return self.entry.properties.get(name) if self.entry else None
+
+    @property
+    def title(self) -> str | None:
+        """Without the name of the part that an item adds to it."""
+        if self.entry is None:
+            return None
+        part = self.entry.item_id.removeprefix(f"{self.dataset_id}-v{self.entry.ordinal}").removeprefix("-")
+        title: str | None = self.entry.properties.get("title")
+        return title.removesuffix(f" ({part})") if title and part else title
+
+    @property
+    def version_label(self) -> str | None:
+        label = self.stored("version") if self.is_same_version else None
+        return None if label == str(self.ordinal) else label
+
+    @property
+    def platform_refs(self) -> dict[str, str]:
+        properties = self.entry.properties if self.entry and self.is_same_version else {}
+        prefix = "platform:"
+        return {name.removeprefix(prefix): value for name, value in properties.items() if name.startswith(prefix)}
+
+    @property
+    def created(self) -> datetime | None:
+        return datetime.fromisoformat(self.entry.created) if self.entry and self.entry.created else None
+
+    def when(self, measured: When, item_id: str | None = None) -> When:
+        """The better of the measured and the stored time: of an item, or of the version if all its items share one."""
+        if self.entry is None or not self.is_same_version:
+            return measured
+        times = self.entry.times
+        if item_id is None and times:
+            return measured
+        known = when_of(times.get(item_id or "", {}) if times else self.entry.properties)
+        return better_of(known, measured) if known else measured
+
+
+def now() -> datetime:
+    return datetime.now(UTC).replace(microsecond=0)

@@ -1,0 +1,109 @@
+"""STAC documents of a raster dataset, from what was measured of its files.
+
+Documents hold public URLs below the setting `public_url`, and no other information about where files are.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from dagmaster.addresses import Addresses
+from dagmaster.bbox import BBox
+from dagmaster.handlers.raster.dataset import About, Json
+from dagmaster.raster.analysis.footprint import Footprint
+from dagmaster.raster.analysis.statistics import BandStatistics
+from dagmaster.raster.source.facts import RasterFacts
+from dagmaster.stac import collection as collections
+from dagmaster.stac import item as items
+from dagmaster.stac.renders import renders
+from dagmaster.stac.values import Cog, Links
+from dagmaster.storage.location import Location
+
+
+def links_of(about: About, addresses: Addresses, item_id: str | None = None) -> Links:
+    dataset_id, ordinal = about.dataset_id, about.version_ordinal
+    collection = addresses.collection(dataset_id)
+    return Links(
+        collection=collection,
+        self_=addresses.item(dataset_id, item_id) if item_id else collection,
+        root=addresses.catalog(),
+        tilejson=addresses.tilejson(dataset_id, ordinal),
+        xyz=addresses.xyz(dataset_id, f"version={ordinal}"),
+    )
+
+
+def cog_of(
+    about: About,
+    href: str,
+    facts: RasterFacts,
+    size_bytes: int,
+    sha256: str,
+    *,
+    raster_type: str,
+    statistics: Sequence[BandStatistics | None],
+    header_bytes: int | None = None,
+) -> Cog:
+    return Cog(
+        href, facts, size_bytes, sha256, statistics, raster_type, band_names=about.band_names, header_bytes=header_bytes
+    )
+
+
+def item_of(
+    about: About,
+    addresses: Addresses,
+    cog: Cog,
+    footprint: Footprint,
+    *,
+    tile: str | None = None,
+    shown_as: Mapping[str, Any] | None = None,
+    created: datetime | None = None,
+) -> Json:
+    item_id = items.item_id(about.dataset_id, about.version_ordinal, tile)
+    return items.item(
+        dataset=about.dataset(),
+        version=about.version(),
+        when=about.when.when(),
+        cog=cog,
+        footprint=footprint,
+        processing=about.processing(),
+        links=links_of(about, addresses, item_id),
+        tile=tile,
+        shown_as=shown_as,
+        platform=about.platform_refs,
+        thumbnail=None if tile else addresses.preview(about.dataset_id, about.version_ordinal),
+        created=created or about.created,
+    )
+
+
+def collection_of(
+    about: About,
+    addresses: Addresses,
+    bbox: BBox,
+    sample_items: Sequence[Json],
+    *,
+    mosaic: Location | None = None,
+    tiling_scheme: Location | None = None,
+    whole: Cog | None = None,
+) -> Json:
+    """`whole` stands for all tiles together: its statistics decide how the mosaic is rendered."""
+    assets = collections.CollectionAssets(
+        mosaic=addresses.file(mosaic) if mosaic else None,
+        tiling_scheme=addresses.file(tiling_scheme) if tiling_scheme else None,
+        thumbnail=addresses.preview(about.dataset_id, about.version_ordinal),
+        whole=whole,
+    )
+    document = collections.collection(
+        dataset=about.dataset(),
+        version=about.version(),
+        bbox=bbox,
+        items=sample_items,
+        links=links_of(about, addresses),
+        assets=assets,
+        when=about.when.when(),
+        platform=about.platform_refs,
+        created=about.created or about.processed_at,
+        updated=about.processed_at,
+    )
+    if whole is not None:
+        document["renders"] = renders(whole)
+    return document

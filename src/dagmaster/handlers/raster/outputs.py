@@ -1,0 +1,45 @@
+"""What raster handlers write, and the params that all outputs share."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from dagmaster import faults
+from dagmaster.errors import Conflict, UnfitData
+from dagmaster.storage.location import Location, Zone
+from dagmaster.storage.zones import Storage
+
+_MEGABYTE = 1_000_000
+COLLECTION = "collection.json"
+Tier = Literal["visualization", "analysis", "archive"]
+
+
+class GridParams(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+    target_crs: str = "EPSG:4326"
+    resolution: tuple[float, float] | float | None = None
+
+
+def in_silver(storage: Storage, blob: str) -> Location:
+    return storage.location(blob, zone=Zone.SILVER)
+
+
+def publish(storage: Storage, blob: str, content: Path | bytes) -> Location:
+    """Write an object under its final name. The same content may exist from an earlier attempt; other content is an error."""
+    location = in_silver(storage, blob)
+    faults.reach("handler.before-publish")
+    try:
+        if isinstance(content, bytes):
+            storage.put(location, content, create_only=True)
+        else:
+            storage.put_file(location, content, move=True, create_only=True)
+    except Conflict as error:  # a retry would find the same object
+        raise UnfitData(error.message, code=error.code, hint="process it as another revision") from error
+    faults.reach("handler.after-publish")
+    return location
+
+
+def megabytes(size_bytes: int) -> float:
+    return round(size_bytes / _MEGABYTE, 3)

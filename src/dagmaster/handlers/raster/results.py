@@ -1,0 +1,230 @@
+"""What raster handlers return. Later handlers are given these values, and workflows read their fields.
+
+Jobs keep outputs of earlier releases: a field may be added with a default, and is never renamed or removed.
+"""
+
+from pydantic import BaseModel, ConfigDict
+
+from dagmaster.bbox import BBox
+from dagmaster.handlers.raster.dataset import About, Json
+from dagmaster.handlers.raster.sources import SourceParams
+from dagmaster.raster.analysis.footprint import Footprint
+from dagmaster.raster.analysis.mosaic import MosaicAsset
+from dagmaster.raster.cog.grid import OutputGrid
+
+
+class Result(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class ValidationResult(Result):
+    """`is_tiled` decides whether the source becomes tiles or a single COG."""
+
+    file_size_mb: float
+    raw_size_mb: float
+    blob_url: str
+    crs: str | None
+    bounds: tuple[float, float, float, float] | None
+    bounds_4326: BBox | None
+    crosses_antimeridian: bool
+    is_tiled: bool
+    band_count: int
+    data_type: str
+    shape: tuple[int, int]
+    detected_type: str
+    verdict: str
+    findings: list[Json]
+    about: About
+    source: SourceParams
+
+
+class CollectionPart(Result):
+    """One file of a collection."""
+
+    source: SourceParams
+    part: str
+    about: About
+
+
+class CollectionValidationResult(Result):
+    about: About
+    detected_type: str
+    resolution: tuple[float, float]
+    shown_as: Json
+    parts: list[CollectionPart]
+    findings: list[Json]
+
+
+class TileWindow(Result):
+    """`window` is column, row, width and height on the grid; `own` is the part of it that no following tile covers."""
+
+    tile_id: str
+    row: int = 0
+    col: int = 0
+    window: tuple[int, int, int, int]
+    own: tuple[int, int] | None = None
+
+
+class TileGrid(Result):
+    crs: str
+    origin: tuple[float, float]
+    resolution: tuple[float, float]
+    width: int
+    height: int
+
+    @classmethod
+    def of(cls, grid: OutputGrid) -> "TileGrid":
+        return cls(crs=grid.crs, origin=grid.origin, resolution=grid.resolution, width=grid.width, height=grid.height)
+
+    def grid(self) -> OutputGrid:
+        return OutputGrid(self.crs, self.origin, self.resolution, self.width, self.height)
+
+
+class GridDimensions(Result):
+    rows: int
+    cols: int
+
+
+class RasterMetadata(Result):
+    width: int
+    height: int
+    band_count: int
+    data_type: str
+    size_mb: float
+    compression: str | None
+
+
+class TilingSchemeResult(Result):
+    tiling_scheme_blob: str
+    tiling_scheme_container: str
+    tile_list: list[TileWindow]
+    total_tiles: int
+    left_out: int
+    grid_dimensions: GridDimensions
+    grid: TileGrid
+    tile_size: int
+    overlap: int
+    source_crs: str | None
+    target_crs: str
+    shown_as: Json
+    raster_metadata: RasterMetadata
+
+
+class CogAsset(Result):
+    """A COG as a mosaic refers to it."""
+
+    name: str
+    geometry: Json
+    bbox: BBox
+    resolution: float
+    data_type: str
+
+    @classmethod
+    def of(cls, asset: MosaicAsset) -> "CogAsset":
+        return cls(
+            name=asset.name,
+            geometry=dict(asset.geometry),
+            bbox=asset.bbox,
+            resolution=asset.resolution,
+            data_type=asset.data_type,
+        )
+
+    def asset(self) -> MosaicAsset:
+        return MosaicAsset(**dict(self))
+
+
+class CogFootprint(Result):
+    geometry: Json
+    bbox: BBox
+
+    def footprint(self) -> Footprint:
+        return Footprint(self.geometry, self.bbox)
+
+
+class MosaicPart(Result):
+    """What a mosaic needs to know of a COG. One without data has neither footprint nor item."""
+
+    cog_blob: str
+    cog_container: str
+    size_bytes: int
+    partials: list[Json]
+    asset: CogAsset
+    footprint: CogFootprint | None
+    stac_item: Json | None
+
+
+class CogResult(MosaicPart):
+    """`tile_id` names the part of the dataset; None for a dataset of one COG."""
+
+    tile_id: str | None
+    bounds_4326: BBox | None
+    shape: tuple[int, int]
+    size_mb: float
+    sha256: str
+    reprojection_performed: bool
+    compression: str
+    cog_tier: str
+    band_count: int
+    data_type: str
+    clamped: int
+    seconds: dict[str, float]
+
+
+class StackResult(CogResult):
+    total_sources: int
+
+
+class TileBatchResult(Result):
+    tiles: list[CogResult]
+    stac_item: list[Json | None]
+    total_tiles: int
+
+
+class ServedUrls(Result):
+    """Where a dataset is found once it is in the catalogue."""
+
+    tile_server_url: str
+    xyz_url: str
+    viewer_url: str
+    stac_url: str
+    preview_url: str
+
+
+class DatasetResult(ServedUrls):
+    collection: Json
+
+
+class MosaicResult(DatasetResult):
+    mosaic_blob: str
+    mosaic_container: str
+    total_cogs: int
+    quadkey_count: int
+    minzoom: int
+    maxzoom: int
+    bounds: list[float]
+    bbox: BBox
+    statistics: list[Json | None]
+    size_mb: float
+
+
+class MountResult(Result):
+    mounted_container: str
+    mounted_blob: str
+    size_mb: float
+
+
+class DocumentsResult(Result):
+    collection: Json
+    blobs: list[str]
+    count: int
+
+
+class ItemDocuments(Result):
+    stac_item: list[Json]
+
+
+class InventoryResult(Result):
+    container_name: str
+    blobs: list[str]
+    count: int
+    size_mb: float

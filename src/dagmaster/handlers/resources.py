@@ -1,0 +1,34 @@
+"""What a worker gives its handlers besides their task: storage, and the public URLs of what is served."""
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dagmaster.addresses import Addresses
+    from dagmaster.settings import Settings
+    from dagmaster.storage.zones import Storage
+
+
+class Resources:
+    """Opened when a handler first uses them: most tasks need neither. Without settings, those of the environment count."""
+
+    def __init__(self, settings: "Settings | None" = None) -> None:
+        self._settings = settings
+
+    @cached_property
+    def settings(self) -> "Settings":
+        from dagmaster.settings import load
+
+        return self._settings or load()
+
+    @cached_property
+    def storage(self) -> "Storage":
+        from dagmaster.storage.zones import open_storage
+
+        return open_storage(self.settings)
+
+    @cached_property
+    def addresses(self) -> "Addresses":
+        from dagmaster.addresses import Addresses
+
+        return Addresses.of(self.settings)

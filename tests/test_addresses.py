@@ -1,0 +1,77 @@
+"""The URLs of what is served: built and parsed in one module."""
+
+import pytest
+
+from dagmaster.addresses import Addresses, location_of, rebased
+from dagmaster.errors import InvalidRequest
+from dagmaster.settings import load
+from dagmaster.storage.location import Location, Zone
+
+MAPS = Addresses("https://maps.example.org/")
+
+
+def test_each_url_is_below_the_base():
+    assert MAPS.catalog() == "https://maps.example.org/stac/"
+    assert MAPS.item("dem", "dem-v0") == "https://maps.example.org/stac/collections/dem/items/dem-v0"
+    assert MAPS.map("dem") == "https://maps.example.org/tiles/dem/map"
+    assert MAPS.map("dem", 0) == "https://maps.example.org/tiles/dem/map?version=0"
+    assert MAPS.preview("dem", 1) == "https://maps.example.org/tiles/dem/preview.png?version=1"
+    assert MAPS.tilejson("dem", 1) == "https://maps.example.org/tiles/dem/WebMercatorQuad/tilejson.json?version=1"
+    assert (
+        MAPS.xyz("dem", "version=1")
+        == "https://maps.example.org/tiles/dem/tiles/WebMercatorQuad/{z}/{x}/{y}.png?version=1"
+    )
+
+
+def test_without_a_public_url_the_base_is_the_port_of_this_machine():
+    assert Addresses.of(load(serving_port=8123)).base == "http://localhost:8123"
+    assert Addresses.of(load(public_url="https://maps.example.org/")).base == "https://maps.example.org"
+
+
+@pytest.mark.parametrize("blob", ["cogs/dem/v0/r1/a.tif", "with space/ünder #1.tif"])
+def test_the_location_of_a_file_is_read_from_its_url(blob):
+    location = Location(Zone.SILVER, "silver", blob)
+
+    assert location_of(MAPS.file(location)) == location
+    assert location_of(MAPS.file(location).replace("maps.example.org", "elsewhere:8000")) == location
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://maps.example.org/files/bronze/bronze/a.tif",
+        "https://maps.example.org/files/silver/silver/../a.tif",
+        "https://maps.example.org/tiles/dem/map",
+        "ftp://maps.example.org/files/silver/silver/a.tif",
+        "/files/silver/silver/a.tif",
+    ],
+)
+def test_other_urls_have_no_location(url):
+    assert location_of(url) is None
+
+
+def test_raw_data_has_no_url():
+    with pytest.raises(InvalidRequest, match="raw data is not served"):
+        MAPS.file(Location(Zone.BRONZE, "bronze", "a.tif"))
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("http://localhost:8000/tiles/dem/map?version=0", "http://localhost:9000/tiles/dem/map?version=0"),
+        ("http://127.0.0.1:8000/files/silver/silver/a.tif", "http://localhost:9000/files/silver/silver/a.tif"),
+        ("http://[::1]:8000/stac/collections/dem", "http://localhost:9000/stac/collections/dem"),
+        ("https://maps.example.org/stac/", "https://maps.example.org/stac/"),
+        ("http://localhost:8000/other", "http://localhost:8000/other"),
+    ],
+)
+def test_stored_urls_of_this_machine_get_the_base_of_today(url, expected):
+    assert rebased(url, "http://localhost:9000/") == expected
+
+
+def test_stored_urls_of_the_host_that_was_asked_get_its_base():
+    url = "https://maps.example.org:8443/stac/collections/dem"
+
+    assert (
+        rebased(url, "https://maps.example.org/", "maps.example.org") == "https://maps.example.org/stac/collections/dem"
+    )
