@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -24,6 +25,7 @@ from dagmaster.handlers.registry import Registration
 
 REGISTRATIONS = (
     Registration("note", "tests.engine.roles:note"),
+    Registration("ignore_cancellation", "tests.engine.roles:ignore_cancellation"),
     Registration("note_blocking", "tests.engine.roles:note_blocking", is_async=False),
     Registration("spawn_and_hang", "tests.engine.roles:spawn_and_hang", is_async=False),
     Registration("kill_worker", "tests.engine.roles:kill_worker", is_async=False),
@@ -50,6 +52,13 @@ def _seconds(ctx: Any) -> float:
     """`seconds` has one figure for each attempt; the last one holds for the rest."""
     seconds = ctx.params.get("seconds", 0)
     return seconds[min(ctx.attempt, len(seconds)) - 1] if isinstance(seconds, list) else seconds
+
+
+async def ignore_cancellation(ctx: Any) -> None:
+    """Never ends, whatever the worker does."""
+    while True:
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(600)
 
 
 async def note(ctx: Any) -> dict[str, int]:

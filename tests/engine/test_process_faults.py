@@ -499,6 +499,36 @@ async def test_a_stopped_worker_gives_its_tasks_back_and_no_retry_is_spent(datab
             assert [task["status"] for task in await running.tasks(job_id)] == ["returned", "succeeded"]
 
 
+@pytest.mark.requirement("E22")
+@pytest.mark.parametrize("signals", [1, 2])
+async def test_a_worker_whose_handler_ignores_its_cancellation_ends_within_its_grace_time(database, tmp_path, signals):
+    grace_seconds = 4.0
+    async with fleet(
+        database,
+        tmp_path,
+        orchestrators=1,
+        workers=1,
+        task_lease_sec=60,
+        lease_renew_sec=1,
+        shutdown_grace_sec=grace_seconds,
+    ) as running:
+        stopped = running.processes[1]
+        job_id = await running.submit_one(single("ignore_cancellation", "{}"))
+        await running.running(job_id)
+
+        began = time.monotonic()
+        for _ in range(signals):
+            stopped.signal(signal.SIGTERM)
+            await asyncio.sleep(0.2)
+        code = await stopped.ended(15)
+        seconds = time.monotonic() - began
+
+        assert code == 0
+        assert seconds < grace_seconds + 2
+        tasks = await running.tasks(job_id)
+        assert tasks[0]["status"] == "returned"
+
+
 async def _have_noted(running: Fleet, count: int) -> bool:
     return len(running.executed()) >= count
 

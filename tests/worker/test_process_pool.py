@@ -518,9 +518,9 @@ class Told(TaskContext):
         super().__init__(*args)
         self.count = 0
 
-    def progress(self, *args: Any, **counts: Any) -> None:
+    def show_progress(self, facts: dict[str, Any]) -> None:
         self.count += 1
-        super().progress(*args, **counts)
+        super().show_progress(facts)
 
     def log(self, *args: Any) -> None:
         self.count += 1

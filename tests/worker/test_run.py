@@ -9,7 +9,8 @@ from dagmaster.errors import HandlerFailed, InvalidRequest, TimedOut, Unavailabl
 from dagmaster.handlers.registry import Registration
 from dagmaster.jobs.payload import INLINE_BYTES, reference_to
 from dagmaster.jobs.states import Blame, TaskStatus
-from dagmaster.worker.outcome import MAX_TRACEBACK, blame_of, bounded, describe
+from dagmaster.worker.outcome import MAX_TRACEBACK, blame_of, describe
+from dagmaster.worker.reported import progress, text
 
 
 @pytest.mark.requirement("E12")
@@ -125,8 +126,8 @@ async def test_tracebacks_are_bounded_and_carry_no_secret() -> None:
 @pytest.mark.requirement("X3")
 def test_a_cut_never_uncovers_a_secret() -> None:
     for limit in range(20, 80):
-        assert "hunter2" not in bounded("x" * 30 + " https://me:hunter2@host/ " + "y" * 30, limit)
-        assert "hunter2" not in bounded("x" * 30 + " https://me:hunter2@host/ " + "y" * 30, limit, keep_end=True)
+        assert "hunter2" not in text("x" * 30 + " https://me:hunter2@host/ " + "y" * 30, limit)
+        assert "hunter2" not in text("x" * 30 + " https://me:hunter2@host/ " + "y" * 30, limit, keep_end=True)
 
 
 @pytest.mark.requirement("H1")
@@ -237,3 +238,30 @@ async def test_a_worker_that_stops_in_such_an_outage_gives_the_task_back() -> No
         report = await bench.report_of(task)
 
     assert report.status is TaskStatus.RETURNED
+
+
+@pytest.mark.requirement("E12", "H1")
+@pytest.mark.parametrize("handler", ["hostile_reports", "hostile_reports_async"])
+async def test_whatever_a_handler_reports_is_stored_with_its_own_error(handler: str) -> None:
+    """Bad data stays the data's fault: it is not retried as a failure of the environment."""
+    report = await run_one(a_task(handler))
+
+    assert report.status is TaskStatus.FAILED
+    assert report.error is not None
+    assert report.error["blame"] == Blame.DATA.value
+    assert report.error["message"] == "the band is ? empty\N{REPLACEMENT CHARACTER}"
+    stored = orjson.dumps([report.error, report.metrics])
+    assert len(stored) < 100_000
+    assert b"\\u0000" not in stored
+    assert report.error["code"].startswith("raster.?\N{REPLACEMENT CHARACTER}ccc")
+
+
+def test_progress_is_reduced_to_what_can_be_stored() -> None:
+    assert progress(float("nan"), None, {"a": float("inf"), "b": True, "c": 1 << 70, "d": 2.5}) == {
+        "a": None,
+        "b": True,
+        "c": str(1 << 70),
+        "d": 2.5,
+    }
+    assert progress(7, "x\x00\ud800", {}) == {"fraction": 1.0, "message": "x\N{REPLACEMENT CHARACTER}?"}
+    assert progress(True, None, {"x": "y" * 5000}) == {"dropped": "counts of more than 4,096 bytes", "fraction": 1.0}

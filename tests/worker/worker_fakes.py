@@ -196,7 +196,7 @@ def a_registry(*more: Registration) -> Registry:
             "results": False, "memory_hog_then_small": False, "return_nan": False, "big": False, "stubborn": True,
             "sys_exit": True, "block_loop": True, "burn_with_lock": True, "own_timeout": True, "disk_full": True,
             "logs": True, "secretive": True, "saves": True, "give_back_unasked": True, "cancels_itself": True,
-            "progresses": True, "daemonic": False, "saves_plain": False,
+            "progresses": True, "hostile_reports": False, "hostile_reports_async": True, "daemonic": False, "saves_plain": False,
             "saves_on_and_on": False,
             "spin": True, "block_in_subtask": True, "swallow_and_block": True, "backtrack": True, "wait_for_lock": True,
             "deadlock": True, "fails_without_words": False, "segfault": False, "daemonize": False, "reports_much": False,

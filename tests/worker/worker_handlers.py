@@ -18,6 +18,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from dagmaster.errors import UnfitData
+
 
 def pid(ctx: Any) -> dict[str, int]:
     return {"pid": os.getpid(), "parent": os.getppid(), "group": os.getpgid(0)}
@@ -327,3 +329,27 @@ async def cancels_itself(ctx: Any) -> None:
 async def progresses(ctx: Any) -> None:
     ctx.progress(2.0, "tile 3 of 4", tiles=3)
     await asyncio.sleep(1000)
+
+
+def _hostile_error() -> UnfitData:
+    """An error whose every field is a problem for JSON, jsonb or a log."""
+    error = UnfitData("the band is \ud800 empty\x00", code="raster.\ud800\x00" + "c" * 5_000_000)
+    error.hint = "\x00\udfff" * 3_000_000
+    error.__class__ = type("Unfit", (UnfitData,), {"__qualname__": "Unfit\ud800\x00" + "t" * 1_000_000})
+    return error
+
+
+def _report_hostile_facts(ctx: Any) -> None:
+    ctx.progress(float("nan"), "half \ud800 \x00" * 100_000, tiles=float("inf"), size=1 << 70, name="\udc00", left=3)
+    ctx.progress(float("-inf"), Unspeakable(), **{"bad \ud800 name": 1, "text": Unspeakable(), "left": 3})
+    ctx.logger.info("event \ud800\x00", fact=Unspeakable(), number=float("nan"), **{"na\ud800me": "\x00" * 1_000_000})
+
+
+def hostile_reports(ctx: Any) -> None:
+    _report_hostile_facts(ctx)
+    raise _hostile_error()
+
+
+async def hostile_reports_async(ctx: Any) -> None:
+    _report_hostile_facts(ctx)
+    raise _hostile_error()

@@ -12,6 +12,7 @@ import asyncio
 import gc
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
@@ -25,6 +26,7 @@ from dagmaster.observe.probes import Probes, Subject
 from dagmaster.settings import Settings
 
 DATABASE_PATIENCE_SECONDS = 60.0
+_LEFTOVER_SECONDS = 0.5
 _POLL_SECONDS = 0.2
 # Returns when the role may begin; None if it may begin at once.
 Gate = Callable[[], Awaitable[None]] | None
@@ -47,6 +49,23 @@ async def run_role(name: str, settings: Settings, dsn: str, wire: Wiring, hold: 
     _arm_crash_point(settings)
     async with wire(settings, dsn, None if hold is None else partial(_wait_for_release, hold, dsn, name)) as role:
         await run_until_stopped(role)
+    await _end_leftover_tasks(name)
+
+
+async def _end_leftover_tasks(name: str) -> None:
+    """End the process if a task ignores its cancellation: asyncio.run would wait for it forever."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    if not tasks:
+        return
+    _, pending = await asyncio.wait(tasks, timeout=_LEFTOVER_SECONDS)
+    if pending:
+        names = sorted(task.get_name() for task in pending)[:10]
+        log.get(name).warning("tasks ignore their cancellation; ending the process", tasks=names)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 
 
 def log_start(name: str, dsn: str) -> None:

@@ -208,8 +208,8 @@ class _Recorder(TaskContext):
     def shutting_down(self) -> bool:
         return self._is_up("shutting_down")
 
-    def progress(self, fraction: float | None = None, message: str | None = None, **counts: int) -> None:
-        super().progress(fraction, message, **counts)
+    def show_progress(self, facts: dict[str, Any]) -> None:
+        super().show_progress(facts)
         self.told.append(self.running().progress or {})
 
     def _is_up(self, flag: str) -> bool:

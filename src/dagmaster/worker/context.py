@@ -2,7 +2,6 @@
 
 import asyncio
 import inspect
-import math
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable
@@ -19,7 +18,6 @@ from dagmaster.database.ledger.protocol import Ledger, Running
 from dagmaster.errors import Fenced, InvalidRequest, Unavailable
 from dagmaster.handlers import checkpoints
 from dagmaster.handlers.artifacts import Places, problem_of
-from dagmaster.handlers.calling import least_bytes, to_json
 from dagmaster.handlers.checkpoints import Phase
 from dagmaster.handlers.context import AsyncCheck, GiveBack, IsValid, TaskLogger
 from dagmaster.handlers.resources import Resources
@@ -27,7 +25,7 @@ from dagmaster.jobs.fan import ChildResult
 from dagmaster.jobs.model import TaskMessage
 from dagmaster.jobs.payload import Encoded, Reference
 from dagmaster.observe import log
-from dagmaster.worker.outcome import bounded
+from dagmaster.worker import reported
 
 if TYPE_CHECKING:
     from dagmaster.addresses import Addresses
@@ -35,7 +33,6 @@ if TYPE_CHECKING:
 
 MAX_LOG_LINES = 100
 MAX_LOG_LINE = 500
-MAX_PROGRESS_BYTES = 4096
 LIVE_LOG_LINES = 20  # sent while an attempt still runs
 
 OnSignal = Callable[[str], None]
@@ -125,15 +122,7 @@ class TaskContext:
         return GiveBack("stopped early on request")
 
     def progress(self, fraction: float | None = None, message: str | None = None, **counts: int) -> None:
-        progress_facts: dict[str, Any] = dict(to_json(counts, "progress"))
-        if least_bytes(progress_facts) > MAX_PROGRESS_BYTES:  # it is sent together with the leases of all tasks
-            progress_facts = {"dropped": f"counts of more than {MAX_PROGRESS_BYTES:,} bytes"}
-        if fraction is not None and math.isfinite(fraction):
-            progress_facts["fraction"] = min(max(float(fraction), 0.0), 1.0)
-        if message is not None:
-            progress_facts["message"] = bounded(message, MAX_LOG_LINE)
-        self._progress = progress_facts
-        self.has_updates = True
+        self.show_progress(reported.progress(fraction, message, counts))
 
     async def save_checkpoint(self, name: str, data: Any = None, artifact: Places | None = None) -> None:
         packing = (name, data, artifact)
@@ -160,6 +149,11 @@ class TaskContext:
             offset += len(rows)
 
     # What the worker calls
+
+    def show_progress(self, facts: dict[str, Any]) -> None:
+        """Keep progress that `reported.progress` has checked, until the next renewal sends it."""
+        self._progress = facts
+        self.has_updates = True
 
     @property
     def should_stop(self) -> bool:
@@ -218,6 +212,7 @@ class TaskContext:
         return self._running(self._progress, lines)
 
     def log(self, level: str, event: str, facts: dict[str, Any]) -> None:
+        event, facts = reported.text(event, reported.MAX_LOG_TEXT), reported.log_facts(facts)
         if self._logger is None:
             self._logger = log.get("handler").bind(
                 job_id=str(self.job_id), node_id=self.node_id, task_id=self.task_id, attempt=self.attempt
@@ -239,7 +234,7 @@ class TaskContext:
                 "number": self._line_count,
                 "at": datetime.now(UTC).isoformat(),
                 "level": level,
-                "text": bounded(text, MAX_LOG_LINE),
+                "text": reported.text(text, MAX_LOG_LINE),
             }
         )
         self.has_updates = self._has_unsent_lines = True

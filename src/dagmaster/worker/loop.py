@@ -55,7 +55,10 @@ BACKOFF_SECONDS = (0.05, 5.0)
 LAST_REPORTS_SECONDS = 5.0
 SUSPECT_LOSSES = 2
 SUSPECT_SECONDS = 30.0  # how long a suspect waits until it can run alone
-STOPPING_SECONDS = 12.0  # how long cancelled handlers may take to end; a kill takes milliseconds
+STOPPING_SECONDS = 12.0  # how long killed child processes may take to end; a kill takes milliseconds
+UNRESPONSIVE_SECONDS = 1.0  # how long cancelled async handlers may take to end
+GRACE_MARGIN = 0.1  # share of the grace time that is left for cancelling and reporting
+LONGEST_MARGIN_SECONDS = 2.0
 
 CANCEL_GRACE_SECONDS = 5.0  # between asking a handler to stop and killing it
 
@@ -615,13 +618,24 @@ class Worker:
         self._return_suspects()
         for held in self._held.values():
             held.context.shut_down()
-        await self._await_handlers(lambda: started + self._grace_seconds)
+        await self._await_handlers(lambda: started + self._grace_seconds - self._grace_margin)
         for held in self._held.values():
             held.job.cancel()
-        killed_at = loop.time()
-        await self._await_handlers(lambda: killed_at + STOPPING_SECONDS)
+        cancelled_at = loop.time()
+        await self._await_handlers(
+            lambda: cancelled_at + (STOPPING_SECONDS if self._has_heavy_tasks else UNRESPONSIVE_SECONDS)
+        )
         self._abandon_unresponsive()
         await self._report_remaining(loop.time() + LAST_REPORTS_SECONDS)
+
+    @property
+    def _grace_margin(self) -> float:
+        """Handlers are cancelled this long before the grace time is over, so that the worker ends within it."""
+        return min(GRACE_MARGIN * self._grace_seconds, LONGEST_MARGIN_SECONDS)
+
+    @property
+    def _has_heavy_tasks(self) -> bool:
+        return len(self._held) > self._light_running
 
     async def _await_handlers(self, deadline: Callable[[], float]) -> None:
         """Wait until all handlers have ended or the deadline, which may be moved closer meanwhile."""
@@ -638,8 +652,8 @@ class Worker:
 
     def _abandon_unresponsive(self) -> None:
         """Return the tasks of async handlers that ignore their cancellation; they end with the process."""
-        deaf, self._held = self._held, {}
-        for held in deaf.values():
+        unresponsive, self._held = self._held, {}
+        for held in unresponsive.values():
             _log.error("a handler ignores its cancellation", task_id=held.task_id)
             if not held.is_lost:
                 self._finish(_returned(held.context.task), 4)

@@ -3,7 +3,6 @@
 import errno
 import socket
 import traceback
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +10,11 @@ from dagmaster.errors import DagmasterError, InvalidRequest, Unavailable, UnfitD
 from dagmaster.handlers.calling import HandlerOutput
 from dagmaster.jobs.payload import INLINE_BYTES, Encoded, Reference
 from dagmaster.jobs.states import Blame, TaskStatus
-from dagmaster.observe.redaction import redact
+from dagmaster.worker.reported import text, text_of
 
 MAX_MESSAGE = 4_000
 MAX_TRACEBACK = 8_000
-LONGEST_SECRET = 1_000
+MAX_NAME = 200  # of an error code, and of the name of its class
 OUT_OF_MEMORY = "handler.out-of-memory"
 
 _ENVIRONMENT_ERRNOS = frozenset(
@@ -81,32 +80,31 @@ def blame_of(error: BaseException) -> Blame:
 def describe(error: BaseException) -> dict[str, Any]:
     """The error as it is stored and shown: limited in size and without secrets."""
     facts: dict[str, Any] = {
-        "message": bounded(_message(error), MAX_MESSAGE),
+        "message": text(_message(error), MAX_MESSAGE),
         "blame": blame_of(error).value,
-        "code": _code(error),
-        "type": type(error).__qualname__,
+        "code": text(_code(error), MAX_NAME),
+        "type": text(type(error).__qualname__, MAX_NAME),
     }
     if isinstance(error, DagmasterError) and error.hint:
-        facts["hint"] = bounded(_text(error.hint), MAX_MESSAGE)
+        facts["hint"] = text(error.hint, MAX_MESSAGE)
     if error.__traceback__ is not None:
-        facts["traceback"] = bounded("".join(traceback.format_exception(error)), MAX_TRACEBACK, keep_end=True)
+        facts["traceback"] = text(_traceback(error), MAX_TRACEBACK, keep_end=True)
     return facts
+
+
+def _traceback(error: BaseException) -> str:
+    try:
+        return "".join(traceback.format_exception(error))
+    except BaseException as problem:  # the text of a chained exception may fail, too
+        return f"(the traceback can't be had: {type(problem).__qualname__})"
 
 
 def _message(error: BaseException) -> str:
     if isinstance(error, DagmasterError):
-        return _text(error.message)
+        return text_of(error.message)
     if isinstance(error, SystemExit):
-        return f"the handler called sys.exit({'' if error.code is None else _text(error.code, repr)})"
-    return _text(error) or type(error).__qualname__
-
-
-def _text(value: object, how: Callable[[object], str] = str) -> str:
-    """The text of an object of the handler, whose `__str__` may itself fail."""
-    try:
-        return how(value)
-    except BaseException as error:
-        return f"{type(value).__qualname__} (its text can't be had: {type(error).__qualname__})"
+        return f"the handler called sys.exit({'' if error.code is None else text_of(error.code, repr)})"
+    return text_of(error) or type(error).__qualname__
 
 
 def _code(error: BaseException) -> str:
@@ -115,13 +113,3 @@ def _code(error: BaseException) -> str:
     if isinstance(error, MemoryError):
         return OUT_OF_MEMORY
     return "environment.failed" if blame_of(error) is Blame.ENVIRONMENT else "handler.failed"
-
-
-def bounded(text: str, limit: int, *, keep_end: bool = False) -> str:
-    """The text without secrets, valid for jsonb and no longer than the limit."""
-    # Redact before the final cut: a cut through a secret would hide the rest of it from the pattern.
-    near = text[-limit - LONGEST_SECRET :] if keep_end else text[: limit + LONGEST_SECRET]
-    clean = redact(near).replace("\x00", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()
-    if len(clean) <= limit:
-        return clean
-    return f"…{clean[1 - limit :]}" if keep_end else f"{clean[: limit - 1]}…"

@@ -330,7 +330,7 @@ class ChildRun:
                 continue
             match frame["kind"]:
                 case "progress":
-                    self._context.progress(frame["fraction"], frame["message"], **frame["counts"])
+                    self._context.show_progress(frame["progress"])
                 case "log":
                     self._context.log(frame["level"], frame["event"], frame["facts"])
                 case "ask":

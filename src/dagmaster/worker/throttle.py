@@ -10,6 +10,7 @@ import time
 from collections import deque
 from typing import Any
 
+from dagmaster.worker import reported
 from dagmaster.worker.frames import Channel, Frame, pack
 
 PROGRESS_SECONDS = 0.1
@@ -23,7 +24,7 @@ class ReportThrottle:
         self._channel = channel
         self._task_id = task_id
         self._lock = threading.RLock()  # a signal handler may log, too
-        self._progress: bytes | None = None
+        self._progress: tuple[float | None, str | None, dict[str, int]] | None = None
         self._progress_at = 0.0  # when progress may be sent again
         self._held: deque[bytes] = deque(maxlen=LINES_A_SECOND)
         self._dropped = 0
@@ -31,17 +32,13 @@ class ReportThrottle:
         self._second_ends = 0.0
 
     def progress(self, fraction: float | None, message: str | None, counts: dict[str, int]) -> None:
-        details = self._packed({"kind": "progress", "fraction": fraction, "message": message, "counts": counts})
         with self._lock:
-            self._progress = details
+            self._progress = (fraction, message, counts)
             if time.monotonic() >= self._progress_at:
                 self._send_progress()
 
     def log(self, level: str, event: str, details: dict[str, Any]) -> None:
-        try:
-            line = self._line(level, event, details)
-        except TypeError:  # a text that is not Unicode, or a fact that has no text
-            line = self._line(level, ascii(event), {"unreadable": ascii(list(details))})
+        line = self._line(level, reported.text(event, reported.MAX_LOG_TEXT), reported.log_facts(details))
         with self._lock:
             self._send_line(line)
 
@@ -52,10 +49,10 @@ class ReportThrottle:
             self._send_progress()
 
     def _send_progress(self) -> None:
-        details, self._progress = self._progress, None
-        if details is not None:
+        latest, self._progress = self._progress, None
+        if latest is not None:
             self._progress_at = time.monotonic() + PROGRESS_SECONDS
-            self._channel.send_packed(details)
+            self._channel.send_packed(self._packed({"kind": "progress", "progress": reported.progress(*latest)}))
 
     def _send_line(self, line: bytes) -> None:
         now = time.monotonic()
