@@ -1,4 +1,7 @@
-"""The map server's problems, in the form that the API's have. What a library says is not repeated: it may name paths."""
+"""Error responses of the map server, in the format of the API.
+
+Messages of libraries are not included: they may contain paths.
+"""
 
 from http import HTTPStatus
 
@@ -21,62 +24,61 @@ from dagmaster.observe import log
 from dagmaster.web.problems import Problems, request_id_of
 
 PROBLEMS = Problems(is_discreet=True, longest_text=1000, headers={"Cache-Control": "no-store"})
-_NOTHING_THERE = (TileOutsideBounds, PointOutsideBounds, NoAssetFoundError, EmptyMosaicError)
+_OUTSIDE = (TileOutsideBounds, PointOutsideBounds, NoAssetFoundError, EmptyMosaicError)
 _log = log.get("serving")
 
 
 def register(app: FastAPI) -> None:
-    """Let every error leave as a problem."""
+    """Turn every error into a problem response."""
     app.add_exception_handler(DagmasterError, PROBLEMS.on_ours)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, PROBLEMS.on_http)
-    for kind in _NOTHING_THERE:
-        app.add_exception_handler(kind, _on_nothing_there)
+    for error in _OUTSIDE:
+        app.add_exception_handler(error, _on_outside)
     app.add_exception_handler(RasterioError, _on_unreadable)
     app.add_exception_handler(RioTilerError, _on_unreadable)
-    app.add_exception_handler(InvalidFormat, _on_no_picture)
-    for odd in (TypeError, ValueError, OverflowError):
-        app.add_exception_handler(odd, _on_odd_value)
+    app.add_exception_handler(InvalidFormat, _on_unsupported_bands)
+    for builtin in (TypeError, ValueError, OverflowError):
+        app.add_exception_handler(builtin, _on_bad_nodata)
+
+
+def describe(error: RequestValidationError) -> str:
+    """Which parameters are invalid and why, without repeating their values."""
+    mistakes = (f"{'.'.join(map(str, mistake['loc'][:2]))}: {mistake['msg']}" for mistake in error.errors()[:5])
+    return "; ".join(dict.fromkeys(mistakes))
 
 
 async def _on_invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    # Nothing of what was sent comes back, only where it was.
-    mistakes = [f"{'.'.join(map(str, e['loc'][:2]))}: {e['msg']}" for e in error.errors()[:5]]
-    return PROBLEMS.answer(
-        HTTPStatus.UNPROCESSABLE_ENTITY, "request.invalid", "; ".join(mistakes), request.url.path,
-        request_id_of(request), hint="/openapi.json shows what there is",
-    )  # fmt: skip
+    hint = "/openapi.json describes the parameters"
+    return _problem(request, HTTPStatus.UNPROCESSABLE_ENTITY, "request.invalid", describe(error), hint)
 
 
-async def _on_nothing_there(request: Request, _error: Exception) -> Response:
-    return PROBLEMS.answer(
-        HTTPStatus.NOT_FOUND, "tiles.outside", "the dataset has nothing here", request.url.path, request_id_of(request),
-        hint="bounds and zooms are in its TileJSON",
-    )  # fmt: skip
+async def _on_outside(request: Request, _error: Exception) -> Response:
+    hint = "the TileJSON has the bounds and zooms"
+    return _problem(request, HTTPStatus.NOT_FOUND, "tiles.outside", "the dataset has no data here", hint)
 
 
-async def _on_no_picture(request: Request, _error: Exception) -> Response:
-    return PROBLEMS.answer(
-        HTTPStatus.BAD_REQUEST, "tiles.no-picture", "these bands can't be shown in this way", request.url.path,
-        request_id_of(request), hint="a colour map goes with one band, a JPEG has one band or three",
-    )  # fmt: skip
+async def _on_unsupported_bands(request: Request, _error: Exception) -> Response:
+    hint = "a colour map needs one band, a JPEG one or three"
+    detail = "these bands cannot be rendered in this format"
+    return _problem(request, HTTPStatus.BAD_REQUEST, "tiles.no-picture", detail, hint)
 
 
-async def _on_odd_value(request: Request, error: Exception) -> Response:
-    """A library that was handed a `nodata` which the data's type can't hold. Anything else is a mistake of ours."""
+async def _on_bad_nodata(request: Request, error: Exception) -> Response:
+    """A library raises these for a `nodata` that the data type cannot represent. Without `nodata` it is a bug."""
     if "nodata" not in request.query_params:
         raise error
-    return PROBLEMS.answer(
-        HTTPStatus.BAD_REQUEST, "tiles.bad-parameter", "nodata has a value that the data can't have", request.url.path,
-        request_id_of(request),
-    )  # fmt: skip
+    detail = "the data type cannot represent this nodata value"
+    return _problem(request, HTTPStatus.BAD_REQUEST, "tiles.bad-parameter", detail)
 
 
 async def _on_unreadable(request: Request, error: Exception) -> Response:
-    request_id = request_id_of(request)
-    _log.error("data can't be read", path=request.url.path, request_id=request_id, exc_info=error)
-    return PROBLEMS.answer(
-        HTTPStatus.INTERNAL_SERVER_ERROR, "tiles.unreadable", "the dataset's file can't be read", request.url.path,
-        request_id, hint="the log says more, under the request_id",
-    )  # fmt: skip
+    _log.error("cannot read the data", path=request.url.path, request_id=request_id_of(request), exc_info=error)
+    hint = "the log has details under the request_id"
+    detail = "the file of the dataset cannot be read"
+    return _problem(request, HTTPStatus.INTERNAL_SERVER_ERROR, "tiles.unreadable", detail, hint)
+
+
+def _problem(request: Request, status: HTTPStatus, code: str, detail: str, hint: str | None = None) -> Response:
+    return PROBLEMS.answer(status, code, detail, request.url.path, request_id_of(request), hint=hint)
