@@ -79,7 +79,7 @@ def running(app) -> Iterator[TestClient]:
 @pytest.fixture
 def client(running: TestClient) -> TestClient:
     """The map server, which remembers nothing of the test before."""
-    running.app.state.services.sources.forget()
+    running.app.state.services.resolver.clear()
     return running
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from dagmaster.errors import NotFound, Unavailable
-from dagmaster.serving.sources import Kind, Remembered, Source
+from dagmaster.serving.sources import CachedResolver, SourceKind, TileSource
 from dagmaster.storage.location import Edition, Location, Zone
 from tests.serving.conftest import BOX, load_again, remove_item
 from tests.serving.data import item, stored
@@ -56,7 +56,7 @@ def test_a_cached_tile_is_answered_as_not_modified_without_rendering_it(client, 
     assert len(etags) == 1
     (etag,) = etags
 
-    monkeypatch.setattr("dagmaster.serving.tiles.open_source", None)
+    monkeypatch.setattr("dagmaster.serving.tiles.open_for_display", None)
     for address, kept in asked:
         again = client.get(address, headers={"If-None-Match": etag})
         assert (again.status_code, again.content) == (304, b"")
@@ -95,14 +95,14 @@ def test_a_new_revision_is_seen_at_once_and_the_old_ones_tiles_are_refused(clien
         for n in (1, 2)
     ]
     load_again(served, item(edition, paths[0], BOX))
-    client.app.state.services.sources.forget()
+    client.app.state.services.resolver.clear()
     try:
         before = client.get("/tiles/plain/preview.png")
         old = pinned(client, "plain")
         assert client.get(old).status_code == 200
 
         load_again(served, item(replace(edition, revision=2), paths[1], BOX))
-        client.app.state.services.sources.forget()
+        client.app.state.services.resolver.clear()
         after = client.get("/tiles/plain/preview.png", headers={"If-None-Match": before.headers["etag"]})
 
         assert after.status_code == 200
@@ -113,7 +113,7 @@ def test_a_new_revision_is_seen_at_once_and_the_old_ones_tiles_are_refused(clien
         remove_item(served, "plain-v5")
 
 
-SOURCE = Source("x", Kind.COG, 0, 1, Location(Zone.SILVER, "silver", "cogs/x/v0/r1/x.tif"), BOX, "abc")
+SOURCE = TileSource("x", SourceKind.COG, 0, 1, Location(Zone.SILVER, "silver", "cogs/x/v0/r1/x.tif"), BOX, "abc")
 
 
 class Counting:
@@ -131,9 +131,9 @@ class Counting:
 
 async def test_concurrent_lookups_share_one_query():
     counting = Counting()
-    remembered = Remembered(counting, clock=lambda: 0.0)
+    resolver = CachedResolver(counting, clock=lambda: 0.0)
 
-    found = await asyncio.gather(*(remembered.resolve("x", "latest") for _ in range(30)))
+    found = await asyncio.gather(*(resolver.resolve("x", "latest") for _ in range(30)))
 
     assert len(counting.asked) == 1
     assert found == [SOURCE] * 30
@@ -143,15 +143,15 @@ async def test_concurrent_lookups_share_one_query():
 async def test_an_answer_is_used_for_a_while(pin, seconds):
     now = 0.0
     counting = Counting()
-    remembered = Remembered(counting, clock=lambda: now)
-    await remembered.resolve("x", "0", pin)
+    resolver = CachedResolver(counting, clock=lambda: now)
+    await resolver.resolve("x", "0", pin)
 
     now = seconds / 2 - 0.1
-    await remembered.resolve("x", "0", pin)
+    await resolver.resolve("x", "0", pin)
     assert len(counting.asked) == 1
 
     now = seconds + 0.1
-    await remembered.resolve("x", "0", pin)
+    await resolver.resolve("x", "0", pin)
     assert len(counting.asked) == 2
 
 
@@ -168,39 +168,39 @@ class Slow:
 
 async def test_a_lookup_of_an_old_entry_does_not_wait_for_its_refresh():
     now, slow, newer = 0.0, Slow(), replace(SOURCE, revision=2)
-    remembered = Remembered(slow, clock=lambda: now)
-    first = asyncio.create_task(remembered.resolve("x", "latest"))
+    resolver = CachedResolver(slow, clock=lambda: now)
+    first = asyncio.create_task(resolver.resolve("x", "latest"))
     await settled()
     slow.answers[0].set_result(SOURCE)
     assert await first == SOURCE
 
     now = 1.0
-    assert await asyncio.wait_for(remembered.resolve("x", "latest"), 5) == SOURCE
-    assert await asyncio.wait_for(remembered.resolve("x", "latest"), 5) == SOURCE
+    assert await asyncio.wait_for(resolver.resolve("x", "latest"), 5) == SOURCE
+    assert await asyncio.wait_for(resolver.resolve("x", "latest"), 5) == SOURCE
     await settled()
     assert len(slow.answers) == 2, "one question ahead of its time, for all"
 
     slow.answers[1].set_result(newer)
     await settled()
-    assert await remembered.resolve("x", "latest") == newer
+    assert await resolver.resolve("x", "latest") == newer
 
 
 async def test_what_is_older_than_promised_is_not_used_when_the_next_answer_failed():
     now, slow = 0.0, Slow()
-    remembered = Remembered(slow, clock=lambda: now)
-    first = asyncio.create_task(remembered.resolve("x", "latest"))
+    resolver = CachedResolver(slow, clock=lambda: now)
+    first = asyncio.create_task(resolver.resolve("x", "latest"))
     await settled()
     slow.answers[0].set_result(SOURCE)
     await first
     now = 1.0
-    await remembered.resolve("x", "latest")
+    await resolver.resolve("x", "latest")
     await settled()
     slow.answers[1].set_exception(Unavailable("away"))
     await settled()
-    assert await remembered.resolve("x", "latest") == SOURCE, "it is not too old yet"
+    assert await resolver.resolve("x", "latest") == SOURCE, "it is not too old yet"
 
     now = 1.6
-    late = asyncio.create_task(remembered.resolve("x", "latest"))
+    late = asyncio.create_task(resolver.resolve("x", "latest"))
     await settled()
     assert not late.done()
     slow.answers[2].set_exception(Unavailable("away"))
@@ -217,20 +217,20 @@ async def settled():
 @pytest.mark.parametrize(("error", "questions"), [(NotFound("no"), 1), (Unavailable("away"), 3)])
 async def test_what_is_not_there_is_remembered_and_what_failed_is_asked_again(error, questions):
     counting = Counting(error)
-    remembered = Remembered(counting, clock=lambda: 0.0)
+    resolver = CachedResolver(counting, clock=lambda: 0.0)
 
     for _ in range(3):
         with pytest.raises(type(error)):
-            await remembered.resolve("x", "latest")
+            await resolver.resolve("x", "latest")
 
     assert len(counting.asked) == questions
 
 
 async def test_a_cancelled_lookup_does_not_cancel_the_others():
     counting = Counting()
-    remembered = Remembered(counting, clock=lambda: 0.0)
-    leaving = asyncio.create_task(remembered.resolve("x", "latest"))
-    staying = asyncio.create_task(remembered.resolve("x", "latest"))
+    resolver = CachedResolver(counting, clock=lambda: 0.0)
+    leaving = asyncio.create_task(resolver.resolve("x", "latest"))
+    staying = asyncio.create_task(resolver.resolve("x", "latest"))
     await asyncio.sleep(0)
 
     leaving.cancel()
@@ -239,9 +239,9 @@ async def test_a_cancelled_lookup_does_not_cancel_the_others():
 
 
 async def test_memory_of_what_was_asked_is_bounded():
-    remembered = Remembered(Counting(), clock=lambda: 0.0)
+    resolver = CachedResolver(Counting(), clock=lambda: 0.0)
 
     for number in range(1100):
-        await remembered.resolve(f"x{number}", "latest")
+        await resolver.resolve(f"x{number}", "latest")
 
-    assert len(remembered._asked) == 1024
+    assert len(resolver._entries) == 1024

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from rasterio.errors import RasterioIOError
 
-from dagmaster.serving.handles import Handles
+from dagmaster.serving.dataset_pool import DatasetPool
 from dagmaster.storage.location import Edition
 from tests.serving.conftest import BOX, load_again, remove_item
 from tests.serving.data import decoded, item, stored, write_cog
@@ -18,8 +18,8 @@ def cog(path, value):
     return write_cog(path, np.full((1, 64, 64), value, np.uint8), BOX)
 
 
-def value_of(handles, path):
-    with handles.lend(str(path)) as dataset:
+def value_of(pool, path):
+    with pool.open(str(path)) as dataset:
         return int(dataset.read(1)[0, 0])
 
 
@@ -29,105 +29,105 @@ def path(tmp_path):
 
 
 def test_a_second_request_gets_the_same_dataset(path):
-    handles = Handles()
-    with handles.lend(str(path)) as first:
+    pool = DatasetPool()
+    with pool.open(str(path)) as first:
         pass
-    with handles.lend(str(path)) as second:
+    with pool.open(str(path)) as second:
         assert second is first
         assert not second.closed
 
 
 def test_two_at_once_get_one_each(path):
-    handles = Handles()
-    with handles.lend(str(path)) as one, handles.lend(str(path)) as other:
+    pool = DatasetPool()
+    with pool.open(str(path)) as one, pool.open(str(path)) as other:
         assert one is not other
-    assert len(handles) == 2
+    assert len(pool) == 2
 
 
 def test_many_threads_read_what_is_there(tmp_path):
-    handles = Handles(most=4)
+    pool = DatasetPool(max_idle=4)
     paths = [cog(tmp_path / f"{value}.tif", value) for value in range(1, 7)]
     asked = [index % len(paths) for index in range(300)]
 
     with ThreadPoolExecutor(8) as threads:
-        read = list(threads.map(lambda index: value_of(handles, paths[index]), asked))
+        read = list(threads.map(lambda index: value_of(pool, paths[index]), asked))
 
     assert read == [index + 1 for index in asked]
-    assert len(handles) <= 4
+    assert len(pool) <= 4
 
 
 def test_a_replaced_file_is_reopened_and_the_old_one_closed(path, tmp_path):
-    handles = Handles()
-    with handles.lend(str(path)) as old:
+    pool = DatasetPool()
+    with pool.open(str(path)) as old:
         pass
     cog(tmp_path / "b.tif", 9).replace(path)
 
-    assert value_of(handles, path) == 9
+    assert value_of(pool, path) == 9
     assert old.closed
-    assert len(handles) == 1
+    assert len(pool) == 1
 
 
 def test_a_file_that_was_changed_in_place_is_reopened(path, tmp_path):
-    handles = Handles()
-    assert value_of(handles, path) == 7
+    pool = DatasetPool()
+    assert value_of(pool, path) == 7
     path.write_bytes(cog(tmp_path / "b.tif", 9).read_bytes())
 
-    assert value_of(handles, path) == 9
+    assert value_of(pool, path) == 9
 
 
 def test_a_deleted_file_is_not_served(path):
-    handles = Handles()
-    assert value_of(handles, path) == 7
+    pool = DatasetPool()
+    assert value_of(pool, path) == 7
     path.unlink()
 
     with pytest.raises(RasterioIOError):
-        value_of(handles, path)
-    assert len(handles) == 0
+        value_of(pool, path)
+    assert len(pool) == 0
 
 
 def test_an_unused_dataset_is_closed_after_a_while(path, tmp_path):
     now = 0.0
-    handles = Handles(clock=lambda: now)
+    pool = DatasetPool(clock=lambda: now)
     other = cog(tmp_path / "b.tif", 9)
-    with handles.lend(str(path)) as old:
+    with pool.open(str(path)) as old:
         pass
     now = 20.0
-    value_of(handles, other)
+    value_of(pool, other)
 
     now = 31.0
-    handles.close_unused()
+    pool.close_idle()
 
     assert old.closed
-    assert len(handles) == 1
+    assert len(pool) == 1
 
 
 def test_the_one_unused_for_longest_makes_room(tmp_path):
-    handles = Handles(most=2)
+    pool = DatasetPool(max_idle=2)
     paths = [cog(tmp_path / f"{value}.tif", value) for value in (1, 2, 3)]
     opened = []
     for path in (paths[0], paths[1], paths[0], paths[2]):
-        with handles.lend(str(path)) as dataset:
+        with pool.open(str(path)) as dataset:
             opened.append(dataset)
 
     assert [dataset.closed for dataset in opened] == [False, True, False, False]
 
 
 def test_one_that_could_not_be_read_is_not_used_again(path):
-    handles = Handles()
-    with pytest.raises(RasterioIOError), handles.lend(str(path)) as dataset:
+    pool = DatasetPool()
+    with pytest.raises(RasterioIOError), pool.open(str(path)) as dataset:
         raise RasterioIOError("a block is broken")
 
     assert dataset.closed
-    assert len(handles) == 0
+    assert len(pool) == 0
 
 
 def test_a_reader_gives_its_dataset_back(client):
-    handles = client.app.state.services.handles
-    handles.close_unused(0)
+    pool = client.app.state.services.datasets
+    pool.close_idle(0)
 
     for _ in range(3):
         assert client.get("/tiles/plain/preview.png").status_code == 200
-    assert len(handles) == 1
+    assert len(pool) == 1
 
 
 def test_tiles_are_those_of_the_file_that_is_there_now(client, served, storage, tmp_path):

@@ -8,10 +8,10 @@ import pytest
 from morecantile import tms
 
 from dagmaster.errors import UnfitData
-from dagmaster.serving.mosaics import MOST_ASSETS, Mosaics, parse, quadkey
-from dagmaster.serving.readers import Readable, open_source
+from dagmaster.serving.mosaics import MAX_ASSETS, MosaicCache, parse, quadkey
+from dagmaster.serving.readers import ReaderInput, open_for_display
 from dagmaster.serving.rendering import rendering_of
-from dagmaster.serving.sources import Kind, Source, _of_item, _of_mosaic, location_of
+from dagmaster.serving.sources import SourceKind, TileSource, _cog_source, _mosaic_source, location_of
 from dagmaster.storage.location import Edition, Location, Zone
 from tests.serving.conftest import BOX
 from tests.serving.data import href, stored, write_cog
@@ -62,13 +62,13 @@ def mosaic(tiles, **more):
 def test_a_mosaics_assets_are_those_of_its_edition():
     read = mosaic({"12020312": ["r0/a.tif", "b.tif"], "12020313": ["b.tif"]}, asset_prefix="t-")
 
-    assert [place.blob for place in read.all()] == ["cogs/x/v0/r1/t-r0/a.tif", "cogs/x/v0/r1/t-b.tif"]
+    assert [place.blob for place in read.all_assets()] == ["cogs/x/v0/r1/t-r0/a.tif", "cogs/x/v0/r1/t-b.tif"]
 
 
 def test_a_mosaics_assets_may_be_addresses_of_the_server():
     read = mosaic({"12020312": ["r0.tif"]}, asset_prefix="http://h/files/silver/silver/cogs/x/v0/r1/")
 
-    assert read.all() == [Location(Zone.SILVER, "silver", "cogs/x/v0/r1/r0.tif")]
+    assert read.all_assets() == [Location(Zone.SILVER, "silver", "cogs/x/v0/r1/r0.tif")]
 
 
 @pytest.mark.parametrize(
@@ -112,19 +112,19 @@ def test_a_tile_finds_the_assets_of_every_quadkey_it_touches():
         touched = {
             name for other, names in index.items() if other.startswith(key) or key.startswith(other) for name in names
         }
-        assert {place.name for place in read.below(x, y, z)} == touched
+        assert {place.name for place in read.assets_for_tile(x, y, z)} == touched
 
 
 def test_a_mosaic_of_too_many_is_refused_rather_than_read(storage):
-    tiles = {"12020312": [f"{n}.tif" for n in range(MOST_ASSETS + 1)]}
+    tiles = {"12020312": [f"{n}.tif" for n in range(MAX_ASSETS + 1)]}
     document = json.dumps(
         {"mosaicjson": "0.0.3", "minzoom": 0, "maxzoom": 10, "quadkey_zoom": 8, "tiles": tiles}
     ).encode()
-    source = Source("x", Kind.MOSAIC, 0, 1, MOSAIC, BOX, "d")
+    source = TileSource("x", SourceKind.MOSAIC, 0, 1, MOSAIC, BOX, "d")
     x, y, z = GRID.quadkey_to_tile("12020312")
 
     with (
-        open_source(Readable(source, storage, Mosaics(lambda _: document))) as opened,
+        open_for_display(ReaderInput(source, storage, MosaicCache(lambda _: document))) as opened,
         pytest.raises(Exception, match="501 files"),
     ):
         opened.tile(x, y, z)
@@ -139,10 +139,10 @@ def test_a_file_that_is_no_tiff_is_not_opened_by_another_driver(storage, tmp_pat
     <VRTRasterBand dataType="Byte" band="1"><SimpleSource><SourceFilename>{inner}</SourceFilename></SimpleSource></VRTRasterBand>
     </VRTDataset>"""
     storage.put(location, vrt.encode())
-    source = Source("vrt", Kind.COG, 0, 1, location, BOX, "d")
+    source = TileSource("vrt", SourceKind.COG, 0, 1, location, BOX, "d")
 
     with pytest.raises(Exception, match=r"not recognized|not a supported|GTiff"):
-        open_source(Readable(source, storage, Mosaics(storage.get)))
+        open_for_display(ReaderInput(source, storage, MosaicCache(storage.get)))
 
 
 @pytest.mark.parametrize(
@@ -152,9 +152,9 @@ def test_a_file_that_is_no_tiff_is_not_opened_by_another_driver(storage, tmp_pat
 def test_by_default_three_bands_are_shown_or_one(storage, tmp_path, count, more, shown):
     bands = np.stack([np.full((64, 64), 10 * n + 5, np.uint8) for n in range(count)])
     location = stored(storage, tmp_path, f"cogs/b{count}{len(more)}/v0/r1/x.tif", bands, BOX, **more)
-    readable = Readable(Source("b", Kind.COG, 0, 1, location, BOX, "d"), storage, Mosaics(storage.get))
+    src_path = ReaderInput(TileSource("b", SourceKind.COG, 0, 1, location, BOX, "d"), storage, MosaicCache(storage.get))
 
-    with open_source(readable) as opened:
+    with open_for_display(src_path) as opened:
         assert opened.preview().count == shown
         assert opened.tile(*GRID.tile(10.5, 50.5, 9)).array[:, 128, 128].tolist() == [5, 15, 25][:shown]
         assert opened.point(10.5, 50.5).count >= shown
@@ -170,9 +170,11 @@ def test_where_cogs_overlap_the_first_that_has_data_is_seen(storage, tmp_path):
                 "tiles": {GRID.quadkey(x, y, z): ["a.tif", "b.tif"]}}  # fmt: skip
     location = storage.location(edition.mosaic(), zone=Zone.SILVER)
     storage.put(location, json.dumps(document).encode())
-    readable = Readable(Source("overlap", Kind.MOSAIC, 0, 1, location, BOX, "d"), storage, Mosaics(storage.get))
+    src_path = ReaderInput(
+        TileSource("overlap", SourceKind.MOSAIC, 0, 1, location, BOX, "d"), storage, MosaicCache(storage.get)
+    )
 
-    with open_source(readable) as opened:
+    with open_for_display(src_path) as opened:
         assert opened.point(10.2, 50.5).array.tolist() == [7]
         assert opened.point(10.8, 50.5).array.tolist() == [9]
         assert set(np.unique(opened.tile(x, y, z).array.compressed())) == {7, 9}
@@ -192,9 +194,11 @@ def test_the_cogs_of_a_tile_are_read_in_the_mosaics_order_each_as_often_as_it_is
                 "tiles": {GRID.quadkey(tile): listed}}  # fmt: skip
     location = storage.location(edition.mosaic(), zone=Zone.SILVER)
     storage.put(location, json.dumps(document).encode())
-    readable = Readable(Source("order", Kind.MOSAIC, 0, 1, location, BOX, "d"), storage, Mosaics(storage.get))
+    src_path = ReaderInput(
+        TileSource("order", SourceKind.MOSAIC, 0, 1, location, BOX, "d"), storage, MosaicCache(storage.get)
+    )
 
-    with open_source(readable) as opened:
+    with open_for_display(src_path) as opened:
         row = opened.tile(*tile, tilesize=1024).array[0, 600]
 
     assert list(dict.fromkeys(row.compressed().tolist())) == [1, 2, 3, 4, 5, 6]
@@ -206,8 +210,8 @@ def test_a_source_says_which_revision_it_is():
     said = {"properties": {"dagmaster:revision": 2, "updated": "2024"}, "bbox": [170, -10, 0, -170, 10, 9],
             "assets": {"data": {"href": href(place), "file:checksum": "1220ab"}}}  # fmt: skip
 
-    source = _of_item("x", {}, said, 3)
-    again = _of_item("x", {}, {**said, "properties": {"dagmaster:revision": 2, "updated": "2025"}}, 3)
+    source = _cog_source("x", {}, said, 3)
+    again = _cog_source("x", {}, {**said, "properties": {"dagmaster:revision": 2, "updated": "2025"}}, 3)
 
     assert (source.ordinal, source.revision, source.location) == (3, 2, place)
     assert source.bounds == (170, -10, -170, 10)
@@ -222,7 +226,7 @@ def test_a_source_says_which_revision_it_is():
 def test_a_mosaics_edition_is_said_or_named(more, edition):
     place = Location(Zone.SILVER, "silver", Edition("x", 4, 2).mosaic())
 
-    source = _of_mosaic("x", {"extent": {"spatial": {"bbox": [list(BOX)]}}, **more}, {"href": href(place)})
+    source = _mosaic_source("x", {"extent": {"spatial": {"bbox": [list(BOX)]}}, **more}, {"href": href(place)})
 
     assert (source.ordinal, source.revision) == edition
     assert source.bounds == BOX

@@ -70,7 +70,7 @@ def test_a_box_that_is_not_of_numbers_is_refused(client, box):
 
 
 def test_a_page_has_an_end_whatever_is_asked_for(client, monkeypatch):
-    monkeypatch.setattr(stac, "MOST_ITEMS", 1)
+    monkeypatch.setattr(stac, "MAX_ITEMS", 1)
 
     pages = [
         client.get("/stac/search?limit=1000000").json(),

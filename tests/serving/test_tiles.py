@@ -13,7 +13,7 @@ from titiler.core.resources.enums import ImageType
 from titiler.core.utils import render_image
 
 from dagmaster.serving.readers import GDAL_ENVIRONMENT
-from dagmaster.serving.tiles import picture
+from dagmaster.serving.tiles import render_tile, router
 from tests.serving.conftest import BOX
 from tests.serving.data import decoded, rounded
 
@@ -131,10 +131,10 @@ def test_a_mosaic_remembers_where_its_cogs_are(client, app):
     for _ in range(2):
         decoded(client.get(f"/tiles/tiled/{tile_at(10.2, 50.8, 10)}.png").content)
 
-    source = client.portal.call(app.state.services.sources.resolve, "tiled", "latest")
+    source = client.portal.call(app.state.services.resolver.resolve, "tiled", "latest")
     mosaic = app.state.services.mosaics.load(source.location, source.tag)
     assert all(10 <= box[0] < box[2] <= 11 for box in mosaic.extents.values())
-    assert len(mosaic.all()) == 4
+    assert len(mosaic.all_assets()) == 4
 
 
 @pytest.mark.parametrize(("dataset", "zooms"), [("plain", (8, 9)), ("tiled", (6, 10))])
@@ -193,6 +193,30 @@ def test_preview_and_info_are_served(client, dataset):
     assert max(picture.shape[1:]) == 128
     assert rounded(info["bounds"]) == list(BOX)
     assert "/" not in json.dumps({**info, "crs": None})
+
+
+def test_only_tiles_tilejson_and_the_map_page_are_not_served_by_titiler():
+    own = {route.path for route in router().routes if route.endpoint.__module__ != "titiler.core.factory"}
+
+    tiles = "/tiles/{tileMatrixSetId}/{z}/{x}/{y}"
+    pages = {"/map", "/WebMercatorQuad/map.html"}
+    assert own == {tiles, f"{tiles}.{{format}}", "/WebMercatorQuad/tilejson.json"} | pages
+
+
+@pytest.mark.parametrize("path", ["statistics", "info", "feature", "preview.png"])
+def test_datasets_can_only_be_read(client, path):
+    assert client.post(f"/tiles/plain/{path}", json={}).status_code in (404, 405)
+
+
+def test_values_are_those_of_all_bands_whatever_the_catalogue_shows(client):
+    """The catalogue shows three of the four bands, and stretches them."""
+    scene = client.get("/tiles/scene/statistics?max_size=100&p=5&histogram_bins=3").json()
+    point = client.get("/tiles/scene/point/10.5,50.5?nodata=1000").json()
+
+    assert list(scene) == ["b1", "b2", "b3", "b4"]
+    assert scene["b4"]["percentile_5"] == 4000
+    assert scene["b4"]["count"] == 100 * 100
+    assert point["values"] == [1000, 2000, 3000, 4000]
 
 
 def test_a_preview_of_a_mosaic_shows_all_of_it(client):
@@ -349,6 +373,6 @@ def test_a_picture_is_the_one_that_titiler_makes(kind, add_mask, dtype, is_maske
         mask[:, :8] = is_masked
         return ImageData(np.ma.MaskedArray(pixels, mask))
 
-    ours = picture(image(), kind, None, add_mask=add_mask, rescale=rescale)
+    ours = render_tile(image(), kind, None, add_mask=add_mask, rescale=rescale)
 
     assert ours == render_image(image(), output_format=kind, add_mask=add_mask, rescale=rescale)

@@ -1,1 +1,1 @@
-"""What map users see: STAC API, tiles and files, composed of others' servers in a process of its own."""
+"""The map server: STAC API, tiles, files and pages of the catalogued datasets, in a process without jobs."""

@@ -1,8 +1,8 @@
-"""How long what is served may be kept.
+"""How long clients may cache responses.
 
-`latest` may be another version in a moment: it is kept for seconds and asked for again by its tag, which is made of version and
-revision. What names both never changes, and is kept for ever. TileJSON hands out such addresses, so that a map that is open
-never shows tiles of two versions side by side.
+`latest` can become another version at any time: it is cached for seconds and revalidated by its ETag, which names the version and
+the revision. The content of a URL that names both never changes, so that it is cached for a year. The TileJSON contains such tile
+URLs: an open map never mixes tiles of two versions.
 """
 
 from collections.abc import Mapping
@@ -15,26 +15,26 @@ FOR_EVER = "public, max-age=31536000, immutable"
 _KEY = "dagmaster.caching"
 
 
-class Unchanged(Exception):
-    """Who asks has it already."""
+class NotModified(Exception):
+    """The client has the current content: the response is 304."""
 
 
-def mark(request: Request, *, tag: str, is_pinned: bool) -> None:
-    """Say how this answer may be kept; who has it already is told so instead of being given it again."""
+def set_cache_headers(request: Request, *, tag: str, is_pinned: bool) -> None:
+    """Set the cache headers of the response; raise `NotModified` if the client has this content."""
     etag = f'"{tag}"'
     request.scope["state"][_KEY] = {"ETag": etag, "Cache-Control": FOR_EVER if is_pinned else SHORT}
-    if is_held(request.headers.get("if-none-match"), etag):
-        raise Unchanged
+    if matches_etag(request.headers.get("if-none-match"), etag):
+        raise NotModified
 
 
-def headers_of(scope: Scope) -> Mapping[str, str]:
-    found: Mapping[str, str] = scope.get("state", {}).get(_KEY, {})
-    return found
+def cache_headers(scope: Scope) -> Mapping[str, str]:
+    headers: Mapping[str, str] = scope.get("state", {}).get(_KEY, {})
+    return headers
 
 
-def is_held(given: str | None, etag: str) -> bool:
-    """Whether `If-None-Match` names this tag. Weakly, as RFC 9110 wants it there: proxies weaken what they compress."""
-    if not given:
+def matches_etag(if_none_match: str | None, etag: str) -> bool:
+    """Whether `If-None-Match` names this ETag. The comparison is weak (RFC 9110): proxies weaken ETags when they compress."""
+    if not if_none_match:
         return False
-    tags = {tag.strip().removeprefix("W/") for tag in given.split(",")}
+    tags = {tag.strip().removeprefix("W/") for tag in if_none_match.split(",")}
     return bool(tags & {"*", etag})

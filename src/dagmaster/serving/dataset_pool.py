@@ -1,7 +1,8 @@
-"""COGs that stay open between requests: opening one and decoding its blocks again is a good part of what a tile costs.
+"""A pool of open COGs: opening a file and decoding its blocks again is a large part of what a tile costs.
 
-GDAL's datasets are not for several threads at once, so each is lent to one request at a time. A file that was replaced or changed
-is told by its stamp, and opened anew. Remote files are not kept: whether one of them was replaced is a question over the network.
+A GDAL dataset must not be used by two threads at once, so each is in use by one request at a time. A file that was replaced or
+changed is recognised by its stamp and opened again. Remote files are not pooled: checking whether one was replaced needs a request
+over the network.
 """
 
 import time
@@ -15,84 +16,84 @@ from typing import Any
 import rasterio
 from rasterio.errors import RasterioError
 
-# Each takes some megabytes: buffers for a block of each overview. What was decoded is in GDAL's cache, with a bound of its own.
-_MOST_KEPT = 32
-# A deleted file takes up its place on the disk for as long as it is open.
-_KEPT_SECONDS = 30.0
+# Each takes some megabytes: buffers for a block of each overview. Decoded blocks are in GDAL's cache, which has its own limit.
+_MAX_IDLE = 32
+# A deleted file occupies disk space for as long as it is open.
+_MAX_IDLE_SECONDS = 30.0
 
 Stamp = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Idle:
+class _IdleDataset:
     path: str
     stamp: Stamp
     dataset: Any
-    since: float
+    idle_since: float
 
 
-class Handles:
-    def __init__(self, most: int = _MOST_KEPT, clock: Callable[[], float] = time.monotonic) -> None:
-        self._most = most
+class DatasetPool:
+    def __init__(self, max_idle: int = _MAX_IDLE, clock: Callable[[], float] = time.monotonic) -> None:
+        self._max_idle = max_idle
         self._clock = clock
         self._lock = Lock()
-        self._idle: list[_Idle] = []  # the one that was given back last is the last
+        self._idle: list[_IdleDataset] = []  # least recently used first
 
     @contextmanager
-    def lend(self, path: str) -> Iterator[Any]:
-        """The dataset at a path, for one thread. Only as GeoTIFF: other drivers would follow what a file names."""
-        stamp = _stamp(path)  # before it is opened: what is replaced in between counts as old, not as new
+    def open(self, path: str) -> Iterator[Any]:
+        """The dataset at a path, for one thread. Only GeoTIFF is opened: other drivers would follow references to other files."""
+        stamp = _stamp(path)  # before opening: a file that is replaced in between then has an old stamp, not a new one
         dataset = self._take(path, stamp) or rasterio.open(path, driver="GTiff")
         try:
             yield dataset
         except RasterioError:
-            stamp = None  # it may be in any state
+            stamp = None  # the dataset may be in any state
             raise
         finally:
             if stamp is None:
                 dataset.close()
             else:
-                self._give_back(_Idle(path, stamp, dataset, self._clock()))
+                self._release(_IdleDataset(path, stamp, dataset, self._clock()))
 
-    def close_unused(self, seconds: float = _KEPT_SECONDS) -> None:
-        """Close what nobody has asked for in a while."""
+    def close_idle(self, seconds: float = _MAX_IDLE_SECONDS) -> None:
+        """Close datasets that have been idle for so many seconds."""
         until = self._clock() - seconds
         with self._lock:
-            unused = [one for one in self._idle if one.since <= until]
-            self._idle = [one for one in self._idle if one.since > until]
-        _close(unused)
+            expired = [idle for idle in self._idle if idle.idle_since <= until]
+            self._idle = [idle for idle in self._idle if idle.idle_since > until]
+        _close(expired)
 
     def __len__(self) -> int:
         return len(self._idle)
 
     def _take(self, path: str, stamp: Stamp | None) -> Any:
-        """The one that was used last, whose blocks are the likeliest to be remembered; older states of the file are closed."""
+        """The most recently used dataset of the path, whose blocks are most likely in the cache. Closes those of older files."""
         with self._lock:
-            of_path = [one for one in self._idle if one.path == path]
-            fit = [one for one in of_path if one.stamp == stamp]
-            stale = [one for one in of_path if one.stamp != stamp]
-            gone = [*stale, *fit[-1:]]
-            self._idle = [one for one in self._idle if one not in gone] if gone else self._idle
+            of_path = [idle for idle in self._idle if idle.path == path]
+            current = [idle for idle in of_path if idle.stamp == stamp]
+            stale = [idle for idle in of_path if idle.stamp != stamp]
+            removed = [*stale, *current[-1:]]
+            self._idle = [idle for idle in self._idle if idle not in removed] if removed else self._idle
         _close(stale)
-        return fit[-1].dataset if fit else None
+        return current[-1].dataset if current else None
 
-    def _give_back(self, one: _Idle) -> None:
+    def _release(self, dataset: _IdleDataset) -> None:
         with self._lock:
-            self._idle.append(one)
-            beyond = self._idle[: -self._most]
-            self._idle = self._idle[-self._most :]
-        _close(beyond)
+            self._idle.append(dataset)
+            excess = self._idle[: -self._max_idle]
+            self._idle = self._idle[-self._max_idle :]
+        _close(excess)
 
 
 def _stamp(path: str) -> Stamp | None:
-    """What changes with a file's content; None: it can't be told here, so it is not kept."""
+    """Values that change with a file's content. None for a path that is not a local file: it is not pooled."""
     try:
-        found = Path(path).stat()
+        status = Path(path).stat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
-def _close(datasets: list[_Idle]) -> None:
-    for one in datasets:
-        one.dataset.close()
+def _close(datasets: list[_IdleDataset]) -> None:
+    for idle in datasets:
+        idle.dataset.close()

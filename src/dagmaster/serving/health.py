@@ -1,4 +1,4 @@
-"""Probes: is the process alive, and can it serve."""
+"""Probes: whether the process is alive, and whether it can serve."""
 
 import asyncio
 
@@ -8,30 +8,30 @@ from starlette.responses import JSONResponse
 from dagmaster.errors import DagmasterError
 from dagmaster.serving.services import MapServices, Services
 
-PATIENCE_SECONDS = 3.0
+TIMEOUT_SECONDS = 3.0
 router = APIRouter(tags=["health"])
 
 
 @router.get("/livez", operation_id="health.getLivez")
 async def get_livez() -> dict[str, str]:
-    """Does not ask the database: no restart would bring that back."""
+    """Does not query the database: restarting this process would not repair it."""
     return {"status": "alive"}
 
 
 @router.get("/readyz", operation_id="health.getReadyz")
 async def get_readyz(services: Services) -> JSONResponse:
-    """Whether the catalogue answers."""
-    is_ok, detail, hint = await _catalogue(services)
+    """Whether the catalogue can be queried."""
+    is_ok, detail, hint = await _check_catalog(services)
     checks = [{"name": "catalogue", "is_ok": is_ok, "detail": detail, "hint": hint}]
     return JSONResponse({"is_ready": is_ok, "checks": checks}, status_code=200 if is_ok else 503)
 
 
-async def _catalogue(services: MapServices) -> tuple[bool, str, str | None]:
+async def _check_catalog(services: MapServices) -> tuple[bool, str, str | None]:
     try:
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            version = await services.served.catalogue_version()
+        async with asyncio.timeout(TIMEOUT_SECONDS):
+            version = await services.catalog.catalogue_version()
     except TimeoutError:
-        return False, f"no answer within {PATIENCE_SECONDS:g} s", None
+        return False, f"no response within {TIMEOUT_SECONDS:g} s", None
     except DagmasterError as error:
         return False, error.message, error.hint
     return True, f"pgSTAC {version}", None

@@ -1,4 +1,4 @@
-"""Colormaps as pictures, for legends."""
+"""Colour maps as images, for legends."""
 
 from functools import cache
 
@@ -15,15 +15,15 @@ router = APIRouter(tags=["tiles"])
 
 @router.get("/colormaps/{name}.png", operation_id="tiles.getColormap", response_class=Response)
 def get_colormap(name: str) -> Response:
-    """A colormap from its lowest colour to its highest."""
+    """A colour map, from the colour of the lowest value to that of the highest."""
     if name not in cmap.list():
-        raise NotFound("there is no such colormap", code="tiles.no-colormap")
+        raise NotFound("unknown colour map", code="tiles.no-colormap")
     return Response(_ramp(name), media_type="image/png", headers={"Cache-Control": "public, max-age=86400"})
 
 
 @cache
 def _ramp(name: str) -> bytes:
     colors = cmap.get(name)
-    picture = np.array([colors[value] for value in range(256)], np.uint8).T[:, None, :]
-    made: bytes = render(picture, img_format="PNG")
-    return made
+    pixels = np.array([colors[value] for value in range(256)], np.uint8).T[:, None, :]
+    image: bytes = render(pixels, img_format="PNG")
+    return image

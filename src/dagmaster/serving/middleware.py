@@ -1,7 +1,7 @@
-"""The map server's door: it also gives requests our own address, and says how long answers may be kept.
+"""The middleware of the map server: sets the public URL of requests, and the cache headers of responses.
 
-Links are made from the address that was asked for. Where others reach this server by another one, PUBLIC_URL says so, and no
-header of a request does.
+Links begin with the URL of the request. If clients reach this server under another URL, PUBLIC_URL sets it; headers of proxies
+are ignored.
 """
 
 from urllib.parse import SplitResult, urlsplit
@@ -10,11 +10,11 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Scope
 
 from dagmaster import listen
-from dagmaster.serving.caching import headers_of
+from dagmaster.serving.caching import cache_headers
 from dagmaster.serving.problems import PROBLEMS
 from dagmaster.web.middleware import RequestMiddleware
 
-# A search may carry a polygon of many corners.
+# A search may contain a polygon with many vertices.
 MAX_BODY_BYTES = 1_048_576
 _FORWARDED = (b"forwarded", b"x-forwarded-host", b"x-forwarded-proto", b"x-forwarded-port", b"x-forwarded-prefix")
 
@@ -31,17 +31,17 @@ class MapMiddleware(RequestMiddleware):
         super().__init__(app, max_body_bytes=MAX_BODY_BYTES, own_hosts=own_hosts, is_open_to_all=is_open_to_all)
 
     def enter(self, scope: Scope) -> None:
-        _take_address(scope, self._public)
+        _set_public_url(scope, self._public)
 
     def mark(self, scope: Scope, status: int, headers: MutableHeaders) -> None:
-        # What is served was made by others: a browser shall take it for what it is said to be.
+        # Files were uploaded by users: the browser must use the declared content type.
         headers["X-Content-Type-Options"] = "nosniff"
         if status in (200, 304):
-            headers.update(headers_of(scope))
+            headers.update(cache_headers(scope))
 
 
-def _take_address(scope: Scope, public: SplitResult | None) -> None:
-    """Let links begin with our public address, if there is one; what a request says of proxies does not count."""
+def _set_public_url(scope: Scope, public: SplitResult | None) -> None:
+    """Let links begin with the public URL, if there is one, and drop the headers of proxies."""
     headers = [(name, value) for name, value in scope["headers"] if name not in _FORWARDED]
     if public is not None:
         scope["scheme"] = public.scheme

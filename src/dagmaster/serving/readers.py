@@ -1,6 +1,6 @@
-"""Pixels of a source: rio-tiler's reader for a COG, and one for a mosaic of COGs that answers the same questions.
+"""Readers in the sense of rio-tiler: one for a COG, and one for a mosaic of COGs with the same methods.
 
-Only GeoTIFF is opened, whatever a file says that it is: other drivers would follow what it names to other files and hosts.
+Only GeoTIFF is opened, whatever format a file claims to have: other drivers would follow references to other files and hosts.
 """
 
 import math
@@ -26,27 +26,28 @@ from rio_tiler.utils import CRS_to_uri, inherit_rasterio_env
 
 from dagmaster.bbox import BBox
 from dagmaster.errors import InvalidRequest, NotFound
-from dagmaster.serving.handles import Handles
-from dagmaster.serving.mosaics import MOST_ASSETS, Mosaic, Mosaics
-from dagmaster.serving.sources import Kind, Source
+from dagmaster.serving.dataset_pool import DatasetPool
+from dagmaster.serving.mosaics import MAX_ASSETS, Mosaic, MosaicCache
+from dagmaster.serving.sources import SourceKind, TileSource
 from dagmaster.storage.location import Location
 from dagmaster.storage.zones import Storage
 
-# COGs of one mosaic read at once: one request shall not take all cores from the others.
-_AHEAD = 2
-# They last: each new thread would make GDAL and PROJ begin anew.
+# COGs of one mosaic that are read at once: one request must not take all cores from the others.
+_CONCURRENT_READS = 2
+# The threads are kept: GDAL and PROJ initialise their state for each new thread.
 _THREADS = ThreadPoolExecutor(max(2, os.cpu_count() or 2), thread_name_prefix="cogs")
-_DEEPEST_ZOOM = 24
-_LARGEST_PICTURE = 1024
+_MAX_ZOOM = 24
+_DEFAULT_SIZE = 1024
+_MAX_SIZE = 2 * _DEFAULT_SIZE
 
 GDAL_ENVIRONMENT: Mapping[str, Any] = {
-    # No look around in the folder, no side-car files: a COG is whole in itself.
+    # Do not list the folder and do not look for side-car files: a COG is complete in itself.
     "GDAL_DISABLE_READDIR_ON_OPEN": "EMPTY_DIR",
     "GDAL_PAM_ENABLED": "NO",
     "CPL_VSIL_CURL_ALLOWED_EXTENSIONS": ".tif",
-    # Header and first directory in one go.
+    # The header and the first directory in one read.
     "GDAL_INGESTED_BYTES_AT_OPEN": "32768",
-    "GDAL_CACHEMAX": 128 * 2**20,  # bytes: rasterio, unlike GDAL's own variable, knows no megabytes
+    "GDAL_CACHEMAX": 128 * 2**20,  # bytes: rasterio, unlike GDAL's own variable, does not accept megabytes
     "GDAL_NUM_THREADS": "1",
     "GDAL_HTTP_MERGE_CONSECUTIVE_RANGES": "YES",
     "GDAL_HTTP_MULTIPLEX": "YES",
@@ -55,81 +56,99 @@ GDAL_ENVIRONMENT: Mapping[str, Any] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Readable:
-    """A source and where its files are."""
+class ReaderInput:
+    """A source and the services that open its files: what TiTiler's path dependency passes to the reader."""
 
-    source: Source
+    source: TileSource
     storage: Storage
-    mosaics: Mosaics
-    handles: Handles = field(default_factory=Handles)
+    mosaics: MosaicCache
+    datasets: DatasetPool = field(default_factory=DatasetPool)
+
+    def open_cog(self, location: Location, tms: TileMatrixSet, *, is_display: bool) -> "CogReader":
+        return CogReader(self.storage.gdal_path(location), tms=tms, datasets=self.datasets, is_display=is_display)
 
 
-def open_source(readable: Readable, tms: TileMatrixSet = WEB_MERCATOR_TMS) -> "CogReader | MosaicReader":
-    source = readable.source
-    if source.kind is Kind.COG:
-        return CogReader(readable.storage.gdal_path(source.location), tms=tms, handles=readable.handles)
-    return MosaicReader(readable, tms=tms)
+def open_for_display(src_path: ReaderInput, tms: TileMatrixSet = WEB_MERCATOR_TMS) -> "CogReader | MosaicReader":
+    """A reader for images: at most three bands unless the request selects bands, in the proportions on the ground."""
+    return _open(src_path, tms, is_display=True)
+
+
+def open_for_values(src_path: ReaderInput, tms: TileMatrixSet = WEB_MERCATOR_TMS) -> "CogReader | MosaicReader":
+    """A reader for points and statistics: all bands unless the request selects bands, in the proportions of the data."""
+    return _open(src_path, tms, is_display=False)
+
+
+def _open(src_path: ReaderInput, tms: TileMatrixSet, *, is_display: bool) -> "CogReader | MosaicReader":
+    if src_path.source.kind is SourceKind.COG:
+        return src_path.open_cog(src_path.source.location, tms, is_display=is_display)
+    return MosaicReader(src_path, tms, is_display=is_display)
 
 
 @attr.s
 class CogReader(Reader):
-    """Shows the first three bands, or the first, where nobody chooses; an alpha band is a mask."""
+    """rio-tiler's reader on a dataset of the pool. An alpha band is a mask."""
 
-    handles: Handles = attr.ib(kw_only=True)
+    datasets: DatasetPool = attr.ib(kw_only=True)
+    is_display: bool = attr.ib(kw_only=True)
 
     def __attrs_post_init__(self) -> None:
-        self.dataset = self._ctx_stack.enter_context(self.handles.lend(str(self.input)))
+        self.dataset = self._ctx_stack.enter_context(self.datasets.open(str(self.input)))
         super().__attrs_post_init__()  # type: ignore[no-untyped-call]
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._ctx_stack.__exit__(kind, error, trace)  # unlike rio-tiler's, which does not say that something failed
+        self._ctx_stack.__exit__(kind, error, trace)  # rio-tiler's does not pass the error on to the pool
 
     def tile(self, tile_x: int, tile_y: int, tile_z: int, **options: Any) -> ImageData:  # type: ignore[override]
         require_tile(tile_x, tile_y, tile_z)
         return super().tile(tile_x, tile_y, tile_z, **options)
 
-    def part(self, bbox: BBox, indexes: Sequence[int] | None = None, **options: Any) -> ImageData:  # type: ignore[override]
-        return super().part(bbox, indexes=self._shown(indexes), **options)
+    def part(  # type: ignore[override]
+        self, bbox: BBox, indexes: Sequence[int] | None = None, **options: Any
+    ) -> ImageData:
+        return super().part(bbox, indexes=self._indexes(indexes), **options)
 
-    def preview(self, indexes: Sequence[int] | None = None, max_size: int | None = None, width: int | None = None,  # type: ignore[override]
-                height: int | None = None, **options: Any) -> ImageData:  # fmt: skip
-        longest: Any = max_size or _LARGEST_PICTURE
-        if self._dataset.crs and self._dataset.crs.is_geographic:
-            largest = max(self._dataset.width, self._dataset.height)
-            width, height = _size(_shape_on_ground(BBox(*self._dataset.bounds)), min(longest, largest), width, height)
+    def preview(  # type: ignore[override]
+        self,
+        indexes: Sequence[int] | None = None,
+        max_size: int | None = None,
+        width: int | None = None,
+        height: int | None = None,
+        **options: Any,
+    ) -> ImageData:
+        longest: Any = max_size or _DEFAULT_SIZE
+        if self.is_display and self._dataset.crs and self._dataset.crs.is_geographic:
+            longest = min(longest, max(self._dataset.width, self._dataset.height))
+            width, height = _size(_aspect_on_ground(BBox(*self._dataset.bounds)), longest, width, height)
         if width or height:
-            longest = None  # rio-tiler takes one or the other
-        return super().preview(indexes=self._shown(indexes), max_size=longest, width=width, height=height, **options)
+            longest = None  # rio-tiler accepts one or the other
+        return super().preview(indexes=self._indexes(indexes), max_size=longest, width=width, height=height, **options)
 
-    def point(self, lon: float, lat: float, indexes: Sequence[int] | None = None, **options: Any) -> PointData:  # type: ignore[override]
-        self._require(indexes)
+    def point(  # type: ignore[override]
+        self, lon: float, lat: float, indexes: Sequence[int] | None = None, **options: Any
+    ) -> PointData:
+        self._require_bands(indexes)
         return super().point(lon, lat, indexes=indexes, **options)
 
-    def statistics(self, indexes: Sequence[int] | None = None, **options: Any) -> dict[str, BandStatistics]:  # type: ignore[override]
-        self._require(indexes)
-        statistics: dict[str, BandStatistics] = super().statistics(indexes=indexes, **options)
-        return statistics
-
-    def bands(self) -> list[int]:
+    def band_indexes(self) -> list[int]:
         return list(self._dataset.indexes)
 
     def extent(self) -> BBox:
         return BBox(*self.get_geographic_bounds(WGS84_CRS))
 
-    def _shown(self, chosen: Sequence[int] | None) -> Sequence[int]:
-        if chosen:
-            self._require(chosen)
-            return chosen
+    def _indexes(self, indexes: Sequence[int] | None) -> Sequence[int] | None:
+        if indexes or not self.is_display:
+            self._require_bands(indexes)
+            return indexes
         pairs = zip(self._dataset.indexes, self._dataset.colorinterp, strict=True)
         bands = [band for band, color in pairs if color is not ColorInterp.alpha]
         return bands[:3] if len(bands) >= 3 else bands[:1]
 
-    def _require(self, chosen: Sequence[int] | None) -> None:
+    def _require_bands(self, indexes: Sequence[int] | None) -> None:
         count = self._dataset.count
-        if any(not 1 <= band <= count for band in chosen or ()):
-            raise InvalidRequest(f"there is no such band: the dataset has {count}", code="tiles.no-band")
+        if any(not 1 <= band <= count for band in indexes or ()):
+            raise InvalidRequest(f"the band does not exist: the dataset has {count}", code="tiles.no-band")
 
     @property
     def _dataset(self) -> Any:
@@ -137,12 +156,13 @@ class CogReader(Reader):
 
 
 class MosaicReader(BaseReader):
-    """The COGs of a mosaic as one picture: where they overlap, the first that has data is seen."""
+    """The COGs of a mosaic as one image: where they overlap, the first one with data is used."""
 
-    def __init__(self, readable: Readable, tms: TileMatrixSet = WEB_MERCATOR_TMS) -> None:
-        self.input = readable
+    def __init__(self, src_path: ReaderInput, tms: TileMatrixSet = WEB_MERCATOR_TMS, *, is_display: bool) -> None:
+        self.input = src_path
         self.tms = tms
-        self.mosaic: Mosaic = readable.mosaics.load(readable.source.location, readable.source.tag)
+        self.is_display = is_display
+        self.mosaic: Mosaic = src_path.mosaics.load(src_path.source.location, src_path.source.tag)
         self.bounds = self.mosaic.bounds
         self.crs = WGS84_CRS
         self.colormap: dict[int, Any] | None = None  # of the COG that was opened last: all have the same
@@ -159,69 +179,67 @@ class MosaicReader(BaseReader):
         require_tile(tile_x, tile_y, tile_z)
         if not self.minzoom <= tile_z <= self.maxzoom:
             raise NotFound(
-                f"tiles are made from zoom {self.minzoom} to {self.maxzoom}", code="tiles.outside-zooms",
-                hint="bounds and zooms are in the TileJSON",
-            )  # fmt: skip
+                f"the dataset has tiles from zoom {self.minzoom} to {self.maxzoom}",
+                code="tiles.outside-zooms",
+                hint="the TileJSON has the bounds and zooms",
+            )
         area = BBox(*self.tms.bounds(Tile(tile_x, tile_y, tile_z)))
-        found = self._near(self.mosaic.below(tile_x, tile_y, tile_z), area)
-        return self._merged(found, lambda cog: cog.tile(tile_x, tile_y, tile_z, **options))
+        assets = self._near(self.mosaic.assets_for_tile(tile_x, tile_y, tile_z), area)
+        return self._merge(assets, lambda cog: cog.tile(tile_x, tile_y, tile_z, **options))
 
-    def preview(self, max_size: int | None = None, width: int | None = None, height: int | None = None,
-                dst_crs: CRS | None = None, **options: Any) -> ImageData:  # fmt: skip
-        box = self._shown_box()
-        return self._picture(box, *_size(_shape_on_ground(box), max_size, width, height), dst_crs, **options)
+    def preview(
+        self,
+        indexes: Sequence[int] | None = None,
+        max_size: int | None = None,
+        width: int | None = None,
+        height: int | None = None,
+        dst_crs: CRS | None = None,
+        **options: Any,
+    ) -> ImageData:
+        box = self._continuous_bounds()
+        if not self.is_display and not indexes:
+            with self._open(self._first_asset()) as cog:
+                indexes = cog.band_indexes()
+        aspect = _aspect_on_ground(box) if self.is_display else _aspect(box)
+        columns, rows = _size(aspect, max_size, width, height)
 
-    def _picture(self, box: BBox, width: int, height: int, dst_crs: CRS | None = None, **options: Any) -> ImageData:
         def read(cog: CogReader) -> ImageData:
             area = box if cog.extent().east > box.west else box._replace(west=box.west - 360, east=box.east - 360)
-            return cog.part(
-                area, bounds_crs=WGS84_CRS, dst_crs=dst_crs or WGS84_CRS, width=width, height=height, **options
-            )
+            crs = dst_crs or WGS84_CRS
+            return cog.part(area, indexes, bounds_crs=WGS84_CRS, dst_crs=crs, width=columns, height=rows, **options)
 
-        return self._merged(self.mosaic.all(), read)
-
-    def _shown_box(self) -> BBox:
-        """Its bounds; across the antimeridian, where MosaicJSON can't say them, the catalogue's, on beyond 180."""
-        bounds = self.input.source.bounds
-        return bounds.unrolled() if bounds.crosses_antimeridian else self.mosaic.bounds
+        return self._merge(self.mosaic.all_assets(), read)
 
     def point(self, lon: float, lat: float, **options: Any) -> PointData:
-        """Of the first COG that has data there, else of the first."""
+        """From the first COG that has data there, else from the first COG."""
         zoom = self.mosaic.quadkey_zoom
         x, y, _ = self.tms.tile(lon, lat, zoom)
         require_tile(x, y, zoom)
-        seen: PointData | None = None
-        for location in self._near(self.mosaic.below(x, y, zoom), BBox(lon, lat, lon, lat)):
+        masked: PointData | None = None
+        for location in self._near(self.mosaic.assets_for_tile(x, y, zoom), BBox(lon, lat, lon, lat)):
             try:
-                with self._opened(location) as cog:
-                    found: PointData = cog.point(lon, lat, **options)
+                with self._open(location) as cog:
+                    point: PointData = cog.point(lon, lat, **options)
             except PointOutsideBounds:
                 continue
-            if not found.array.mask.all():
-                return found
-            seen = seen or found
-        if seen is None:
-            raise NoAssetFoundError("no asset here")
-        return seen
-
-    def statistics(self, max_size: int = _LARGEST_PICTURE, percentiles: list[int] | None = None,
-                   hist_options: dict[str, Any] | None = None, indexes: Sequence[int] | None = None,
-                   **options: Any) -> dict[str, BandStatistics]:  # fmt: skip
-        with self._opened(self._first()) as cog:
-            bands = indexes or cog.bands()
-        box = self._shown_box()
-        picture = self._picture(box, *_size(_shape(box), max_size, None, None), indexes=bands, **options)
-        statistics: dict[str, BandStatistics] = picture.statistics(percentiles=percentiles, hist_options=hist_options)
-        return statistics
+            if not point.array.mask.all():
+                return point
+            masked = masked or point
+        if masked is None:
+            raise NoAssetFoundError("no asset covers the point")
+        return masked
 
     def info(self) -> Info:
-        """As of its first COG, but for what only the whole has."""
-        with self._opened(self._first()) as cog:
-            told = cog.info().model_dump()
+        """The info of the first COG, with the bounds of the mosaic and without sizes, which differ between COGs."""
+        with self._open(self._first_asset()) as cog:
+            info = cog.info().model_dump()
         for name in ("width", "height", "overviews", "minmax"):
-            told.pop(name, None)
-        told |= {"bounds": self.bounds, "crs": CRS_to_uri(WGS84_CRS), "assets": len(self.mosaic.all())}
-        return Info.model_validate(told)
+            info.pop(name, None)
+        info |= {"bounds": self.bounds, "crs": CRS_to_uri(WGS84_CRS), "assets": len(self.mosaic.all_assets())}
+        return Info.model_validate(info)
+
+    def statistics(self, *_: Any, **__: Any) -> dict[str, BandStatistics]:
+        raise NotImplementedError  # TiTiler takes statistics from a preview
 
     def feature(self, *_: Any, **__: Any) -> ImageData:
         raise NotImplementedError
@@ -229,77 +247,81 @@ class MosaicReader(BaseReader):
     def part(self, *_: Any, **__: Any) -> ImageData:
         raise NotImplementedError
 
-    def _first(self) -> Location:
+    def _continuous_bounds(self) -> BBox:
+        """Across the antimeridian, which MosaicJSON cannot express, the catalogue's bounds with longitudes beyond 180."""
+        bounds = self.input.source.bounds
+        return bounds.unrolled() if bounds.crosses_antimeridian else self.mosaic.bounds
+
+    def _first_asset(self) -> Location:
         if not self.mosaic.quadkeys:
             raise NoAssetFoundError("the mosaic is empty")
         return self.mosaic.assets[self.mosaic.quadkeys[0]][0]
 
     def _near(self, locations: list[Location], area: BBox) -> list[Location]:
-        """Those that are not known to be elsewhere."""
+        """Without those whose extent is known and does not touch the area."""
         extents = self.mosaic.extents
-        return [place for place in locations if place not in extents or extents[place].intersects(area)]
+        return [asset for asset in locations if asset not in extents or extents[asset].intersects(area)]
 
-    def _merged(self, locations: list[Location], read: Callable[[CogReader], ImageData]) -> ImageData:
+    def _merge(self, locations: list[Location], read: Callable[[CogReader], ImageData]) -> ImageData:
         if not locations:
-            raise NoAssetFoundError("no asset here")
-        if len(locations) > MOST_ASSETS:
-            what = f"this would be made of {len(locations)} files, and {MOST_ASSETS} is the most"
-            raise InvalidRequest(what, code="tiles.too-many-assets", hint="zoom in")
+            raise NoAssetFoundError("no asset covers the area")
+        if len(locations) > MAX_ASSETS:
+            message = f"the image would need {len(locations)} files, the limit is {MAX_ASSETS}"
+            raise InvalidRequest(message, code="tiles.too-many-assets", hint="zoom in")
 
         @inherit_rasterio_env
-        def read_one(location: Location) -> ImageData:
-            with self._opened(location) as cog:
+        def read_asset(location: Location) -> ImageData:
+            with self._open(location) as cog:
                 return read(cog)
 
-        if len(locations) == 1:
-            return read_one(locations[0])
-        # In threads only where there are several: most tiles lie in one COG.
-        coming = iter(locations)
-        reads = deque(_THREADS.submit(read_one, location) for location in islice(coming, _AHEAD))
+        if len(locations) == 1:  # most tiles lie in one COG: no thread is needed
+            return read_asset(locations[0])
+        waiting = iter(locations)
+        reads = deque(_THREADS.submit(read_asset, location) for location in islice(waiting, _CONCURRENT_READS))
 
-        def read_next(_: Location) -> ImageData:
-            """Which is the one that is asked for: without threads of its own rio-tiler takes them in their order."""
-            read = reads.popleft()
+        def next_image(_: Location) -> ImageData:
+            """The image of the asset that is asked for: with `threads=0` rio-tiler asks in the order of the list."""
+            pending = reads.popleft()
             try:
-                return read.result()
+                return pending.result()
             finally:
-                reads.extend(_THREADS.submit(read_one, location) for location in islice(coming, 1))
+                reads.extend(_THREADS.submit(read_asset, location) for location in islice(waiting, 1))
 
         try:
-            image, _ = mosaic_reader(locations, read_next, threads=0)
+            image, _ = mosaic_reader(locations, next_image, threads=0)
             return image
         finally:
-            for unwanted in reads:
-                unwanted.cancel()
+            for pending in reads:
+                pending.cancel()
 
-    def _opened(self, location: Location) -> CogReader:
-        cog = CogReader(self.input.storage.gdal_path(location), tms=self.tms, handles=self.input.handles)
+    def _open(self, location: Location) -> CogReader:
+        cog: CogReader = self.input.open_cog(location, self.tms, is_display=self.is_display)
         self.mosaic.extents.setdefault(location, cog.extent())
         self.colormap = cog.colormap
         return cog
 
 
 def require_tile(x: int, y: int, z: int) -> None:
-    if not (0 <= z <= _DEEPEST_ZOOM and 0 <= x < 2**z and 0 <= y < 2**z):
-        raise TileOutsideBounds("there is no such tile")
+    if not (0 <= z <= _MAX_ZOOM and 0 <= x < 2**z and 0 <= y < 2**z):
+        raise TileOutsideBounds("the tile does not exist")
 
 
-def _size(shape: float, longest: int | None, width: int | None, height: int | None) -> tuple[int, int]:
-    """As wide and high as asked for; what is not said follows from the shape, which is width by height."""
+def _size(aspect: float, longest: int | None, width: int | None, height: int | None) -> tuple[int, int]:
+    """Width and height as requested; a missing one follows from the aspect ratio (width by height)."""
     if width is None and height is None:
-        longest = longest or _LARGEST_PICTURE
-        width, height = (longest, None) if shape >= 1 else (None, longest)
+        longest = longest or _DEFAULT_SIZE
+        width, height = (longest, None) if aspect >= 1 else (None, longest)
     if width is None:
-        width = max(1, min(_LARGEST_PICTURE * 2, math.floor((height or 1) * shape + 0.5)))
+        width = max(1, min(_MAX_SIZE, math.floor((height or 1) * aspect + 0.5)))
     if height is None:
-        height = max(1, min(_LARGEST_PICTURE * 2, math.floor(width / max(shape, 1e-9) + 0.5)))
+        height = max(1, min(_MAX_SIZE, math.floor(width / max(aspect, 1e-9) + 0.5)))
     return width, height
 
 
-def _shape(box: BBox) -> float:
-    return (box[2] - box[0]) / max(box[3] - box[1], 1e-9)
+def _aspect(box: BBox) -> float:
+    return (box.east - box.west) / max(box.north - box.south, 1e-9)
 
 
-def _shape_on_ground(box: BBox) -> float:
-    """A degree of longitude is shorter than one of latitude; near a pole not so much that nothing would be seen."""
-    return _shape(box) * max(math.cos(math.radians((box[1] + box[3]) / 2)), 0.05)
+def _aspect_on_ground(box: BBox) -> float:
+    """A degree of longitude is shorter than one of latitude. Limited near the poles, where the image would vanish."""
+    return _aspect(box) * max(math.cos(math.radians((box.south + box.north) / 2)), 0.05)

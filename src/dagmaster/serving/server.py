@@ -12,10 +12,10 @@ _log = log.get("serving")
 
 
 class MapServer(WebServer):
-    """Serves until `stop`; what is under way then is finished first."""
+    """Serves until `stop`, which lets running requests finish."""
 
     async def run(self) -> None:
-        _return_memory()
+        _fix_mmap_threshold()
         _log.info("maps are served", url=self.url)
         await super().run()
 
@@ -23,7 +23,7 @@ class MapServer(WebServer):
         self.finish()
 
 
-def _return_memory() -> None:
-    """Give blocks of pixels back when they are freed: glibc would learn to keep them, and hold more and more in pieces."""
-    with suppress(OSError, AttributeError):  # where the C library is another one
+def _fix_mmap_threshold() -> None:
+    """Return the memory of pixel blocks when it is freed: with its dynamic threshold glibc keeps more and more of it."""
+    with suppress(OSError, AttributeError):  # another C library
         ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _BLOCK_BYTES)

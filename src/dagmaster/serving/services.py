@@ -1,24 +1,24 @@
-"""What the routes of the map server need."""
+"""The services that the routes of the map server use."""
 
 from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import Depends, Request
 
-from dagmaster.database.catalog.datasets import Served
-from dagmaster.serving.handles import Handles
-from dagmaster.serving.mosaics import Mosaics
-from dagmaster.serving.sources import Remembered
+from dagmaster.database.catalog.datasets import CatalogReader
+from dagmaster.serving.dataset_pool import DatasetPool
+from dagmaster.serving.mosaics import MosaicCache
+from dagmaster.serving.sources import CachedResolver
 from dagmaster.storage.zones import Storage
 
 
 @dataclass(frozen=True, slots=True)
 class MapServices:
-    served: Served
-    sources: Remembered
+    catalog: CatalogReader
+    resolver: CachedResolver
     storage: Storage
-    mosaics: Mosaics
-    handles: Handles
+    mosaics: MosaicCache
+    datasets: DatasetPool
 
 
 async def _services(request: Request) -> MapServices:

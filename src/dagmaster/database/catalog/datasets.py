@@ -25,13 +25,13 @@ class ServedDataset:
     item_ids: tuple[str, ...]
 
 
-class Served:
-    """Use as a context: `async with Served(dsn) as served`. A database that is away is told when something is asked."""
+class CatalogReader:
+    """Use as a context: `async with CatalogReader(dsn) as catalog`. Queries fail while the database is unavailable."""
 
     def __init__(self, dsn: str) -> None:
         self._pool = pool(dsn, "serving", 0, _POOL_SIZE, statement_timeout_seconds=5)
 
-    async def __aenter__(self) -> "Served":
+    async def __aenter__(self) -> "CatalogReader":
         await self._pool.open()
         return self
 
