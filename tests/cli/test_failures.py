@@ -122,7 +122,7 @@ def test_a_part_of_a_job_runs_once_more(on_platform, failing):
     assert f"dagmaster jobs retry {job_id} --failed-children spread" in would.err
     assert (retried.code, retried.json["status"]) == (1, "failed"), retried.err
     assert "resumed    1 time" in shown.out
-    assert "s since its submission, with the time until it was resumed" in shown.out
+    assert "s since its submission, including the time before it was resumed" in shown.out
     assert (unknown.code, both.code, senseless.code) == (4, 2, 2)
 
 
@@ -166,7 +166,7 @@ def test_a_client_that_detaches_reports_no_outcome(on_platform, failing, monkeyp
     as_json = on_platform(*arguments, "--json") if command[1] not in {"resume", "retry"} else None
 
     assert told.code == 130
-    assert "detached: the job goes on; watch it with:\n  dagmaster jobs watch " in told.err
+    assert "detached: the job continues; watch it with:\n  dagmaster jobs watch " in told.err
     assert as_json is None or (as_json.code, as_json.json["status"]) == (130, "detached")
 
 

@@ -71,7 +71,7 @@ def test_a_cancel_names_the_worker_that_stopped_the_handler_and_a_resume_continu
     assert early.code == 4
     assert cancelled.code == 0, cancelled.err
     assert "nap, attempt 1: worker " in cancelled.out
-    assert "told its handler to stop after " in cancelled.out
+    assert "asked its handler to stop after " in cancelled.out
     assert f"job {job_id} is cancelled\n" in cancelled.out
     assert again.code == 0
     assert again.out.endswith(f"job {job_id} is cancelled\n")
@@ -80,7 +80,7 @@ def test_a_cancel_names_the_worker_that_stopped_the_handler_and_a_resume_continu
     assert would.out == f"job {job_id} would run again:\n  nap\n  end\n"
     assert (as_json["status"], as_json["nodes"]) == ("dry_run", ["nap", "end"])
     assert resumed.code == 0, resumed.err
-    assert "goes on with:" in resumed.err
+    assert "runs again:" in resumed.err
     assert '"slept_seconds": 6' in resumed.out
     assert over.code == 4
 
@@ -107,14 +107,14 @@ def test_ctrl_c_ends_the_waiting_and_not_the_cancel(on_platform, platform, deaf)
     """A handler that hears nothing is ended after its grace; the waiting is over sooner."""
     job_id = submitted(on_platform, str(deaf), "-p", "seconds=60")
     waiting = start("jobs", "cancel", job_id, "--wait", "60", DAGMASTER_URL=platform.facts["api_url"])
-    told = next(line for line in waiting.stdout if "told its handler" in line)
+    told = next(line for line in waiting.stdout if "asked its handler" in line)
     waiting.send_signal(signal.SIGINT)
     _, err = waiting.communicate(timeout=20)
     without_waiting = on_platform("jobs", "cancel", job_id, "--wait", "0", "--json")
 
     assert "nap, attempt 1" in told
     assert waiting.returncode == 130
-    assert f"detached: the job is cancelled all the same; watch it with:\n  dagmaster jobs watch {job_id}\n" in err
+    assert f"detached: the job is still cancelled; watch it with:\n  dagmaster jobs watch {job_id}\n" in err
     assert (without_waiting.code, without_waiting.json["is_over"]) == (0, False)
     assert on_platform("jobs", "watch", job_id).code == 1
     assert on_platform("jobs", "show", job_id, "--json").json["job"]["status"] == "cancelled"

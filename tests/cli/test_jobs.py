@@ -195,7 +195,7 @@ def test_ctrl_c_detaches_and_the_job_continues(platform, on_platform, sleepy, ho
     job = on_platform("jobs", "show", "last", "--json").json["job"]
 
     assert process.returncode == 130
-    assert f"the job goes on; watch it with:\n  dagmaster jobs watch {job['job_id']}\n" in err
+    assert f"the job continues; watch it with:\n  dagmaster jobs watch {job['job_id']}\n" in err
     assert "Traceback" not in err
     assert job["status"] == "running"
 

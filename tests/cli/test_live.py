@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 
 from dagmaster.cli.command import State
-from dagmaster.cli.follow import failure_lines, hold_ups, watch
-from dagmaster.cli.live import Lines, Picture, counts_of
+from dagmaster.cli.follow import blockers_of, failure_lines, watch
+from dagmaster.cli.live import Lines, LiveTable, counts_of
 from dagmaster.cli.show import Page, print_jobs, print_page
 from dagmaster.client.answers import Children, Job, JobDetail, JobLine, Node, Waiting
 from dagmaster.client.feed import Reconnection
@@ -38,13 +38,13 @@ def a_fan_out(state: str = "running", **counts: int) -> Node:
     return a_node("spread", state, children=Children(**{**COUNTS, **counts}))
 
 
-def drawn(detail: JobDetail, height: int = 40, held_up: tuple[str, ...] = ()) -> str:
+def drawn(detail: JobDetail, height: int = 40, blockers: tuple[str, ...] = ()) -> str:
     console = Console(
         file=io.StringIO(), width=140, height=height, force_terminal=True, color_system=None, markup=False
     )
-    picture = Picture(console)
-    picture.show(detail, held_up)
-    picture.close()
+    table = LiveTable(console)
+    table.show(detail, blockers)
+    table.close()
     return console.file.getvalue()
 
 
@@ -113,9 +113,9 @@ def test_reasons_outside_the_job_are_shown_with_a_remedy():
     ]
     waiting = Waiting.model_validate({"nodes": [{"node_id": "n0", "reasons": reasons}]})
 
-    assert hold_ups(waiting) == [
-        "n0: queue q runs 2 tasks, its limit is 2; raise it with `dagmaster queues limit q N`",
-        "n0: 7 tasks in front of it in queue q",
+    assert blockers_of(waiting) == [
+        "n0: queue q runs 2 tasks, its limit is 2; raise the limit with `dagmaster queues limit q N`",
+        "n0: 7 tasks ahead of it in queue q",
     ]
 
 
@@ -132,7 +132,7 @@ def test_on_a_small_screen_what_fails_and_runs_is_shown_and_the_rest_counted():
 
 
 def test_what_holds_a_job_up_is_drawn_below_it():
-    assert "n0: no live worker" in drawn(a_job(a_node("n0", "dispatched")), held_up=("n0: no live worker",))
+    assert "n0: no live worker" in drawn(a_job(a_node("n0", "dispatched")), blockers=("n0: no live worker",))
 
 
 def test_what_handlers_say_is_never_markup():
@@ -185,7 +185,7 @@ def test_a_watcher_sees_why_a_job_makes_no_progress(monkeypatch, capsys):
 
     watch(state, JOB_ID, Reconnection(state.note, JOB_ID))
 
-    assert "n0: q is paused; open it with `dagmaster queues resume q`" in capsys.readouterr().out
+    assert "n0: q is paused; resume it with `dagmaster queues resume q`" in capsys.readouterr().out
 
 
 def test_lines_show_each_change_once_and_counts_once_a_second():

@@ -129,7 +129,7 @@ def test_a_paused_queue_is_shown_to_a_waiting_client_and_keeps_its_limit(from_af
     rest, err = waiting.communicate(timeout=20)
     lifted = from_afar("queues", "limit", "container-tasks", "none", "--json").json
 
-    remedy = "nap: queue container-tasks is paused; open it with `dagmaster queues resume container-tasks`"
+    remedy = "nap: queue container-tasks is paused; resume it with `dagmaster queues resume container-tasks`"
     assert (limited["max_running"], paused["max_running"], paused["is_paused"]) == (2, 2, True)
     assert remedy in told
     assert f"hint: {remedy}" in shown.out

@@ -239,7 +239,7 @@ def test_ctrl_c_leaves_the_job_to_the_platform(maps, scene):
     _, err = process.communicate(timeout=30)
 
     assert process.returncode == 130
-    assert "detached: the job goes on; watch it with:\n  dagmaster jobs watch " in err
+    assert "detached: the job continues; watch it with:\n  dagmaster jobs watch " in err
     assert alive({maps.pid})
 
 

@@ -19,7 +19,7 @@ import pytest
 from dagmaster.cli.main import described
 from dagmaster.errors import Conflict, DagmasterError, Unavailable
 from dagmaster.listen import bind
-from dagmaster.local.children import Child
+from dagmaster.local.children import ChildProcess
 from dagmaster.local.discovery import hold
 from dagmaster.local.embedded import Cluster
 from dagmaster.local.platform import LocalPlatform
@@ -211,7 +211,7 @@ def test_a_held_role_ends_with_the_process_that_holds_it(role):
 @pytest.mark.parametrize("code", [2, 3])
 def test_a_child_that_refuses_to_run_is_not_started_again(code):
     said: list[str] = []
-    child = Child("worker", 1, {})
+    child = ChildProcess("worker", 1, {})
     child._process = subprocess.Popen([sys.executable, "-c", f"raise SystemExit({code})"])
     child._process.wait()
 

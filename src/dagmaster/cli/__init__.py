@@ -1,4 +1,4 @@
-"""The command line: where settings enter, parts are wired together, and people type.
+"""The command line: thin commands that call the client, the local platform or a role, and print the answer.
 
-Modules import little at their top, because every command pays for it: what is heavy is imported where it is used.
+Modules import little at the top, because every command pays for it: heavy modules are imported where they are used.
 """

@@ -1,7 +1,7 @@
-"""What every command shares: `--json`, `-v`, `--data`, `--server`, and how its answer reaches people and programs.
+"""What all commands share: `--json`, `-v`, `--data`, `--server`, and how they print.
 
-Answers go to standard output, as JSON where asked; everything else (logs, notes, errors) goes to standard error. Whatever is
-told to people is made neutral first: most of it was written by others.
+Answers go to standard output, with --json as JSON; logs, notes and errors go to standard error. Text for people is
+escaped first, because most of it was written by others and could contain control characters.
 """
 
 import sys
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from dagmaster.client.client import Client
     from dagmaster.settings import Settings
 
-# Without a terminal there is no width to fit into: ids, paths and messages shall stay in one piece.
+# Without a terminal there is no width limit: ids, paths and messages are not wrapped.
 UNBOUNDED_WIDTH = 4000
-# The exit code of whoever leaves before the end: nothing is known of the outcome.
+# The exit code after Ctrl-C: the outcome is unknown.
 INTERRUPTED = 130
 
 
 @dataclass
 class State:
-    """What was asked for beside the command itself."""
+    """The shared options, and what they lead to."""
 
     json: bool = False
     verbose: bool = False
@@ -39,7 +39,7 @@ class State:
 
     @cached_property
     def settings(self) -> "Settings":
-        """The environment's settings."""
+        """The settings of the environment."""
         from dagmaster import settings
         from dagmaster.observe import log
 
@@ -52,7 +52,7 @@ class State:
 
     @cached_property
     def dsn(self) -> str:
-        """The database of the platform that is meant."""
+        """The URL of the configured or running database."""
         from dagmaster.local.discovery import find_database
 
         self.log()
@@ -60,14 +60,14 @@ class State:
 
     @cached_property
     def client(self) -> "Client":
-        """A client of the platform that is meant."""
+        """A client of the chosen or running platform."""
         from dagmaster.client.client import Client
         from dagmaster.local.discovery import find_api
 
         return Client(lambda: find_api(self.settings, self.server))
 
     def log(self) -> None:
-        """Set up logging, for commands that do more than ask: its default would write to standard output."""
+        """Configure logging, for commands that run parts of the engine: the default writes to standard output."""
         from dagmaster.observe import log
 
         log.configure("debug" if self.verbose else "warning", self.settings.log_format)
@@ -80,15 +80,15 @@ class State:
         return Console(width=width, highlight=False, markup=False, emoji=False)
 
     def say(self, text: str) -> None:
-        """A line of an answer for people."""
+        """Print a line of an answer for people."""
         write(sys.stdout, neutral(text))
 
     def note(self, text: str) -> None:
-        """A remark beside the answer."""
+        """Print a remark to standard error."""
         write(sys.stderr, neutral(text))
 
     def emit(self, value: Any, *, line: bool = False) -> None:
-        """An answer for programs; as a line where more may follow."""
+        """Print an answer for programs; on one line if more may follow."""
         text = as_json(value, indent=not line)
         write(sys.stdout, text if is_unicode(sys.stdout.encoding) else ascii_json(text))
 
@@ -107,7 +107,7 @@ def as_json(value: Any, *, indent: bool = True) -> str:
 
 
 def end_the_line() -> None:
-    """After Ctrl-C a terminal shows ^C, and what comes next would stand behind it."""
+    """After Ctrl-C a terminal shows ^C; begin a new line."""
     if sys.stderr.isatty():
         write(sys.stderr, "")
 
@@ -127,20 +127,27 @@ def _shared_options() -> list[click.Parameter]:
     folder = click.Path(file_okay=False, path_type=Path)
     return [
         click.Option(
-            ["--data"], type=folder, expose_value=False, callback=_setter("data"), metavar="DIR",
+            ["--data"],
+            type=folder,
+            expose_value=False,
+            callback=_setter("data"),
+            metavar="DIR",
             help="Data folder of the local platform (or DAGMASTER_DATA)",
         ),
         click.Option(
-            ["--server"], expose_value=False, callback=_setter("server"), metavar="URL",
-            help="API of the platform that is meant (or DAGMASTER_URL); else the one running here",
+            ["--server"],
+            expose_value=False,
+            callback=_setter("server"),
+            metavar="URL",
+            help="API of the platform (or DAGMASTER_URL); by default the one running on this machine",
         ),
-        flag("--json", target="json", help="Answer in JSON"),
-        flag("-v", "--verbose", target="verbose", help="Say more, and show tracebacks"),
-    ]  # fmt: skip
+        flag("--json", target="json", help="Print JSON"),
+        flag("-v", "--verbose", target="verbose", help="Print more, including tracebacks"),
+    ]
 
 
 class Command(click.Command):
-    """A command with the options that all have."""
+    """A command with the shared options."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)

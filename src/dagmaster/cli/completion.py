@@ -1,6 +1,6 @@
-"""`dagmaster completion`: scripts for shells, and what they ask for: names and ids that only the platform knows.
+"""`dagmaster completion`: scripts for shells, and the names and ids that they ask for.
 
-Whoever presses Tab waits for the answer: a platform that is away or slow is passed over in silence.
+Completion must be fast: errors and timeouts of the platform are ignored.
 """
 
 import re
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _TIMEOUT_SECONDS = 0.4
 _MOST = 50
 _VARIABLE = "_DAGMASTER_COMPLETE"
-# Anything else would mean something to a shell.
+# Other characters are special in a shell.
 _PLAIN = re.compile(r"[\w.:-]+")
 _SETUP = {
     "bash": 'eval "$(dagmaster completion bash)"  # in ~/.bashrc',
@@ -35,7 +35,7 @@ Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 @click.argument("shell", type=click.Choice(list(_SETUP)))
 @pass_state
 def completion(state: State, shell: str) -> None:
-    """Print the script that lets a shell complete commands, workflows and jobs.
+    """Print the script for shell completion of commands, workflows and jobs.
 
     \b
     bash:  eval "$(dagmaster completion bash)"
@@ -44,7 +44,7 @@ def completion(state: State, shell: str) -> None:
     """
     kind = get_completion_class(shell)
     assert kind is not None
-    # The template only: click would also look for the shell, which need not be on the machine that makes the script.
+    # The template only: click would also look for the shell, which need not be installed on this machine.
     root = click.get_current_context().find_root().command
     script = kind.source_template % kind(root, {}, "dagmaster", _VARIABLE).source_vars()
     if state.json:
@@ -57,7 +57,7 @@ def _completing(ask: "Callable[[Client], list[CompletionItem]]") -> Complete:
     def complete(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
         try:
             items = ask(_client(context))
-        except Exception:  # whatever it is, it is not worth a word between two keys
+        except Exception:  # completion fails silently
             return []
         return [item for item in items if item.value.startswith(incomplete) and _PLAIN.fullmatch(item.value)]
 
@@ -97,6 +97,6 @@ complete_workflows = _completing(_workflows)
 def complete_workflows_or_files(
     context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Names, unless what is there looks like a file."""
+    """Names, unless the argument looks like a file."""
     names = [] if "/" in incomplete or "." in incomplete else complete_workflows(context, parameter, incomplete)
     return names or [CompletionItem(incomplete, type="file")]

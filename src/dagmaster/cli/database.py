@@ -1,8 +1,7 @@
-"""`dagmaster db`: bring a database to the schema of this software, or look what is missing.
+"""`dagmaster db`: deploy and migrate the schema of a database, or show what is missing.
 
-The database that DATABASE_URL (or POSTGRES_HOST) names is reached directly, so that it can be deployed to before anything
-runs on it. Otherwise, and where a platform is named with --server, the platform is asked, and it is the platform's software
-whose schema counts.
+The database of DATABASE_URL (or POSTGRES_HOST) is used directly, so that the schema can be deployed before the first
+start. Otherwise, and with --server, the command asks the platform, and the schema is that of the platform's software.
 """
 
 from dataclasses import asdict
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Schema(Protocol):
-    """A database's schema, here or on a platform."""
+    """The schema of a database, reached directly or over a platform."""
 
     def schema_status(self) -> "Json": ...
 
@@ -32,7 +31,7 @@ class Schema(Protocol):
 
 
 class _Direct:
-    """As the API does it, on a database that is reached from here."""
+    """What the API does, on a database that is reached directly."""
 
     def __init__(self, state: State) -> None:
         self._dsn = state.dsn
@@ -43,9 +42,9 @@ class _Direct:
         from dagmaster.database.catalog import pgstac
         from dagmaster.database.schema import deploy
 
-        found = deploy.status(self._dsn)
-        facts = {name: value for name, value in asdict(found).items() if name != "tables"}
-        return {**facts, "is_current": found.is_current, "catalog": pgstac.catalog_status(self._dsn).deployed}
+        status = deploy.status(self._dsn)
+        facts = {name: value for name, value in asdict(status).items() if name != "tables"}
+        return {**facts, "is_current": status.is_current, "catalog": pgstac.catalog_status(self._dsn).deployed}
 
     def tables(self) -> "Json":
         from dagmaster.database.schema import deploy
@@ -64,8 +63,8 @@ class _Direct:
         from dagmaster.database.schema import deploy
 
         changes = deploy.migrate(self._dsn)
-        found = deploy.status(self._dsn)
-        return {"changes": changes, "pending": found.pending, "is_current": found.is_current}
+        status = deploy.status(self._dsn)
+        return {"changes": changes, "pending": status.pending, "is_current": status.is_current}
 
     def rebuild(self, confirm: str) -> "Json":
         from psycopg.conninfo import conninfo_to_dict
@@ -74,15 +73,16 @@ class _Direct:
 
         if not self._may_rebuild:
             raise NotAllowed(
-                "rebuilding is off",
+                "rebuilding is disabled",
                 code="bootstrap.rebuild-off",
                 hint="set ALLOW_REBUILD=true on a development machine",
             )
         if confirm != conninfo_to_dict(self._dsn).get("dbname"):
             raise NotAllowed(
-                "--confirm is not the name of this database", code="bootstrap.not-confirmed",
-                hint="its name is in the connection's address",
-            )  # fmt: skip
+                "--confirm is not the name of this database",
+                code="bootstrap.not-confirmed",
+                hint="the name is the last part of DATABASE_URL",
+            )
         deploy.rebuild(self._dsn)
         return self.schema_status()
 
@@ -93,9 +93,9 @@ def _schema(state: State) -> Schema:
 
 @click.group(cls=Group)
 def db() -> None:
-    """Look at the database's schema, create and migrate it.
+    """Show, deploy and migrate the schema of the database.
 
-    With DATABASE_URL or POSTGRES_HOST set, that database is meant; otherwise, or with --server, that of the platform.
+    With DATABASE_URL or POSTGRES_HOST set, that database is used; otherwise, or with --server, that of the platform.
     """
 
 
@@ -103,22 +103,22 @@ def db() -> None:
 @pass_state
 def status(state: State) -> None:
     """Show what is deployed and what is missing."""
-    found = _schema(state).schema_status()
+    answer = _schema(state).schema_status()
     if state.json:
-        state.emit(found)
+        state.emit(answer)
         return
     from dagmaster.client.answers import SchemaStatus, read
 
-    told = read(SchemaStatus, found)
-    state.say(f"PostgreSQL {told.server_version}; schema {_in_words(told.deployed, told.is_current)}")
-    state.say(f"software {told.software}, deployed {told.stored or 'never'}")
-    state.say(f"catalogue pgSTAC {told.catalog}" if told.catalog else "no catalogue")
-    for name, version in told.extensions.items():
+    schema = read(SchemaStatus, answer)
+    state.say(f"PostgreSQL {schema.server_version}; schema {_in_words(schema.deployed, schema.is_current)}")
+    state.say(f"software {schema.software}, deployed {schema.stored or 'never'}")
+    state.say(f"catalogue pgSTAC {schema.catalog}" if schema.catalog else "no catalogue")
+    for name, version in schema.extensions.items():
         state.say(f"extension {name} {version}")
-    for change in told.pending:
+    for change in schema.pending:
         state.say(f"pending: {change}")
-    if told.pending:
-        state.note(f"hint: run `dagmaster db {'migrate' if told.deployed else 'deploy'}`")
+    if schema.pending:
+        state.note(f"hint: run `dagmaster db {'migrate' if schema.deployed else 'deploy'}`")
 
 
 def _in_words(deployed: bool, is_current: bool) -> str:
@@ -130,14 +130,14 @@ def _in_words(deployed: bool, is_current: bool) -> str:
 @db.command("tables")
 @pass_state
 def tables(state: State) -> None:
-    """Show how many rows each table has: counted where that is quick, else estimated."""
-    found = _schema(state).tables()
+    """Show how many rows each table has: counted if that is quick, else estimated."""
+    answer = _schema(state).tables()
     if state.json:
-        state.emit(found)
+        state.emit(answer)
         return
-    for table, rows in found["tables"].items():
+    for table, rows in answer["tables"].items():
         state.say(f"{rows:>12,} {table}")
-    if not found["tables"]:
+    if not answer["tables"]:
         state.note("no tables; hint: run `dagmaster db deploy`")
 
 
@@ -157,44 +157,44 @@ def ddl(state: State) -> None:
 @db.command("deploy")
 @pass_state
 def deploy_schema(state: State) -> None:
-    """Create what is missing; what exists is left as it is."""
-    _tell_deployed(state, _schema(state).deploy())
+    """Create what is missing; existing tables stay as they are."""
+    _print_deployed(state, _schema(state).deploy())
 
 
-def _tell_deployed(state: State, found: "Json") -> None:
+def _print_deployed(state: State, answer: "Json") -> None:
     if state.json:
-        state.emit(found)
+        state.emit(answer)
         return
     from dagmaster.client.answers import SchemaStatus, read
 
-    told = read(SchemaStatus, found)
-    state.say(f"deployed {told.stored}" if told.is_current else "deployed, but tables of another version remain")
-    for change in told.pending:
+    schema = read(SchemaStatus, answer)
+    state.say(f"deployed {schema.stored}" if schema.is_current else "deployed, but some tables have another version")
+    for change in schema.pending:
         state.say(f"pending: {change}")
-    if told.pending:
+    if schema.pending:
         state.note("hint: run `dagmaster db migrate`")
 
 
 @db.command("migrate")
 @pass_state
 def migrate(state: State) -> None:
-    """Add what the software has and the database lacks, beside a running platform."""
-    found = _schema(state).migrate()
+    """Add what the database lacks; the platform may keep running."""
+    answer = _schema(state).migrate()
     if state.json:
-        state.emit(found)
+        state.emit(answer)
         return
     from dagmaster.client.answers import Migrated, read
 
-    told = read(Migrated, found)
-    for change in told.changes or ["nothing to change"]:
+    migration = read(Migrated, answer)
+    for change in migration.changes or ["nothing to change"]:
         state.say(change)
-    for change in told.pending:
-        state.say(f"left for you: {change}")
+    for change in migration.pending:
+        state.say(f"to be done by hand: {change}")
 
 
 @db.command("rebuild")
-@click.option("--confirm", required=True, metavar="NAME", help="The name of the database, to be sure that it is meant")
+@click.option("--confirm", required=True, metavar="NAME", help="The name of the database, as a confirmation")
 @pass_state
 def rebuild(state: State, confirm: str) -> None:
-    """Drop everything and deploy anew: for development, off unless ALLOW_REBUILD is set where the database is used."""
-    _tell_deployed(state, _schema(state).rebuild(confirm))
+    """Drop everything and deploy again. For development; disabled unless ALLOW_REBUILD is set."""
+    _print_deployed(state, _schema(state).rebuild(confirm))

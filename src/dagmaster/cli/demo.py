@@ -1,9 +1,9 @@
-"""`dagmaster demo`: a scene of a hundred megapixels becomes a map, on a platform of its own; what it made stays to be looked at.
+"""`dagmaster demo`: a scene of a hundred megapixels becomes a map, on a platform of its own. The results stay.
 
 demo-output/
-    .dagmaster-demo    says whose folder this is: the next demonstration clears no other
-    preview.png        what the map server shows
-    storage/, …        the platform's data folder: `dagmaster up --data demo-output` serves it
+    .dagmaster-demo    marks the folder: the next demo deletes only folders with this mark
+    preview.png        a picture of the map
+    storage/, …        the data folder of the platform: `dagmaster up --data demo-output` serves it
 """
 
 import shutil
@@ -22,7 +22,7 @@ from dagmaster.cli.printable import counted, size_text
 from dagmaster.errors import Conflict
 
 if TYPE_CHECKING:
-    from dagmaster.cli.result_summary import Made
+    from dagmaster.cli.result_summary import ResultSummary
     from dagmaster.cli.show import Page
     from dagmaster.database.reads.jobs import TaskTotals
     from dagmaster.local.embedded import Cluster
@@ -35,26 +35,33 @@ _WORKFLOW = "process_large_raster"
 _SCENE = "landscape.tif"
 _DATASET = "landscape"
 _MARK = ".dagmaster-demo"
-_OVERLAP = 0  # all tiles lie on one grid: neighbours fit without it
-# Whatever else is configured is none of the demonstration's business.
+_OVERLAP = 0  # all tiles lie on one grid, so neighbours fit without an overlap
+# The demo ignores these settings.
 _UNSET = ("POSTGRES_HOST", "PUBLIC_URL", "STORAGE_FOLDER", "BRONZE_FOLDER", "SILVER_FOLDER", "EXTERNAL_FOLDER")
 _CONTAINERS = {"bronze_container": "bronze", "silver_container": "silver", "external_container": "external"}
 
 
 @click.command(cls=Command)
 @click.option(
-    "--size", type=click.IntRange(1024, 40_960), default=10_240, show_default=True, metavar="N",
-    help="Pixels the scene is wide and high, a multiple of 512",
-)  # fmt: skip
+    "--size",
+    type=click.IntRange(1024, 40_960),
+    default=10_240,
+    show_default=True,
+    metavar="N",
+    help="Width and height of the scene in pixels, a multiple of 512",
+)
 @click.option("--tile-size", type=click.IntRange(min=512), default=1536, show_default=True, metavar="N")
 @click.option(
-    "--output", type=click.Path(file_okay=False, path_type=Path), default=Path("demo-output"), show_default=True,
-    help="Where everything goes; what an earlier demonstration left there is removed",
-)  # fmt: skip
-@click.option("--remove", "is_removal", is_flag=True, help="Only remove what an earlier demonstration left")
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("demo-output"),
+    show_default=True,
+    help="Folder for everything; the output of an earlier demo there is deleted",
+)
+@click.option("--remove", "is_removal", is_flag=True, help="Only delete the output of an earlier demo")
 @pass_state
 def demo(state: State, size: int, tile_size: int, output: Path, is_removal: bool) -> int:
-    """See it work: a made-up satellite scene becomes COGs, a mosaic, a STAC catalogue and map tiles, live."""
+    """Run a demo: a synthetic satellite scene becomes COGs, a mosaic, a STAC catalogue and map tiles, live."""
     from dagmaster.local.embedded import Cluster
     from dagmaster.local.platform import stopping_on_signals
     from dagmaster.roles.serving import require_software
@@ -74,7 +81,7 @@ def demo(state: State, size: int, tile_size: int, output: Path, is_removal: bool
         with local.running():
             _say(state, f"   ready in {local.ready_seconds:.1f} s\n3  job: {_WORKFLOW}\n")
             code = _run(state, local, storage, scene, tile_size)
-    _say(state, _farewell(output, code))
+    _say(state, _end(output, code))
     return code
 
 
@@ -83,14 +90,14 @@ def _say(state: State, text: str) -> None:
         state.say(text)
 
 
-def _farewell(output: Path, code: int) -> str:
+def _end(output: Path, code: int) -> str:
     if code == INTERRUPTED:
-        return "stopped, its data removed"
-    see = f"\n  dagmaster up --data {output}\n"
-    gone = f"and remove everything with:\n  dagmaster demo --output {output} --remove"
+        return "stopped; its data was deleted"
+    serve = f"\n  dagmaster up --data {output}\n"
+    delete = f"and delete everything with:\n  dagmaster demo --output {output} --remove"
     if code:
-        return f"\neverything stopped; look closer with:{see}and `dagmaster jobs show --data {output} last`; {gone}"
-    return f"\neverything stopped; what was made stays. Serve it again with:{see}{gone}"
+        return f"\neverything stopped; see details with:{serve}and `dagmaster jobs show --data {output} last`; {delete}"
+    return f"\neverything stopped; the results stay. Serve them again with:{serve}{delete}"
 
 
 def _clear(folder: Path, cluster: "Cluster") -> None:
@@ -98,15 +105,17 @@ def _clear(folder: Path, cluster: "Cluster") -> None:
 
     if not folder.exists():
         if not cluster.is_running():
-            cluster.remove()  # root's lies elsewhere, and outlives a folder that someone deleted
+            cluster.remove()  # root's cluster is elsewhere, and stays if the folder is deleted by hand
         return
     if not (folder / _MARK).exists() and any(folder.iterdir()):
         raise Conflict(
-            f"{folder} is not a demonstration's, and is left alone", code="demo.folder", hint="choose another --output"
+            f"{folder} was not created by a demo; it is not deleted", code="demo.folder", hint="choose another --output"
         )
     if running := running_platform(folder):
         raise Conflict(
-            f"a platform runs on {folder} (process {running.pid})", code="platform.running", hint="stop it with Ctrl-C"
+            f"a platform is running on {folder} (process {running.pid})",
+            code="platform.running",
+            hint="stop it with Ctrl-C",
         )
     _remove(folder, cluster)
 
@@ -117,14 +126,14 @@ def _remove(folder: Path, cluster: "Cluster") -> None:
 
 
 @contextmanager
-def _kept_if(folder: Path, cluster: "Cluster", is_worth_it: Callable[[], bool]) -> Iterator[None]:
-    """A folder that stays if something came of it."""
+def _kept_if(folder: Path, cluster: "Cluster", has_results: Callable[[], bool]) -> Iterator[None]:
+    """Create the folder; delete it after the block if there are no results."""
     folder.mkdir(parents=True)
     (folder / _MARK).touch()
     try:
         yield
     finally:
-        if not is_worth_it():
+        if not has_results():
             _remove(folder, cluster)
 
 
@@ -135,16 +144,21 @@ def _platform(state: State, folder: Path, cluster: "Cluster") -> "tuple[LocalPla
     from dagmaster.storage.zones import open_storage
 
     settings = _own_settings(state, folder)
-    overrides = {**dict.fromkeys(_UNSET, ""), **{name.upper(): told for name, told in _CONTAINERS.items()}}
+    overrides = {**dict.fromkeys(_UNSET, ""), **{name.upper(): value for name, value in _CONTAINERS.items()}}
     local = LocalPlatform(
-        settings, folder, cluster.dsn, state.note, cluster, on_stopping=lambda: say_stopping(state),
+        settings,
+        folder,
+        cluster.dsn,
+        state.note,
+        cluster,
+        on_stopping=lambda: say_stopping(state),
         overrides={**overrides, **processes_for(settings)},
-    )  # fmt: skip
+    )
     return local, open_storage(settings)
 
 
 def _own_settings(state: State, folder: Path) -> "Settings":
-    """The API takes any port: others shall find what they expect at the usual one."""
+    """The API takes a free port: the default one is for other platforms."""
     own: dict[str, Any] = {name.lower(): None for name in ("DATABASE_URL", *_UNSET)}
     own |= {**_CONTAINERS, "data_folder": folder, "api_enabled": True, "api_host": "127.0.0.1", "api_port": 0}
     return state.settings.model_copy(update={**own, "serving_enabled": True, "catalog_enabled": True})
@@ -155,19 +169,19 @@ def _make_scene(state: State, storage: "Storage", folder: Path, size: int) -> "L
     from dagmaster.storage.location import Zone
 
     about = f"{size:,} × {size:,} pixels of {PIXEL_METRES:.0f} m in {CRS}"
-    _say(state, f"1  scene: a made-up landscape of {about} …")
+    _say(state, f"1  scene: a synthetic landscape of {about} …")
     begun = time.monotonic()
     with _bar(state) as on_progress:
         make_landscape(folder / _SCENE, size, on_progress=on_progress)
     stored = storage.put_file(storage.location(_SCENE, zone=Zone.BRONZE), folder / _SCENE, move=True)
-    taken = time.monotonic() - begun
-    _say(state, f"   {size * size / 1e6:,.0f} megapixels, {size_text(stored.size_bytes)}, made in {taken:.1f} s")
+    seconds = time.monotonic() - begun
+    _say(state, f"   {size * size / 1e6:,.0f} megapixels, {size_text(stored.size_bytes)}, made in {seconds:.1f} s")
     return stored.location
 
 
 @contextmanager
 def _bar(state: State) -> Iterator[Callable[[float], None]]:
-    """On a terminal, how far something is."""
+    """A progress bar on a terminal."""
     from rich.progress import BarColumn, Progress, TextColumn
 
     columns = TextColumn("  "), BarColumn(), TextColumn("{task.percentage:.0f} %")
@@ -181,7 +195,7 @@ def _run(state: State, local: "LocalPlatform", storage: "Storage", scene: "Locat
     import asyncio
 
     from dagmaster.cli.follow import watch
-    from dagmaster.cli.result_summary import preview_of, what_was_made
+    from dagmaster.cli.result_summary import preview_of, summarise
     from dagmaster.cli.show import Page
     from dagmaster.client.feed import Reconnection
     from dagmaster.storage.location import Edition
@@ -189,22 +203,26 @@ def _run(state: State, local: "LocalPlatform", storage: "Storage", scene: "Locat
     state.server = local.api_url
     edition = Edition(_DATASET)
     inputs = {
-        "container_name": scene.container, "blob_name": scene.blob, "dataset_id": edition.dataset,
-        "title": "A made-up landscape", "tile_size": tile_size, "overlap": _OVERLAP,
-    }  # fmt: skip
+        "container_name": scene.container,
+        "blob_name": scene.blob,
+        "dataset_id": edition.dataset,
+        "title": "A synthetic landscape",
+        "tile_size": tile_size,
+        "overlap": _OVERLAP,
+    }
     job_id = state.client.submit({"workflow_id": _WORKFLOW, "input_params": inputs})["job_id"]
     watch(state, job_id, Reconnection(state.note, job_id), on_tick=local.tend, heartbeat_seconds=5.0)
     page = Page.ask(state.client, job_id)
     totals, history = asyncio.run(_measured(local.dsn, UUID(job_id)))
     if page.detail.job.status != "completed":
-        return _tell_failure(state, page)
-    made = what_was_made(storage, edition, page.answer["job"]["result_data"], local.maps_url)
-    made = replace(made, preview=preview_of(state, made, local.folder / "preview.png", local.maps_url))
-    _summarise(state, _facts(page, totals), made, history)
-    return 0 if made.preview and history["is_clean"] else 1
+        return _print_failure(state, page)
+    results = summarise(storage, edition, page.answer["job"]["result_data"], local.maps_url)
+    results = replace(results, preview=preview_of(state, results, local.folder / "preview.png", local.maps_url))
+    _print_results(state, _facts(page, totals), results, history)
+    return 0 if results.preview and history["is_clean"] else 1
 
 
-def _tell_failure(state: State, page: "Page") -> int:
+def _print_failure(state: State, page: "Page") -> int:
     from dagmaster.cli.show import print_page
 
     if state.json:
@@ -215,7 +233,7 @@ def _tell_failure(state: State, page: "Page") -> int:
 
 
 async def _measured(dsn: str, job_id: UUID) -> "tuple[dict[str, TaskTotals], dict[str, Any]]":
-    """What the API does not tell: sums over attempts, and whether the history is clean."""
+    """What the API does not offer: totals over attempts, and whether the history is clean."""
     from dagmaster.cli.history import public, summary
     from dagmaster.database.maintenance.history import verify
     from dagmaster.database.reads.jobs import Reads
@@ -226,14 +244,14 @@ async def _measured(dsn: str, job_id: UUID) -> "tuple[dict[str, TaskTotals], dic
     return totals, public(report) | {"summary": summary(report)}
 
 
-def _summarise(state: State, facts: dict[str, Any], made: "Made", history: dict[str, Any]) -> None:
-    from dagmaster.cli.result_summary import print_made
+def _print_results(state: State, facts: dict[str, Any], results: "ResultSummary", history: dict[str, Any]) -> None:
+    from dagmaster.cli.result_summary import print_summary
 
     if state.json:
-        state.emit({**facts, **made.public(), "history": history}, line=True)
+        state.emit({**facts, **results.public(), "history": history}, line=True)
         return
-    state.say(f"\n4  result: {counted(made.cog_count, 'COG')} and their mosaic in {facts['seconds']:.1f} s\n")
-    print_made(state, made)
+    state.say(f"\n4  result: {counted(results.cog_count, 'COG')} and their mosaic in {facts['seconds']:.1f} s\n")
+    print_summary(state, results)
     state.say("\n  where the time went:")
     for stage in facts["stages"]:
         state.say(
@@ -258,13 +276,13 @@ def _facts(page: "Page", totals: "dict[str, TaskTotals]") -> dict[str, Any]:
 
 def _stage_row(page: "Page", totals: "dict[str, TaskTotals]", name: str) -> dict[str, Any] | None:
     """A stage lasts from its first task's dispatch to its last task's end."""
-    mine = [totals[node.node_id] for node in page.detail.nodes if node.stage == name and node.node_id in totals]
-    begun, ended = [t.first_at for t in mine if t.first_at], [t.last_at for t in mine if t.last_at]
+    own = [totals[node.node_id] for node in page.detail.nodes if node.stage == name and node.node_id in totals]
+    begun, ended = [t.first_at for t in own if t.first_at], [t.last_at for t in own if t.last_at]
     if not begun or not ended:
         return None
     return {
         "name": name,
         "seconds": round((max(ended) - min(begun)).total_seconds(), 3),
-        "tasks": sum(t.tasks for t in mine),
-        "mean_run_ms": round(1000 * sum(t.ran_seconds for t in mine) / sum(t.attempts for t in mine), 2),
+        "tasks": sum(t.tasks for t in own),
+        "mean_run_ms": round(1000 * sum(t.ran_seconds for t in own) / sum(t.attempts for t in own), 2),
     }

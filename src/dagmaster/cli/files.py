@@ -1,4 +1,4 @@
-"""Files that a command is given: read whole, up to a limit, and only if they are files."""
+"""Files given as arguments: read up to a limit, and only if they are regular files."""
 
 import os
 import stat
@@ -6,8 +6,8 @@ from pathlib import Path
 
 
 def bytes_of(path: Path, limit: int) -> bytes:
-    """What is in a file, up to one byte more than the limit. A device or pipe, which may never end, is an OSError."""
-    # Not blocking: the opening of a pipe would wait for someone who writes.
+    """The content of a file, up to one byte more than the limit. A device or pipe, which may not end, is an OSError."""
+    # Non-blocking, because opening a pipe would wait for a writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
         mode = os.fstat(descriptor).st_mode

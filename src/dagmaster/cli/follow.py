@@ -1,7 +1,7 @@
-"""Stay with a job until it is over: silently, with a live picture, or line by line.
+"""Wait for the end of a job: silently, with a live display, or line by line.
 
-Ctrl-C only ends the watching; the exit code then says that nothing is known of the outcome. A platform that goes away for a
-while is waited for: the job outlives it too.
+Ctrl-C only stops watching; the exit code then says that the outcome is unknown. If the platform becomes unavailable,
+the command tries to reconnect, because the job continues when the platform does.
 """
 
 import sys
@@ -20,25 +20,25 @@ T = TypeVar("T")
 MOST_FAILURES_SHOWN = 5
 _MOST_FAULTS_ASKED = 3
 _TICK_SECONDS = 0.25
-_LOOK_ANYWAY_SECONDS = 2.0  # what handlers say of their progress is no event
+_POLL_SECONDS = 2.0  # the progress that handlers report is not an event
 _QUIET_SECONDS = 2.0
-_ASK_WHY_SECONDS = 5.0
+_WAITING_SECONDS = 5.0
 _REMEDIES = {
     "no_orchestrator": "start one with `dagmaster orchestrator`",
     "no_worker": "start one with `dagmaster worker --queues {queue}`",
-    "queue_paused": "open it with `dagmaster queues resume {queue}`",
-    "queue_limited": "raise it with `dagmaster queues limit {queue} N`",
+    "queue_paused": "resume it with `dagmaster queues resume {queue}`",
+    "queue_limited": "raise the limit with `dagmaster queues limit {queue} N`",
 }
 
 
 class Display(Protocol):
-    def show(self, detail: JobDetail, held_up: Sequence[str] = ()) -> None: ...
+    def show(self, detail: JobDetail, blockers: Sequence[str] = ()) -> None: ...
 
     def close(self) -> None: ...
 
 
 def follow(state: State, job_id: str, *, live: bool) -> int:
-    """Wait for the end of a job and tell it; the answer is the exit code."""
+    """Wait for the end of a job and print the outcome; returns the exit code."""
     try:
         reconnection = Reconnection(state.note, job_id)
         if live:
@@ -48,23 +48,24 @@ def follow(state: State, job_id: str, *, live: bool) -> int:
         outcome = patiently(reconnection, lambda: Outcome.ask(state.client, job_id))
     except KeyboardInterrupt:
         return detached(state, job_id)
-    tell(state, outcome)
+    print_outcome(state, outcome)
     return 0 if outcome.status == "completed" else 1
 
 
-def detached(state: State, job_id: str, *, what: str = "the job goes on") -> int:
-    """Say that someone left before the end; the answer is the exit code."""
-    again = f"dagmaster jobs watch {job_id}"
+def detached(state: State, job_id: str, *, what: str = "the job continues") -> int:
+    """Say how to watch the job again; returns the exit code."""
+    command = f"dagmaster jobs watch {job_id}"
     if state.json:
-        state.emit({"job_id": job_id, "status": "detached", "watch": again}, line=True)
+        state.emit({"job_id": job_id, "status": "detached", "watch": command}, line=True)
         return INTERRUPTED
     end_the_line()
-    # On a line of its own: a terminal would break the id.
-    state.note(f"detached: {what}; watch it with:\n  {again}")
+    # On its own line, because a terminal would break the id.
+    state.note(f"detached: {what}; watch it with:\n  {command}")
     return INTERRUPTED
 
 
 def patiently(reconnection: Reconnection, ask: Callable[[], T]) -> T:
+    """The answer, as soon as the platform is available."""
     while True:
         try:
             answer = ask()
@@ -76,15 +77,15 @@ def patiently(reconnection: Reconnection, ask: Callable[[], T]) -> T:
 
 
 def _wait(state: State, job_id: str, reconnection: Reconnection) -> None:
-    """Ask less often the longer it takes: a long job is noticed a twentieth of its time later, at most two seconds."""
+    """Poll less often the longer it takes: the end is noticed after a twentieth of the time, at most two seconds."""
     begun = time.monotonic()
-    told: list[str] = []
-    why = HoldUps(state.client, job_id)
+    printed: list[str] = []
+    blockers = Blockers(state.client, job_id)
     while not patiently(reconnection, lambda: read(JobLine, state.client.job_line(job_id))).is_over:
         waited = time.monotonic() - begun
-        for line in why.look(is_quiet=waited > _QUIET_SECONDS):
-            if line not in told:
-                told.append(line)
+        for line in blockers.read(is_quiet=waited > _QUIET_SECONDS):
+            if line not in printed:
+                printed.append(line)
                 state.note(f"note: {line}")
         time.sleep(min(2.0, max(0.02, waited / 20)))
 
@@ -98,21 +99,21 @@ def watch(
     heartbeat_seconds: float = 30.0,
     display: Display | None = None,
 ) -> JobDetail:
-    """Show a job until it is over; how it was then is the answer."""
+    """Show a job until it has ended; returns its last state."""
     client = state.client
     detail = patiently(reconnection, lambda: read(JobDetail, client.job(job_id)))
     asked_at = changed_at = time.monotonic()
-    display, why = display or _display(state, heartbeat_seconds), HoldUps(client, job_id)
+    display, blockers = display or _display(state, heartbeat_seconds), Blockers(client, job_id)
     feed = Feed(client, job_id, detail.job.last_sequence)
     try:
         while True:
             now = time.monotonic()
-            display.show(detail.later(now - asked_at), why.look(is_quiet=now - changed_at > _QUIET_SECONDS))
+            display.show(detail.later(now - asked_at), blockers.read(is_quiet=now - changed_at > _QUIET_SECONDS))
             if detail.is_over:
                 return detail
             on_tick()
             has_news = _paced(feed, now)
-            if has_news or time.monotonic() - asked_at > _LOOK_ANYWAY_SECONDS:
+            if has_news or time.monotonic() - asked_at > _POLL_SECONDS:
                 before, detail = detail, patiently(reconnection, lambda: read(JobDetail, client.job(job_id)))
                 asked_at = time.monotonic()
                 changed_at = changed_at if (detail.job, detail.nodes) == (before.job, before.nodes) else asked_at
@@ -122,26 +123,24 @@ def watch(
 
 
 def _paced(feed: Feed, drawn_at: float) -> bool:
-    """Whether something happened, a tick after the last drawing at the earliest: of a busy job not every event is drawn."""
+    """Whether there are new events. Returns half a tick after the last drawing at the earliest: a busy job has many."""
     has_news = feed.wait(_TICK_SECONDS)
-    rest = drawn_at + _TICK_SECONDS / 2 - time.monotonic()
-    if rest > 0:
-        time.sleep(rest)
+    time.sleep(max(0.0, drawn_at + _TICK_SECONDS / 2 - time.monotonic()))
     return has_news
 
 
 def _display(state: State, heartbeat_seconds: float) -> Display:
-    from dagmaster.cli.live import JsonLines, Lines, Picture
+    from dagmaster.cli.live import JsonLines, Lines, LiveTable
 
     if state.json:
         return JsonLines(state)
     if sys.stdout.isatty():
-        return Picture(state.console)
+        return LiveTable(state.console)
     return Lines(state.say, heartbeat_seconds)
 
 
-class HoldUps:
-    """What keeps a job from going on until someone does something; asked for now and then while nothing happens."""
+class Blockers:
+    """What blocks a job until a person acts. Asked for from time to time while the job does not change."""
 
     def __init__(self, client: Client, job_id: str) -> None:
         self._client = client
@@ -149,40 +148,40 @@ class HoldUps:
         self._asked_at: float | None = None
         self._lines: list[str] = []
 
-    def look(self, *, is_quiet: bool) -> list[str]:
+    def read(self, *, is_quiet: bool) -> list[str]:
         now = time.monotonic()
         if not is_quiet:
             self._lines = []
-        elif self._asked_at is None or now - self._asked_at > _ASK_WHY_SECONDS:
+        elif self._asked_at is None or now - self._asked_at > _WAITING_SECONDS:
             self._asked_at = now
             try:
-                self._lines = hold_ups(read(Waiting, self._client.waiting(self._job_id)))
+                self._lines = blockers_of(read(Waiting, self._client.waiting(self._job_id)))
             except Unavailable:
-                self._lines = []  # whoever asks for the job itself tells it
+                self._lines = []  # the request for the job itself reports it
         return self._lines
 
 
-def hold_ups(waiting: Waiting) -> list[str]:
-    """Each reason that comes from outside the job, once, with what to do about it."""
-    held: dict[str, list[str]] = {}
+def blockers_of(waiting: Waiting) -> list[str]:
+    """Each reason outside the job, once, with its remedy."""
+    blocked: dict[str, list[str]] = {}
     for node in waiting.nodes:
-        for line in filter(None, map(_held_up, node.reasons)):
-            held.setdefault(line, []).append(node.node_id)
-    return [f"{', '.join(nodes[:3])}{', …' if len(nodes) > 3 else ''}: {line}" for line, nodes in held.items()]
+        for line in filter(None, map(_blocker, node.reasons)):
+            blocked.setdefault(line, []).append(node.node_id)
+    return [f"{', '.join(nodes[:3])}{', …' if len(nodes) > 3 else ''}: {line}" for line, nodes in blocked.items()]
 
 
-def _held_up(reason: Reason) -> str | None:
+def _blocker(reason: Reason) -> str | None:
     if remedy := _REMEDIES.get(reason.code):
         return f"{reason.detail}; {remedy.format(queue=reason.queue)}"
     if reason.code == "orphaned":
         return reason.detail
     if reason.code == "queued" and reason.count:
-        return f"{counted(reason.count, 'task')} in front of it in queue {reason.queue}"
+        return f"{counted(reason.count, 'task')} ahead of it in queue {reason.queue}"
     return None
 
 
 class Outcome:
-    """How a job ended: what the platform says of it, what failed, and the first of its failed children."""
+    """How a job ended: its record, its failed nodes, and the first of the failed children."""
 
     def __init__(self, answer: Json, failed: list[Json]) -> None:
         self._job: Json = answer["job"]
@@ -218,7 +217,7 @@ class Outcome:
 
 
 def failures(client: Client, answer: Json) -> list[Json]:
-    """Failed nodes, and for each fan_out with failed children the first few of them; the first of all with the whole error."""
+    """Failed nodes, and the first failed children of each fan_out; the first few with their whole error."""
     failed: list[Json] = []
     for raw, node in zip(answer["nodes"], read(JobDetail, answer).nodes, strict=True):
         if node.status == "failed":
@@ -232,7 +231,7 @@ def failures(client: Client, answer: Json) -> list[Json]:
 
 
 def _with_faults(client: Client, job_id: str, failed: list[Json]) -> list[Json]:
-    """A list has messages only. What ran has more to say, and the first few are enough to know what is wrong."""
+    """Lists contain messages only. For the first few nodes, ask for the whole error."""
     asked = [node["node_id"] for node in failed if node.get("attempt")][:_MOST_FAULTS_ASKED]
     faults = {node_id: client.node(job_id, node_id)["node"].get("error") for node_id in asked}
     return [{**node, "error": _without_traceback(faults.get(node["node_id"]))} for node in failed]
@@ -247,7 +246,7 @@ def failure_facts(node: Json) -> Json:
     return {name: node.get(name) for name in names}
 
 
-def tell(state: State, outcome: Outcome) -> None:
+def print_outcome(state: State, outcome: Outcome) -> None:
     if state.json:
         state.emit(outcome.public(), line=True)
         return
@@ -260,7 +259,7 @@ def tell(state: State, outcome: Outcome) -> None:
     state.note(f"{word} {_how_long(outcome.detail, 'after')}: {reason_of(outcome.detail)}")
     for line in failure_lines(outcome.failed):
         state.note(line)
-    state.note(f"look closer with: dagmaster jobs show {job.job_id}")
+    state.note(f"details: dagmaster jobs show {job.job_id}")
     if remedy := remedy_for(job):
         state.note(remedy)
     if outcome.result is not None:
@@ -268,14 +267,14 @@ def tell(state: State, outcome: Outcome) -> None:
 
 
 def _how_long(detail: JobDetail, word: str) -> str:
-    """The time between an end and its resume is no work: it is not told as such."""
+    """The time between an end and a resume is not work, so it is not counted as duration."""
     if resumed := detail.job.resume_count:
         return f"{detail.seconds:.2f} s after its submission, resumed {counted(resumed, 'time')}"
     return f"{word} {detail.seconds:.2f} s"
 
 
 def reason_of(detail: JobDetail) -> str:
-    """Why a job ended with something missing."""
+    """Why a job did not complete."""
     job = detail.job
     if job.status == "cancelled" and job.stop:
         return job.stop
@@ -289,14 +288,14 @@ def reason_of(detail: JobDetail) -> str:
 
 
 def remedy_for(job: Job) -> str | None:
-    """What helps a job that ended with something missing."""
+    """What to do about a job that did not complete."""
     if not job.is_over or job.status == "completed":
         return None
-    return f"run what is missing with: dagmaster jobs resume {job.job_id} (what that is: --dry-run)"
+    return f"run what is missing with: dagmaster jobs resume {job.job_id} (--dry-run shows what that is)"
 
 
 def failure_lines(failed: list[Node]) -> list[str]:
-    """What failed, with what its handler advises."""
+    """The failed nodes, with the hints of their handlers."""
     lines = []
     for node in failed:
         label, attempt = f" ({node.label})" if node.label else "", f", attempt {node.attempt}" if node.attempt else ""
@@ -307,5 +306,5 @@ def failure_lines(failed: list[Node]) -> list[str]:
 
 
 def fault_text(fault: Fault | None, message: str | None) -> str:
-    told = (fault.message if fault else None) or message or "no reason was recorded"
-    return f"{told} [{fault.code}]" if fault and fault.code else told
+    text = (fault.message if fault else None) or message or "no reason was recorded"
+    return f"{text} [{fault.code}]" if fault and fault.code else text

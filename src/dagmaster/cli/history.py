@@ -1,4 +1,4 @@
-"""`dagmaster verify-history`: hold what was written about jobs against the rules."""
+"""`dagmaster verify-history`: check the recorded history of jobs against the rules."""
 
 import sys
 from dataclasses import asdict
@@ -23,18 +23,20 @@ _MOST_FINDINGS_SHOWN = 200
 @click.option("--payloads", is_flag=True, help="Read large outputs and params too, and compare their hashes")
 @pass_state
 def verify_history(state: State, job: str | None, everything: bool, payloads: bool) -> int:
-    """Check that a job's events, nodes, tasks and results tell one possible story.
+    """Check that a job's events, nodes, tasks and results are consistent.
 
-    JOB is an id, the beginning of one, or `last`. Exit code 1 if something is wrong. It reads the database itself: the one
-    that DATABASE_URL or POSTGRES_HOST names, else that of the platform running here.
+    JOB is an id, the beginning of one, or `last`. The exit code is 1 if something is wrong. Reads the database
+    directly: the one of DATABASE_URL or POSTGRES_HOST, else that of the platform running on this machine.
     """
     import asyncio
 
     if (job is None) == (not everything):
-        raise InvalidRequest("name a job, or say --all", code="usage")
+        raise InvalidRequest("give a job or --all", code="usage")
     if state.server:
         raise InvalidRequest(
-            "a history is verified on its database, not over --server", code="usage", hint="set DATABASE_URL"
+            "--server is not supported here: the history is read from the database",
+            code="usage",
+            hint="set DATABASE_URL",
         )
     report = asyncio.run(_verified(state, job, reads_payloads=payloads))
     if state.json:
@@ -56,7 +58,7 @@ async def _verified(state: State, job: str | None, *, reads_payloads: bool) -> "
 
 
 def _show_progress(state: State, report: "HistoryReport") -> None:
-    """A long check shows that it lives, to a person."""
+    """Show progress on a terminal."""
     if sys.stderr.isatty() and not state.json:
         checked = f"{counted(report.jobs_checked, 'job')}, {counted(report.events_checked, 'event')}"
         click.echo(f"\r{checked} …\r", nl=False, err=True)

@@ -1,7 +1,7 @@
-"""A file of this machine on its way into the bronze zone, under a name made of its own.
+"""Copy a file of this machine into the bronze zone, under its own name where possible.
 
-The zone gets a copy: whoever edits the file later does not change what was processed. Where the file system can share blocks
-until one side is written to (XFS, Btrfs), the copy takes neither time nor space.
+The zone gets a copy, so that later edits of the file do not change what was processed. On file systems that can share
+blocks (XFS, Btrfs), the copy takes neither time nor space.
 """
 
 import errno
@@ -32,51 +32,50 @@ _POLL_SECONDS = 0.1
 
 
 def source_file(path: Path) -> Path:
-    """The file itself, where a link leads to it. Folders, pipes and empty files are refused."""
+    """The file, with symbolic links resolved. Folders, pipes and empty files are refused."""
     try:
         real = path.resolve(strict=True)
         size_bytes = real.stat().st_size
     except (FileNotFoundError, NotADirectoryError):
         raise NotFound(f"there is no file {path}", code="file.not-found") from None
     except (OSError, RuntimeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "links go in circles"
-        raise InvalidRequest(f"{path} can't be read: {reason}", code="file.unreadable") from None
+        reason = error.strerror if isinstance(error, OSError) else "its symbolic links form a loop"
+        raise InvalidRequest(f"{path} cannot be read: {reason}", code="file.unreadable") from None
     if not real.is_file():
-        raise InvalidRequest(f"{path} is not a file", code="file.not-a-file", hint="name one GeoTIFF")
+        raise InvalidRequest(f"{path} is not a file", code="file.not-a-file", hint="give the path of one GeoTIFF")
     if not os.access(real, os.R_OK):
-        raise InvalidRequest(f"{path} can't be read: Permission denied", code="file.unreadable")
+        raise InvalidRequest(f"{path} cannot be read: Permission denied", code="file.unreadable")
     if not size_bytes:
         raise InvalidRequest(
-            f"{path} is empty", code="file.empty", hint="was it copied or downloaded to its end? get it again"
+            f"{path} is empty", code="file.empty", hint="the copy or download may be incomplete; get the file again"
         )
     return real
 
 
 def place_in_bronze(state: State, storage: "Storage", file: Path) -> tuple[Location, bool]:
-    """Where the file belongs, and whether it is there already. Nothing is put there yet.
+    """The location for the file, and whether it is there already. Nothing is copied yet.
 
-    A file of the same name with another content stays as it is: this one gets a name of its own, which its content decides.
+    If another file with the same name is there, the name of this one gets a suffix from the hash of its content.
     """
     location = storage.location(_blob_name(file), zone=Zone.BRONZE)
     if not storage.exists(location):
         return location, False
     digest = _digest(state, file)
-    if _is(storage, location, file, digest):
+    if _is_same(storage, location, file, digest):
         return location, True
     name = Path(location.blob)
     location = storage.location(f"{name.stem}-{digest[:8]}{name.suffix}", zone=Zone.BRONZE)
-    return location, storage.exists(location) and _is(storage, location, file, digest)
+    return location, storage.exists(location) and _is_same(storage, location, file, digest)
 
 
-def take_in(state: State, storage: "Storage", file: Path, location: Location) -> None:
-    """Put the file where it belongs."""
+def copy_in(state: State, storage: "Storage", file: Path, location: Location) -> None:
     if location.blob != (name := _blob_name(file)) and not state.json:
-        state.note(f"another file is kept as {name} already; this one is kept as {location.blob}")
+        state.note(f"the bronze zone has another file named {name}; this one is stored as {location.blob}")
     _put(state, storage, location, file)
 
 
 def _blob_name(file: Path) -> str:
-    """The file's own name, unless a store would not take it."""
+    """The name of the file, unless it is not a valid blob name."""
     name = unicodedata.normalize("NFC", file.name)
     try:
         Location(Zone.BRONZE, "any", name)
@@ -85,7 +84,7 @@ def _blob_name(file: Path) -> str:
     return name
 
 
-def _is(storage: "Storage", location: Location, file: Path, digest: str) -> bool:
+def _is_same(storage: "Storage", location: Location, file: Path, digest: str) -> bool:
     return storage.head(location).size_bytes == file.stat().st_size and storage.sha256(location) == digest
 
 
@@ -95,7 +94,7 @@ def _digest(state: State, file: Path) -> str:
 
 
 def _put(state: State, storage: "Storage", location: Location, file: Path) -> None:
-    # A folder of the store's own, so that what is made there can be moved into place.
+    # A folder on the file system of the store, so that the clone can be moved into place.
     with storage.scratch(uuid4()) as folder:
         clone = folder / "clone"
         if _cloned(file, clone):
@@ -107,7 +106,7 @@ def _put(state: State, storage: "Storage", location: Location, file: Path) -> No
 
 
 def _cloned(file: Path, clone: Path) -> bool:
-    """Share the blocks of a file; False where the file systems can't."""
+    """Clone a file by sharing its blocks; False if the file systems do not support it."""
     with file.open("rb") as source, clone.open("xb") as target:
         try:
             fcntl.ioctl(target.fileno(), _FICLONE, source.fileno())
@@ -122,7 +121,7 @@ def _cloned(file: Path, clone: Path) -> bool:
 
 @contextmanager
 def _shown(state: State, file: Path, verb: str) -> Iterator[None]:
-    """Show how far a large file is read inside the block, by whomever; Ctrl-C ends it as it would without."""
+    """Show how much of a large file this process has read, during the block."""
     size_bytes = file.stat().st_size
     if state.json or size_bytes < _WORTH_SHOWING_BYTES:
         yield
@@ -136,10 +135,10 @@ def _shown(state: State, file: Path, verb: str) -> Iterator[None]:
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task, is_over = progress.add_task(f"{verb} {file.name}", total=size_bytes), threading.Event()
+        task, is_done = progress.add_task(f"{verb} {file.name}", total=size_bytes), threading.Event()
 
         def follow() -> None:
-            while not is_over.wait(_POLL_SECONDS):
+            while not is_done.wait(_POLL_SECONDS):
                 progress.update(task, completed=_position_in(file))
 
         thread = threading.Thread(target=follow, name="progress", daemon=True)
@@ -147,17 +146,17 @@ def _shown(state: State, file: Path, verb: str) -> Iterator[None]:
         try:
             yield
         finally:
-            is_over.set()
+            is_done.set()
             thread.join()
 
 
 def _position_in(file: Path) -> int:
-    """How far this process has read a file."""
+    """The position of this process in a file that it reads."""
     for descriptor in Path("/proc/self/fd").iterdir():
         try:
             if descriptor.readlink() == file:
-                told = Path("/proc/self/fdinfo", descriptor.name).read_text()
-                return int(told.split("pos:", 1)[1].split()[0])
+                text = Path("/proc/self/fdinfo", descriptor.name).read_text()
+                return int(text.split("pos:", 1)[1].split()[0])
         except OSError:
             continue  # closed meanwhile
     return 0

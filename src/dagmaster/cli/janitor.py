@@ -1,4 +1,4 @@
-"""What the janitor did, and asking it to look around now."""
+"""`dagmaster janitor`: list what the janitor did, and run it now."""
 
 from typing import TYPE_CHECKING
 
@@ -15,65 +15,71 @@ _limit = click.option("--limit", type=click.IntRange(1, 1000), default=50, show_
 
 @click.group(cls=Group)
 def janitor() -> None:
-    """See what the janitor found and did; let it look around now."""
+    """List what the janitor did; run it now."""
 
 
 @janitor.command("actions")
-@click.option("--type", "action_type", metavar="ACTION", help="Only of this kind, such as lease_lapsed")
-@click.option("--target", metavar="ID", help="Only about this job, task, queue or session, by its whole id")
+@click.option("--type", "action_type", metavar="ACTION", help="Only actions of this type, such as lease_lapsed")
+@click.option("--target", metavar="ID", help="Only actions on this job, task, queue or session; the whole id")
 @_limit
-@click.option("--after", metavar="CURSOR", help="Go on behind this one (`next` of the page before)")
+@click.option("--after", metavar="CURSOR", help="Continue after this one (`next` of the page before)")
 @pass_state
 def list_actions(state: State, action_type: str | None, target: str | None, limit: int, after: str | None) -> None:
     """List what the janitor did, newest first."""
-    found, following = state.client.janitor_actions(limit, after, action_type=action_type, target_id=target)
+    page, following = state.client.janitor_actions(limit, after, action_type=action_type, target_id=target)
     if state.json:
-        state.emit({"actions": found, "next": following})
+        state.emit({"actions": page, "next": following})
         return
-    if not found:
-        state.note("the janitor has found nothing")
+    if not page:
+        state.note("no janitor actions")
         return
-    _print_actions(state, found)
+    _print_actions(state, page)
     if following:
         state.note(f"more with: --after '{following}'")
 
 
 @janitor.command("run")
-@click.option("--dry-run", is_flag=True, help="Change nothing, tell what would be done")
+@click.option("--dry-run", is_flag=True, help="Change nothing; show what would be done")
 @pass_state
 def run_janitor(state: State, dry_run: bool) -> None:
-    """Look around now, as every orchestrator's janitor does by itself. Deleting old jobs is left to them."""
-    found = state.client.run_janitor(is_dry_run=dry_run)
+    """Run the janitor now. Every orchestrator also runs it regularly; only they delete old jobs."""
+    answer = state.client.run_janitor(is_dry_run=dry_run)
     if state.json:
-        state.emit(found)
+        state.emit(answer)
         return
     from dagmaster.client.answers import JanitorRun, read
 
-    run = read(JanitorRun, found)
+    run = read(JanitorRun, answer)
     if run.actions:
         state.say("would do:" if run.is_dry_run else "did:")
-        _print_actions(state, found["actions"])
+        _print_actions(state, answer["actions"])
     else:
         state.say("nothing to do")
     if run.left_to_others:
-        state.note(f"another janitor was looking meanwhile for: {', '.join(run.left_to_others)}")
+        state.note(f"skipped, because another janitor is working on it: {', '.join(run.left_to_others)}")
     if run.prunable_jobs:
         state.note(f"{counted(run.prunable_jobs, 'job')} past retention will be deleted by the orchestrators")
 
 
-def _print_actions(state: State, found: "list[Json]") -> None:
+def _print_actions(state: State, actions: "list[Json]") -> None:
     from dagmaster.cli.tables import Column, at, print_table
     from dagmaster.client.answers import JanitorAction, read_all
 
     columns = [
-        Column("when (UTC)", drop=2), Column("action"), Column("kind", drop=1), Column("target"),
+        Column("when (UTC)", drop=2),
+        Column("action"),
+        Column("kind", drop=1),
+        Column("target"),
         Column("reason", is_below=True, is_long=True),
-    ]  # fmt: skip
+    ]
     rows = [
         (
-            at(action.created_at), one_line(action.action_type), one_line(action.target_type),
-            one_line(action.target_id), one_line(action.reason),
+            at(action.created_at),
+            one_line(action.action_type),
+            one_line(action.target_type),
+            one_line(action.target_id),
+            one_line(action.reason),
         )
-        for action in read_all(JanitorAction, found)
-    ]  # fmt: skip
+        for action in read_all(JanitorAction, actions)
+    ]
     print_table(state.console, columns, rows)

@@ -1,6 +1,6 @@
-"""Three ways to show a job as it runs: a picture on a terminal, lines elsewhere, JSON lines for programs.
+"""Three ways to show a running job: a live table on a terminal, lines elsewhere, JSON lines for programs.
 
-Each is shown the job again and again and decides what of it is new. A fan_out is one line, however many children it has.
+Each gets the job again and again and decides what is new. A fan_out is one line, however many children it has.
 """
 
 import time
@@ -20,17 +20,17 @@ from dagmaster.cli.printable import counted, one_line
 from dagmaster.cli.tables import state_text
 from dagmaster.client.answers import JobDetail, Json, Node
 
-_LINES_AROUND = 8  # of a terminal's height: head, headings, summary and the prompt
+_OTHER_LINES = 8  # of a terminal's height: title, headings, summary and prompt
 
 
 def counts_of(node: Node) -> str:
-    """Done, running, failed and waiting children of a fan_out, those that there are."""
+    """How many children of a fan_out are done, running, failed and waiting; without zeros."""
     children = node.children
     if children is None:
         return ""
-    # What has been ended waits for nothing.
-    under_way = () if node.state in {"cancelled", "failed"} else ("running", "retrying", "waiting")
-    words = (*under_way, "failed", "cancelled")
+    # Children of an ended fan_out do not wait.
+    active = () if node.state in {"cancelled", "failed"} else ("running", "retrying", "waiting")
+    words = (*active, "failed", "cancelled")
     parts = [f"{count} {word}" for word in words if (count := getattr(children, word))]
     return ", ".join([f"{children.done}/{children.total} done", *parts])
 
@@ -44,8 +44,8 @@ def seconds_of(node: Node, now: datetime) -> float | None:
 
 
 def remark_of(node: Node, now: datetime) -> str:
-    """Why a node is as it is: the retry it waits for, how far it got, what went wrong."""
-    parts: list[str] = [_again(node, now)]
+    """Remarks on a node: its next retry, its progress, its error."""
+    parts: list[str] = [_retries(node, now)]
     if node.progress:
         parts.append(_progress_text(node.progress))
     if node.reason:
@@ -54,62 +54,65 @@ def remark_of(node: Node, now: datetime) -> str:
     return "; ".join(part for part in parts if part)
 
 
-def _again(node: Node, now: datetime) -> str:
-    """Failures and losses are counted apart."""
+def _retries(node: Node, now: datetime) -> str:
+    """Retries after failures, and lost workers, which are counted separately."""
     lost = f"lost {counted(node.loss_count, 'time')}" if node.loss_count else ""
     if node.not_before and node.not_before > now:
-        again = f"retry {node.retry_count} of {node.max_retries}" if node.retry_count else "again"
-        wait = f"{again} in {(node.not_before - now).total_seconds():.1f} s"
+        retry = f"retry {node.retry_count} of {node.max_retries}" if node.retry_count else "again"
+        wait = f"{retry} in {(node.not_before - now).total_seconds():.1f} s"
         return f"{wait} ({lost})" if lost else wait
     retries = f"{node.retry_count} of {counted(node.max_retries, 'retry', 'retries')}" if node.retry_count else ""
     return ", ".join(part for part in (retries, lost) if part)
 
 
 def _progress_text(progress: Json | None) -> str:
-    """`40% tile 3 (tiles 3, bytes 512)`, as far as it was told."""
-    told = dict(progress or {})
-    fraction, message = told.pop("fraction", None), told.pop("message", None)
+    """`40% tile 3 (tiles 3, bytes 512)`; each part is optional."""
+    counters = dict(progress or {})
+    fraction, message = counters.pop("fraction", None), counters.pop("message", None)
     share = f"{fraction:.0%}" if isinstance(fraction, int | float) else ""
-    counts = ", ".join(f"{name} {count}" for name, count in told.items())
+    counts = ", ".join(f"{name} {count}" for name, count in counters.items())
     parts = (share, one_line(str(message or "")), f"({counts})" if counts else "")
     return " ".join(part for part in parts if part)
 
 
-class Picture:
-    """A table that redraws itself in place. Only what matters is drawn where not everything fits."""
+class LiveTable:
+    """A table that is redrawn in place. If not all nodes fit, the most important ones are shown."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        # Drawn when there is something new, not by a clock of its own.
+        # Redrawn when the job changes, not by a timer.
         self._live = Live(console=console, auto_refresh=False, vertical_overflow="ellipsis")
         self._live.start()
 
-    def show(self, detail: JobDetail, held_up: Sequence[str] = ()) -> None:
-        self._live.update(self._drawn(detail, held_up), refresh=True)
+    def show(self, detail: JobDetail, blockers: Sequence[str] = ()) -> None:
+        self._live.update(self._drawn(detail, blockers), refresh=True)
 
     def close(self) -> None:
         self._live.stop()
 
-    def _drawn(self, detail: JobDetail, held_up: Sequence[str]) -> RenderableType:
+    def _drawn(self, detail: JobDetail, blockers: Sequence[str]) -> RenderableType:
         job = detail.job
-        head = Text.assemble(
-            (job.workflow_id, "bold"), f"  {job.job_id}  ", self._state(job.status), f"  {detail.seconds:.1f} s",
+        title = Text.assemble(
+            (job.workflow_id, "bold"),
+            f"  {job.job_id}  ",
+            self._state(job.status),
+            f"  {detail.seconds:.1f} s",
             (f"  {job.stop}" if job.stop else "", "yellow"),
-        )  # fmt: skip
-        shown = self._fitting(detail.nodes, len(held_up))
-        rest = [node for node in detail.nodes if node not in shown] if len(shown) < len(detail.nodes) else []
-        parts: list[RenderableType] = [head, self._table(detail, shown)]
-        if rest:
-            tally = Counter(node.state for node in rest)
-            parts.append(Text(f"… {len(rest)} more: {', '.join(f'{n} {s}' for s, n in tally.items())}", style="dim"))
-        parts += [Text(line, style="yellow") for line in held_up]
+        )
+        shown = self._fitting(detail.nodes, len(blockers))
+        parts: list[RenderableType] = [title, self._table(detail, shown)]
+        if len(shown) < len(detail.nodes):
+            hidden = Counter(node.state for node in detail.nodes if node not in shown)
+            states = ", ".join(f"{count} {state}" for state, count in hidden.items())
+            parts.append(Text(f"… {hidden.total()} more: {states}", style="dim"))
+        parts += [Text(line, style="yellow") for line in blockers]
         return Group(*parts)
 
     def _state(self, status: str) -> Text:
         return state_text(status, self._console.encoding)
 
     def _fitting(self, nodes: list[Node], lines_taken: int) -> list[Node]:
-        room = max(3, self._console.height - _LINES_AROUND - lines_taken)
+        room = max(3, self._console.height - _OTHER_LINES - lines_taken)
         if len(nodes) <= room:
             return nodes
         urgency = {"failed": 0, "running": 1, "dispatched": 1, "ready": 2, "cancelled": 3, "completed": 4, "pending": 5}
@@ -118,7 +121,7 @@ class Picture:
         return sorted(chosen, key=lambda node: places[node.node_id])
 
     def _table(self, detail: JobDetail, nodes: list[Node]) -> Table:
-        """Where it is narrow the remarks give way, never the names."""
+        """In a narrow terminal the remarks are cut, never the names."""
         sizes = Counter(node.stage for node in detail.nodes)
         table = Table(box=None, pad_edge=False, show_header=True, header_style="dim")
         has_stages = any(size > 1 for size in sizes.values())
@@ -131,9 +134,9 @@ class Picture:
         table.add_column("")
         last_stage = None
         for node in nodes:
-            # A node without a label is a stage of its own, which needs no telling.
-            is_told = node.stage != last_stage and sizes[node.stage] > 1
-            stage = [Text(node.stage if is_told else "")] if has_stages else []
+            # A node without a stage label is its own stage, whose name would repeat the node's.
+            is_shown = node.stage != last_stage and sizes[node.stage] > 1
+            stage = [Text(node.stage if is_shown else "")] if has_stages else []
             table.add_row(*stage, *self._cells(node, detail.now))
             last_stage = node.stage
         return table
@@ -159,8 +162,7 @@ def _bar(node: Node) -> RenderableType:
 
 
 class Lines:
-    """A line for each change. A fan_out says where it stands, and a task how far it is, at most once a second; and something is
-    said now and then."""
+    """A line for each change; counts and progress at most once a second; a summary after a while without lines."""
 
     def __init__(self, say: Callable[[str], None], heartbeat_seconds: float) -> None:
         self._say = say
@@ -169,29 +171,29 @@ class Lines:
         self._counted_at: dict[str, float] = {}
         self._status: str | None = None
         self._stop: str | None = None
-        self._held_up: Sequence[str] = ()
-        self._said_at = 0.0
+        self._blockers: Sequence[str] = ()
+        self._printed_at = 0.0
 
-    def show(self, detail: JobDetail, held_up: Sequence[str] = ()) -> None:
+    def show(self, detail: JobDetail, blockers: Sequence[str] = ()) -> None:
         for node in detail.nodes:
             if self._is_news(node):
                 parts = (node.state, counts_of(node), remark_of(node, detail.now))
-                self._tell(detail, f"{node.node_id}: {', '.join(part for part in parts if part)}")
+                self._print(detail, f"{node.node_id}: {', '.join(part for part in parts if part)}")
         if detail.job.status != self._status:
             self._status = detail.job.status
-            self._tell(detail, f"job {self._status}")
+            self._print(detail, f"job {self._status}")
         if detail.job.stop != self._stop:
             self._stop = detail.job.stop
-            self._tell(detail, self._stop or "it goes on")
-        if held_up != self._held_up:
-            self._held_up = held_up
-            for line in held_up:
-                self._tell(detail, line)
-        if time.monotonic() - self._said_at >= self._heartbeat_seconds:
-            self._tell(detail, _in_short(detail))
+            self._print(detail, self._stop or "it continues")
+        if blockers != self._blockers:
+            self._blockers = blockers
+            for line in blockers:
+                self._print(detail, line)
+        if time.monotonic() - self._printed_at >= self._heartbeat_seconds:
+            self._print(detail, _summary(detail))
 
     def close(self) -> None:
-        """Nothing is left open."""
+        """Nothing to close."""
 
     def _is_news(self, node: Node) -> bool:
         state, counts = node.state, f"{counts_of(node)} {_progress_text(node.progress)}"
@@ -202,18 +204,18 @@ class Lines:
             return False
         is_recount = before is not None and before[0] == state
         if before == (state, counts) or (is_recount and now - self._counted_at.get(node.node_id, 0) < 1.0):
-            # The last count of a finished fan_out comes with its change of state, never by itself.
+            # The last counts of a fan_out come with its change of state.
             return False
         self._seen[node.node_id] = (state, counts)
         self._counted_at[node.node_id] = now
         return True
 
-    def _tell(self, detail: JobDetail, text: str) -> None:
+    def _print(self, detail: JobDetail, text: str) -> None:
         self._say(f"{detail.seconds:7.1f}s  {text}")
-        self._said_at = time.monotonic()
+        self._printed_at = time.monotonic()
 
 
-def _in_short(detail: JobDetail) -> str:
+def _summary(detail: JobDetail) -> str:
     tally = Counter(node.state for node in detail.nodes)
     return f"job {detail.job.status}: nodes {', '.join(f'{count} {state}' for state, count in tally.items())}"
 
@@ -225,7 +227,7 @@ class JsonLines:
         self._state = state
         self._last: Json | None = None
 
-    def show(self, detail: JobDetail, held_up: Sequence[str] = ()) -> None:
+    def show(self, detail: JobDetail, blockers: Sequence[str] = ()) -> None:
         facts: Json = {
             "job_id": detail.job.job_id,
             "status": detail.job.status,
@@ -233,14 +235,14 @@ class JsonLines:
         }
         if detail.job.stop:
             facts["stop"] = detail.job.stop
-        if held_up:
-            facts["held_up"] = list(held_up)
+        if blockers:
+            facts["held_up"] = list(blockers)
         if facts != self._last:
             self._last = facts
             self._state.emit({**facts, "seconds": round(detail.seconds, 3)}, line=True)
 
     def close(self) -> None:
-        """Nothing is left open."""
+        """Nothing to close."""
 
 
 def _node_facts(node: Node) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from dagmaster.cli.follow import detached, patiently
 from dagmaster.client.answers import Event, Job, JobLine, Json, LogLine, read, read_all
 from dagmaster.client.feed import Reconnection
 
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 _MOST_AT_ONCE = 10_000
 
 
@@ -19,19 +19,19 @@ def text_of(answer: Json) -> str:
 
 
 def follow_logs(state: State, job_id: str, node: str | None, attempt: int | None) -> int:
-    """Every line, also those to come, until the job is over; the answer is the exit code."""
-    followed = _Followed(state, job_id, node, attempt)
+    """Print all lines, also new ones, until the job has ended; returns the exit code."""
+    follower = _Follower(state, job_id, node, attempt)
     reconnection = Reconnection(state.note, job_id)
     try:
-        while not patiently(reconnection, followed.look):
-            time.sleep(_LOOK_SECONDS)
+        while not patiently(reconnection, follower.poll):
+            time.sleep(_POLL_SECONDS)
     except KeyboardInterrupt:
         return detached(state, job_id)
     return 0
 
 
-class _Followed:
-    """Looks at attempts that run, and at those that ended since the last look. Lines have numbers: none is told twice."""
+class _Follower:
+    """Polls running attempts, and those that ended since the last poll. Lines have numbers: none is printed twice."""
 
     def __init__(self, state: State, job_id: str, node: str | None, attempt: int | None) -> None:
         self._state = state
@@ -40,39 +40,41 @@ class _Followed:
         self._node = node
         self._attempt = attempt
         self._sequence: int | None = None
-        self._told: dict[tuple[str, int], int] = defaultdict(int)
+        self._printed: dict[tuple[str, int], int] = defaultdict(int)
 
-    def look(self) -> bool:
-        """Tell what is new; whether the job is over. It is asked for first: what ends meanwhile is seen next time."""
+    def poll(self) -> bool:
+        """Print new lines; returns whether the job had ended before, so that no line is missed."""
         if self._sequence is None:
             sequence = read(Job, self._client.job(self._job_id)["job"]).last_sequence
-            self._tell(self._node, is_running=False)
+            self._print(self._node, is_running=False)
             self._sequence = sequence
         is_over = read(JobLine, self._client.job_line(self._job_id)).is_over
-        self._tell(self._node, is_running=True)
+        self._print(self._node, is_running=True)
         for node in self._ended():
-            self._tell(node, is_running=False)
+            self._print(node, is_running=False)
         return is_over
 
     def _ended(self) -> list[str]:
-        """Nodes and children of which an attempt began or ended since the last look."""
+        """Nodes and children of which an attempt began or ended since the last poll."""
         page, _ = self._client.events(self._job_id, _MOST_AT_ONCE, self._sequence or 0)
         events = read_all(Event, page)
         if events:
             self._sequence = events[-1].sequence
-        return list(dict.fromkeys(e.node_id for e in events if e.node_id and e.attempt and self._is_meant(e.node_id)))
+        return list(
+            dict.fromkeys(e.node_id for e in events if e.node_id and e.attempt and self._is_selected(e.node_id))
+        )
 
-    def _is_meant(self, node: str) -> bool:
+    def _is_selected(self, node: str) -> bool:
         return self._node in (None, node, node.rpartition("__")[0])
 
-    def _tell(self, node: str | None, *, is_running: bool) -> None:
+    def _print(self, node: str | None, *, is_running: bool) -> None:
         lines, _ = self._client.logs(
             self._job_id, _MOST_AT_ONCE, node_id=node, attempt=self._attempt, is_running=is_running
         )
         for answer in lines:
             line = read(LogLine, answer)
-            if line.number > self._told[line.node_id, line.attempt]:
-                self._told[line.node_id, line.attempt] = line.number
+            if line.number > self._printed[line.node_id, line.attempt]:
+                self._printed[line.node_id, line.attempt] = line.number
                 self._emit(answer)
 
     def _emit(self, answer: Json) -> None:

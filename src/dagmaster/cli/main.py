@@ -3,7 +3,7 @@
 0  fine                    3  not allowed
 1  the job failed          4  not found, or the state forbids it
 2  usage                   5  unavailable
-70 a bug of ours           130 interrupted
+70 a bug                   130 interrupted
 """
 
 import os
@@ -20,17 +20,17 @@ from dagmaster.cli.command import INTERRUPTED, Group, State, as_json, pass_state
 from dagmaster.cli.printable import prepare_streams
 from dagmaster.client.neutral import neutral
 
-# Each is imported when it is needed: whoever lists jobs need not wait for what an orchestrator is made of.
+# Each module is imported when it is needed, so that light commands start fast.
 COMMANDS = {
     "up": "up:up",
     "process": "process:process",
     "submit": "submit:submit",
     "jobs": "jobs:jobs",
     "workflows": "workflows:workflows",
-    "queues": "operate:queues",
-    "workers": "operate:workers",
-    "orchestrators": "operate:orchestrators",
-    "dead-letters": "operate:dead_letters",
+    "queues": "queues:queues",
+    "workers": "instances:workers",
+    "orchestrators": "instances:orchestrators",
+    "dead-letters": "dead_letters:dead_letters",
     "janitor": "janitor:janitor",
     "db": "database:db",
     "doctor": "doctor.command:doctor",
@@ -42,7 +42,7 @@ COMMANDS = {
     "completion": "completion:completion",
 }
 FINE, USAGE, NOT_ALLOWED, UNAVAILABLE, BUG = 0, 2, 3, 5, 70
-# Most particular first.
+# Most specific first.
 EXIT_CODES: tuple[tuple[type[errors.DagmasterError], int], ...] = (
     (errors.NotAllowed, NOT_ALLOWED),
     (errors.InvalidRequest, USAGE),
@@ -54,12 +54,12 @@ EXIT_CODES: tuple[tuple[type[errors.DagmasterError], int], ...] = (
 )
 
 
-class ReaderLeft(Exception):
-    """Whoever read our output has seen enough (`| head`)."""
+class PipeClosed(Exception):
+    """The reader of our output has closed the pipe (`| head`)."""
 
 
 class Root(Group):
-    """Tells a closed pipe before click does, which would make it a failure."""
+    """Notices a closed pipe before click does, which would treat it as a failure."""
 
     def list_commands(self, _ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -75,14 +75,14 @@ class Root(Group):
         try:
             return super().make_context(*arguments, **more)
         except BrokenPipeError:
-            raise ReaderLeft from None
+            raise PipeClosed from None
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             result = super().invoke(ctx)
             sys.stdout.flush()
         except BrokenPipeError:
-            raise ReaderLeft from None
+            raise PipeClosed from None
         return result
 
 
@@ -107,7 +107,7 @@ def _without_subcommand(state: State, context: click.Context) -> None:
     role = cli.get_command(context, state.settings.run_mode)
     if role is None:
         raise errors.InvalidRequest(
-            f"RUN_MODE={state.settings.run_mode} is not part of this version",
+            f"RUN_MODE={state.settings.run_mode} is not supported by this version",
             code="settings.invalid",
             hint="use up, orchestrator, worker or serving",
         )
@@ -119,30 +119,30 @@ def main() -> None:
     code = run(sys.argv[1:])
     try:
         sys.stderr.flush()
-    except (OSError, ValueError):  # nobody can read it; the exit code still tells
+    except (OSError, ValueError):  # standard error is closed; the exit code remains
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     sys.exit(code)
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run a command; the answer is the exit code."""
-    # An error in the arguments themselves is told in JSON too, though they could not be read to their end.
+    """Run a command; returns the exit code."""
+    # Errors in the arguments are printed as JSON too, although click has not parsed them then.
     state = State(json="--json" in arguments)
     try:
-        _refuse_unreadable(arguments)
+        _require_utf8(arguments)
         code = cli.main(list(arguments), prog_name="dagmaster", standalone_mode=False, obj=state)
-    except ReaderLeft:
+    except PipeClosed:
         _silence_output()
         return FINE
     except (KeyboardInterrupt, click.Abort):
         return INTERRUPTED
-    except Exception as error:  # the door: whatever comes this far is told to a person
-        return _tell(error, state)
+    except Exception as error:  # the outermost handler
+        return _print_error(error, state)
     return code if isinstance(code, int) else FINE
 
 
-def _refuse_unreadable(arguments: Sequence[str]) -> None:
-    """What is not UTF-8 reaches us as halves of characters, which nothing behind this can take."""
+def _require_utf8(arguments: Sequence[str]) -> None:
+    """Arguments that are not UTF-8 contain surrogates, which the rest of the program cannot process."""
     for number, argument in enumerate(arguments, 1):
         if any("\ud800" <= character <= "\udfff" for character in argument):
             shown = argument.encode("ascii", "backslashreplace").decode()
@@ -150,30 +150,30 @@ def _refuse_unreadable(arguments: Sequence[str]) -> None:
 
 
 def _silence_output() -> None:
-    """Nobody takes what is left to be written. Python would complain once more when it flushes at exit."""
+    """Discard further output. Otherwise Python would complain when it flushes at exit."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _give_up_output() -> None:
-    """What was said before an error is still written, if that can be."""
+def _flush_output() -> None:
+    """Write what was printed before an error, if possible."""
     try:
         sys.stdout.flush()
     except OSError:
         _silence_output()
 
 
-def _tell(error: Exception, state: State) -> int:
-    _give_up_output()
-    code, lines = _told(error, state)
-    # Where standard error can't be written to either, the exit code is all there is.
+def _print_error(error: Exception, state: State) -> int:
+    _flush_output()
+    code, lines = _error_lines(error, state)
+    # If standard error is closed too, only the exit code remains.
     with suppress(OSError):
         for line in lines:
             write(sys.stderr, line)
     return code
 
 
-def _told(error: Exception, state: State) -> tuple[int, list[str]]:
+def _error_lines(error: Exception, state: State) -> tuple[int, list[str]]:
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         return USAGE, [error.format_message()]
     code, facts = described(error)
@@ -183,9 +183,9 @@ def _told(error: Exception, state: State) -> tuple[int, list[str]]:
     lines.append(neutral(f"error: {facts['message']}"))
     if facts.get("hint"):
         lines.append(neutral(f"hint: {facts['hint']}"))
-    told = facts.get("facts") or {}
-    if told.get("request_id") and told.get("status", 0) >= 500:
-        lines.append(neutral(f"request id: {told['request_id']}"))
+    details = facts.get("facts") or {}
+    if details.get("request_id") and details.get("status", 0) >= 500:
+        lines.append(neutral(f"request id: {details['request_id']}"))
     return code, lines
 
 
@@ -198,7 +198,7 @@ def _traceback(error: Exception) -> str:
 
 
 def described(error: Exception) -> tuple[int, dict[str, Any]]:
-    """The exit code of an error, and what is said about it, without secrets."""
+    """The exit code and the description of an error, without secrets."""
     from dagmaster.observe.redaction import redact_value
 
     match error:
@@ -208,7 +208,7 @@ def described(error: Exception) -> tuple[int, dict[str, Any]]:
             hint = (
                 f"see `{error.ctx.command_path} --help`" if isinstance(error, click.UsageError) and error.ctx else None
             )
-            # click sets choices one below the other.
+            # click puts each choice on its own line.
             message = " ".join(error.format_message().split())
             return USAGE, redact_value({"code": "usage", "message": message, "hint": hint})
         case PermissionError():
@@ -217,11 +217,11 @@ def described(error: Exception) -> tuple[int, dict[str, Any]]:
             return UNAVAILABLE, redact_value({"code": "system", "message": _of_system(error), "hint": None})
     what = f"{type(error).__name__}: {error}".strip(": ")
     hint = "this is a bug of dagmaster; run again with -v for the traceback"
-    return BUG, redact_value({"code": "bug", "message": f"something unexpected happened: {what}", "hint": hint})
+    return BUG, redact_value({"code": "bug", "message": f"unexpected error: {what}", "hint": hint})
 
 
 def _of_system(error: OSError) -> str:
-    where = f"{error.filename}: " if error.filename else "the answer can't be written: "
+    where = f"{error.filename}: " if error.filename else "the output cannot be written: "
     return f"{where}{error.strerror or error}"
 
 

@@ -1,4 +1,4 @@
-"""What people type to mean a workflow: a name that the platform knows, or a file."""
+"""Workflows as command line arguments: an id on the platform, or a file."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,7 +25,7 @@ def workflow_bytes(path: Path, limit: int) -> bytes:
 
 
 def read_workflow(state: "State", path: Path) -> "Workflow":
-    """The workflow in a file, or every problem in it, as this installation sees it: no platform is asked."""
+    """The workflow in a file, checked against this installation; raises with all its problems."""
     from dagmaster.handlers.registry import installed
     from dagmaster.operations.library import limits_of
     from dagmaster.workflows.load import read

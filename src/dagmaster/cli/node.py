@@ -1,4 +1,4 @@
-"""`dagmaster jobs node`: a node with its attempts, and what went wrong in each."""
+"""`dagmaster jobs node`: a node with its attempts and their errors."""
 
 import os
 import sys
@@ -66,22 +66,23 @@ def _facts(answer: Json, detail: NodeDetail) -> Iterator[tuple[str, str]]:
     if node.completed_at:
         yield "ended", f"{at(node.completed_at)} UTC"
     latest: Json = next(iter(answer["attempts"]), {})
-    for name, value in (
-        ("params", latest.get("params") or latest.get("params_ref") or raw.get("input_params")),
-        ("output", raw.get("output")),
-    ):  # fmt: skip
-        if value is not None:
-            yield name, _short(value)
+    if (params := latest.get("params") or latest.get("params_ref") or raw.get("input_params")) is not None:
+        yield "params", _short(params)
+    if raw.get("output") is not None:
+        yield "output", _short(raw["output"])
     if isinstance(reference := raw.get("output_ref"), dict):
         size = f"{reference['bytes']:,} bytes" if isinstance(reference.get("bytes"), int) else _short(reference)
         yield "output", f"{size}; get it with `dagmaster jobs node {raw.get('job_id')} {node.node_id} --output FILE`"
 
 
 def save_output(state: State, job_id: str, node_id: str, name: str) -> None:
-    """Into a file that is there whole or not at all."""
+    """Write the output to a file, completely or not at all."""
     if name == "-":
         if sys.stdout.isatty():
-            raise InvalidRequest("an output may be anything; it is not written to a terminal", code="usage")
+            raise InvalidRequest(
+                "--output - does not write to a terminal; use a pipe",
+                code="usage",
+            )
         state.client.download_output(job_id, node_id, sys.stdout.buffer)
         sys.stdout.buffer.flush()
         return
@@ -110,32 +111,47 @@ def _short(value: object) -> str:
 
 def _print_attempts(console: Console, attempts: Sequence[Attempt]) -> None:
     columns = [
-        Column("attempt", is_number=True), Column("state"), Column("queued (UTC)", drop=2),
-        Column("waited", drop=3, is_number=True), Column("ran", is_number=True), Column("queue", drop=4),
-        Column("worker", drop=1), Column("error", is_below=True, is_long=True),
-    ]  # fmt: skip
+        Column("attempt", is_number=True),
+        Column("state"),
+        Column("queued (UTC)", drop=2),
+        Column("waited", drop=3, is_number=True),
+        Column("ran", is_number=True),
+        Column("queue", drop=4),
+        Column("worker", drop=1),
+        Column("error", is_below=True, is_long=True),
+    ]
     rows = [
         (
-            str(attempt.attempt), state_text(attempt.status, console.encoding), at(attempt.queued_at),
-            _seconds(attempt.queued_at, attempt.started_at), _seconds(attempt.started_at, attempt.finished_at),
-            one_line(attempt.queue), attempt.worker_id or "", _remark(attempt),
+            str(attempt.attempt),
+            state_text(attempt.status, console.encoding),
+            at(attempt.queued_at),
+            _seconds(attempt.queued_at, attempt.started_at),
+            _seconds(attempt.started_at, attempt.finished_at),
+            one_line(attempt.queue),
+            attempt.worker_id or "",
+            _remark(attempt),
         )
         for attempt in attempts
-    ]  # fmt: skip
+    ]
     print_table(console, columns, rows)
 
 
 def _print_checkpoints(console: Console, checkpoints: Sequence[SavedPhase]) -> None:
     columns = [
-        Column("checkpoint"), Column("attempt", is_number=True), Column("saved (UTC)"), Column("artifacts", is_long=True),
-    ]  # fmt: skip
+        Column("checkpoint"),
+        Column("attempt", is_number=True),
+        Column("saved (UTC)"),
+        Column("artifacts", is_long=True),
+    ]
     rows = [
         (
-            one_line(saved.name), str(saved.attempt), at(saved.saved_at),
+            one_line(saved.name),
+            str(saved.attempt),
+            at(saved.saved_at),
             ", ".join(one_line(str(artifact.get("uri"))) for artifact in saved.artifacts or ()),
         )
         for saved in checkpoints
-    ]  # fmt: skip
+    ]
     print_table(console, columns, rows)
 
 
@@ -149,5 +165,5 @@ def _remark(attempt: Attempt) -> str:
         parts.append(one_line(fault_text(attempt.error, None)))
         parts.append(f"hint: {one_line(attempt.error.hint)}" if attempt.error.hint else "")
     if attempt.accepted is False:
-        parts.append("reported too late to count")
+        parts.append("reported too late; not accepted")
     return "; ".join(part for part in parts if part)

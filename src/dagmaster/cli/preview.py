@@ -1,4 +1,4 @@
-"""A picture of a dataset, put together from the map tiles that everyone is served: what it shows is what a map shows."""
+"""A preview of a dataset, stitched from the tiles of the map server: it shows what a map shows."""
 
 import itertools
 import math
@@ -17,10 +17,10 @@ from dagmaster.errors import Unavailable
 
 LONGEST_SIDE = 1024
 _TILE = 256
-_LARGEST_SIDE = 4096  # where the coarsest tiles that there are make a larger one
+_LARGEST_SIDE = 4096  # if the coarsest zoom exceeds LONGEST_SIDE
 _AT_ONCE = 4
 _TIMEOUT_SECONDS = 60.0
-_START_PATIENCE_SECONDS = 45.0  # what serves maps takes seconds to load
+_START_PATIENCE_SECONDS = 45.0  # the map server takes seconds to start
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Preview:
 
 
 def make_preview(tilejson_url: str, target: Path, longest_side: int = LONGEST_SIDE) -> Preview:
-    """Fetch the tiles of the finest zoom at which the dataset fits into a picture, and save it."""
+    """Fetch the tiles of the finest zoom at which the dataset fits, and save them as one picture."""
     from dagmaster.raster.picture import stitched
 
     with _translated(), httpx2.Client(timeout=_TIMEOUT_SECONDS, trust_env=False) as http:
@@ -41,7 +41,7 @@ def make_preview(tilejson_url: str, target: Path, longest_side: int = LONGEST_SI
         zoom, box = _fitting(tilejson, longest_side)
         tiles = _fetched(http, tilejson["tiles"][0], zoom, box)
     if not tiles:
-        raise Unavailable("the map server has no tiles of it", code="preview.empty")
+        raise Unavailable("the map server has no tiles of this dataset", code="preview.empty")
     target.parent.mkdir(parents=True, exist_ok=True)
     unfinished = target.with_name(f".{target.name}.new")
     unfinished.write_bytes(stitched(tiles, box, _TILE))
@@ -51,18 +51,18 @@ def make_preview(tilejson_url: str, target: Path, longest_side: int = LONGEST_SI
 
 
 def _tilejson(http: httpx2.Client, url: str) -> Any:
-    """What is to be seen; asked for again while the map server is still starting."""
-    asked = httpx2.URL(url).copy_merge_params({"tilesize": str(_TILE), "tile_format": "png"})
+    """The TileJSON; requested again while the map server is still starting."""
+    request_url = httpx2.URL(url).copy_merge_params({"tilesize": str(_TILE), "tile_format": "png"})
     deadline = time.monotonic() + _START_PATIENCE_SECONDS
     while True:
         try:
-            answer = http.get(asked)
+            response = http.get(request_url)
         except httpx2.TransportError:
             if time.monotonic() > deadline:
                 raise
         else:
-            if answer.status_code < HTTPStatus.INTERNAL_SERVER_ERROR or time.monotonic() > deadline:
-                return answer.raise_for_status().json()
+            if response.status_code < HTTPStatus.INTERNAL_SERVER_ERROR or time.monotonic() > deadline:
+                return response.raise_for_status().json()
         time.sleep(0.2)
 
 
@@ -73,7 +73,7 @@ def _fitting(tilejson: Any, longest_side: int) -> tuple[int, tuple[int, int, int
         side = max(box[2] - box[0], box[3] - box[1])
         if side <= longest_side or (zoom == tilejson["minzoom"] and side <= _LARGEST_SIDE):
             return zoom, box
-    raise Unavailable("it is too large for a picture", code="preview.large")
+    raise Unavailable("the dataset is too large for a preview", code="preview.large")
 
 
 def _pixels(bounds: list[float], zoom: int) -> tuple[int, int, int, int]:
@@ -97,10 +97,10 @@ def _fetched(
 
     def fetch(tile: tuple[int, int]) -> bytes | None:
         col, row = tile[0] % 2**zoom, tile[1]
-        answer = http.get(template.format(z=zoom, x=col, y=row))
-        if answer.status_code in (HTTPStatus.NOT_FOUND, HTTPStatus.NO_CONTENT):
-            return None  # nothing is there
-        return answer.raise_for_status().content
+        response = http.get(template.format(z=zoom, x=col, y=row))
+        if response.status_code in (HTTPStatus.NOT_FOUND, HTTPStatus.NO_CONTENT):
+            return None  # the dataset has no data in this tile
+        return response.raise_for_status().content
 
     tiles = list(itertools.product(cols, rows))
     with ThreadPoolExecutor(_AT_ONCE) as threads:

@@ -1,8 +1,4 @@
-"""Text that may be shown to a person, whoever wrote it, on whatever terminal.
-
-What comes from a platform was written by handlers, submitters and others. A terminal obeys control characters, so they are
-shown instead of sent. What a terminal's encoding lacks is shown as something like it.
-"""
+"""Text for people, on any terminal: characters that its encoding lacks are replaced by similar ones."""
 
 import codecs
 import io
@@ -13,14 +9,11 @@ from typing import TextIO
 
 _NOT_ASCII = re.compile("[^\x00-\x7f]")
 _DEGRADE = "dagmaster.degrade"
-_PLAIN = {
-    "…": "...", "–": "-", "—": "-", "×": "x", "✔": "+", "✖": "x", "■": "#", "▶": ">", "»": ">", "·": ".", "→": "->",
-    "━": "-", "╸": "-", "╺": "-", "’": "'",
-}  # fmt: skip
+_PLAIN = dict(zip("–—×✔✖■▶»·━╸╺’", "--x+x#>>.---'", strict=True)) | {"…": "...", "→": "->"}
 
 
 def ascii_json(text: str) -> str:
-    """JSON that means the same, for an encoding that lacks most characters."""
+    """Equivalent JSON in ASCII."""
     return _NOT_ASCII.sub(lambda match: _as_utf16(match[0]), text)
 
 
@@ -34,12 +27,12 @@ def one_line(text: str | None) -> str:
     return next(iter((text or "").splitlines()), "")
 
 
-def counted(number: int, thing: str, several: str | None = None) -> str:
-    return f"{number} {thing if number == 1 else several or f'{thing}s'}"
+def counted(number: int, noun: str, plural: str | None = None) -> str:
+    return f"{number} {noun if number == 1 else plural or f'{noun}s'}"
 
 
 def size_text(size_bytes: int) -> str:
-    """In the unit that people would take: `12.3 MB`."""
+    """A size in a readable unit: `12.3 MB`."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if size_bytes >= size:
             return f"{size_bytes / size:,.1f} {unit}"
@@ -51,7 +44,7 @@ def is_unicode(encoding: str | None) -> bool:
 
 
 def prepare_streams() -> None:
-    """Make standard output and error fit for anything: called once, before anything is written."""
+    """Let standard output and error accept any text. Called once, before anything is written."""
     codecs.register_error(_DEGRADE, _degraded)
     sys.stdout, sys.stderr = _opened(sys.stdout, 1), _opened(sys.stderr, 2)
     for stream in (sys.stdout, sys.stderr):
@@ -60,7 +53,7 @@ def prepare_streams() -> None:
 
 
 def _opened(stream: TextIO | None, number: int) -> TextIO:
-    """A stream that was closed by whoever started us refuses what is written. Its number must not become another file's."""
+    """Replace a stream that was closed by the parent process, so that its descriptor is not reused for another file."""
     if stream is not None:
         return stream
     placeholder = os.open(os.devnull, os.O_RDONLY)
@@ -73,8 +66,8 @@ def _opened(stream: TextIO | None, number: int) -> TextIO:
 def _degraded(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
-    lacking = error.object[error.start : error.end]
-    return "".join(_PLAIN.get(character) or _spelled(character) for character in lacking), error.end
+    missing = error.object[error.start : error.end]
+    return "".join(_PLAIN.get(character) or _spelled(character) for character in missing), error.end
 
 
 def _spelled(character: str) -> str:

@@ -1,4 +1,4 @@
-"""What a raster job made: where its files are, where it is served, and how that is told."""
+"""The results of a raster job: where its files are, and where they are served."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
-    """`xyz_url` and its like are None where nothing was catalogued."""
+class ResultSummary:
+    """The URLs are None if nothing was catalogued."""
 
     dataset_id: str
     cogs: str
@@ -46,21 +46,21 @@ class Made:
         }
 
 
-def what_was_made(storage: "Storage", edition: Edition, result: dict[str, Any], maps_url: str | None) -> Made:
-    """What is there now, whoever made it: a job that was resumed found part of it."""
-    cogs = _below(storage, edition.cog("x"))
+def summarise(storage: "Storage", edition: Edition, result: dict[str, Any], maps_url: str | None) -> ResultSummary:
+    """What storage contains now, including files from before a resume."""
+    cogs = _siblings(storage, edition.cog("x"))
     items = sorted(
-        found.location.name.removesuffix(".json")
-        for found in _below(storage, edition.stac("x"))
-        if found.location.name != "collection.json"
+        stored.location.name.removesuffix(".json")
+        for stored in _siblings(storage, edition.stac("x"))
+        if stored.location.name != "collection.json"
     )
     mosaic = storage.location(edition.mosaic(), zone=Zone.SILVER)
     collection_url = _current(result.get("stac_url"), maps_url)
-    return Made(
+    return ResultSummary(
         dataset_id=edition.dataset,
         cogs=str(Path(storage.gdal_path(_silver(storage, edition.cog("x")))).parent),
         cog_count=len(cogs),
-        cog_bytes=sum(found.size_bytes for found in cogs),
+        cog_bytes=sum(cog.size_bytes for cog in cogs),
         mosaic=storage.gdal_path(mosaic) if storage.exists(mosaic) else None,
         collection_url=collection_url,
         item_url=f"{collection_url}/items/{items[0]}" if collection_url and items else None,
@@ -70,61 +70,61 @@ def what_was_made(storage: "Storage", edition: Edition, result: dict[str, Any], 
     )
 
 
-def is_still_there(storage: "Storage", edition: Edition, result: dict[str, Any]) -> bool:
-    """Whether storage has what a finished job promised: the job outlives objects that someone removes."""
-    promised = [result.get("blob_path") or result.get("mosaic_blob"), edition.stac("collection.json")]
-    has_all = all(storage.exists(_silver(storage, blob)) for blob in promised if blob)
-    return has_all and len(_below(storage, edition.cog("x"))) >= (result.get("total_tiles") or 1)
+def is_complete(storage: "Storage", edition: Edition, result: dict[str, Any]) -> bool:
+    """Whether storage still has all results of a completed job: objects may have been deleted since."""
+    expected = [result.get("blob_path") or result.get("mosaic_blob"), edition.stac("collection.json")]
+    has_all = all(storage.exists(_silver(storage, blob)) for blob in expected if blob)
+    return has_all and len(_siblings(storage, edition.cog("x"))) >= (result.get("total_tiles") or 1)
 
 
 def _silver(storage: "Storage", blob: str) -> Location:
     return storage.location(blob, zone=Zone.SILVER)
 
 
-def _below(storage: "Storage", blob: str) -> list[Any]:
-    """Everything in the folder of a blob."""
+def _siblings(storage: "Storage", blob: str) -> list[Any]:
+    """All objects in the folder of a blob."""
     location = _silver(storage, blob)
     return list(storage.list(Folder(location.zone, location.container, location.blob.rpartition("/")[0])))
 
 
 def _current(url: str | None, maps_url: str | None) -> str | None:
-    """A URL on this machine with the port of today: the job may be older than the server that serves its results now."""
+    """A local URL with the present address of the map server: the platform may have been restarted since the job."""
     return rebased(url, maps_url) if url and maps_url else url
 
 
-def preview_of(state: State, made: Made, target: Path, maps_url: str | None) -> Path | None:
-    """A picture through the map server; where there can't be one, a note says why."""
-    if maps_url is None or made.tilejson_url is None:
-        state.note("no preview: no maps are served here")
+def preview_of(state: State, results: ResultSummary, target: Path, maps_url: str | None) -> Path | None:
+    """Make a preview with the map server; print a note if that fails."""
+    if maps_url is None or results.tilejson_url is None:
+        state.note("no preview: no map server is running")
         return None
     try:
-        make_preview(made.tilejson_url, target)
+        make_preview(results.tilejson_url, target)
     except Unavailable as error:
         state.note(f"no preview: {error.message}")
     except OSError as error:
-        state.note(f"no preview: {target} can't be written: {error.strerror}")
+        state.note(f"no preview: {target} cannot be written: {error.strerror}")
     else:
         return target
     return None
 
 
-def lines_of(made: Made) -> list[tuple[str, str]]:
-    """A word and a path or address each, whole, on a line of its own: to be copied."""
-    size = f"{counted(made.cog_count, 'file')}, {size_text(made.cog_bytes)}"
+def lines_of(results: ResultSummary) -> list[tuple[str, str]]:
+    """A word and a path or URL each, in full, so that it can be copied."""
+    size = f"{counted(results.cog_count, 'file')}, {size_text(results.cog_bytes)}"
     lines = [
-        ("COGs", f"{made.cogs}  ({size})"),
-        ("mosaic", made.mosaic),
-        ("STAC", made.collection_url),
-        ("item", made.item_url),
-        ("tiles", made.xyz_url),
-        ("viewer", made.viewer_url),
-        ("preview", str(made.preview) if made.preview else None),
+        ("COGs", f"{results.cogs}  ({size})"),
+        ("mosaic", results.mosaic),
+        ("STAC", results.collection_url),
+        ("item", results.item_url),
+        ("tiles", results.xyz_url),
+        ("viewer", results.viewer_url),
+        ("preview", str(results.preview) if results.preview else None),
     ]
     return [(word, text) for word, text in lines if text]
 
 
-def print_made(state: State, made: Made) -> None:
+def print_summary(state: State, results: ResultSummary) -> None:
     from rich.text import Text
 
-    for word, text in lines_of(made):
+    for word, text in lines_of(results):
         state.console.print(Text.assemble("  ", (f"{word:<9}", "bold"), neutral(text)), soft_wrap=True)

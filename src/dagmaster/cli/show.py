@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from dagmaster.cli.command import as_json
-from dagmaster.cli.follow import failure_lines, failures, hold_ups, reason_of, remedy_for
+from dagmaster.cli.follow import blockers_of, failure_lines, failures, reason_of, remedy_for
 from dagmaster.cli.live import counts_of, remark_of, seconds_of
 from dagmaster.cli.printable import counted, one_line
 from dagmaster.cli.tables import Column, ago, at, duration, print_table, state_text
@@ -31,7 +31,7 @@ _RESULT_LENGTH = 4000
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A job with what failed and, as long as it runs, what its nodes wait for. `answer` is as it came."""
+    """A job with its failed nodes and, while it runs, what its nodes wait for. `answer` is the unparsed response."""
 
     answer: Json
     detail: JobDetail
@@ -92,12 +92,12 @@ def _print_waiting(console: Console, waiting: Waiting) -> None:
     ]
     if lines:
         _print_lines(console, "waiting", lines, "bold")
-    for line in hold_ups(waiting):
+    for line in blockers_of(waiting):
         console.print(Text(f"hint: {line}", style="yellow"), soft_wrap=True)
 
 
 def _outcome_lines(outcomes: Outcomes, job_id: str) -> list[str]:
-    """What the job was for first, then what else is missing and how to make good for it."""
+    """The main outcome first, then what else is missing and how to run it again."""
     primary = outcomes.primary
     lines = [f"  {_words(primary.status)}: {one_line(primary.description)} ({one_line(primary.details)})"]
     for node in outcomes.secondary:
@@ -111,13 +111,13 @@ def _outcome_lines(outcomes: Outcomes, job_id: str) -> list[str]:
 
 def _deliverable_lines(deliverables: Mapping[str, Deliverable]) -> list[str]:
     return [
-        f"  {name}: {_how_many(told)}{f', {one_line(told.location)}' if told.location else ''}"
-        for name, told in deliverables.items()
+        f"  {name}: {_how_many(each)}{f', {one_line(each.location)}' if each.location else ''}"
+        for name, each in deliverables.items()
     ]
 
 
-def _how_many(told: Deliverable) -> str:
-    return counted(told.count, "item") if told.usable else "missing"
+def _how_many(deliverable: Deliverable) -> str:
+    return counted(deliverable.count, "item") if deliverable.usable else "missing"
 
 
 def _words(status: str) -> str:
@@ -141,49 +141,63 @@ def _facts(page: Page) -> list[tuple[str, str]]:
         ("priority", str(job.priority)),
     ]
     optional = {
-        "submitted": one_line(job.submitted_by), "correlate": one_line(job.correlation_id),
+        "submitted": one_line(job.submitted_by),
+        "correlate": one_line(job.correlation_id),
         "key": one_line(job.idempotency_key),
         "resumed": counted(job.resume_count, "time") if job.resume_count else None,
         "owner": f"{job.owner_id} (epoch {job.epoch})" if job.owner_id else None,
-    }  # fmt: skip
+    }
     return facts + [(name, value) for name, value in optional.items() if value]
 
 
 def _age_seconds(page: Page) -> float:
-    """An answer's own date is a second late at times; a job is never younger than it took."""
+    """The date of a response can be a second late; a job is never younger than its duration."""
     if not page.detail.is_over:
         return page.detail.seconds
     return max(page.detail.seconds, (page.now - page.detail.job.created_at).total_seconds())
 
 
 def _with_pauses(detail: JobDetail) -> str:
-    return " since its submission, with the time until it was resumed" if detail.job.resume_count else ""
+    return " since its submission, including the time before it was resumed" if detail.job.resume_count else ""
 
 
 def print_jobs(console: Console, jobs: Sequence[JobLine], now: datetime) -> None:
     columns = [
-        Column("job"), Column("workflow", is_below=True), Column("state"), Column("created (UTC)", drop=2),
-        Column("age", is_number=True), Column("seconds", drop=1, is_number=True),
+        Column("job"),
+        Column("workflow", is_below=True),
+        Column("state"),
+        Column("created (UTC)", drop=2),
+        Column("age", is_number=True),
+        Column("seconds", drop=1, is_number=True),
         Column("error", is_long=True, is_below=True),
-    ]  # fmt: skip
+    ]
     rows = []
     for job in jobs:
         took = ((job.completed_at or now) - job.created_at).total_seconds()
         rows.append(
             (
-                job.job_id, job.workflow_id, state_text(job.status, console.encoding), at(job.created_at),
-                ago(job.created_at, now), f"{max(0.0, took):.1f}", one_line(job.error_message),
+                job.job_id,
+                job.workflow_id,
+                state_text(job.status, console.encoding),
+                at(job.created_at),
+                ago(job.created_at, now),
+                f"{max(0.0, took):.1f}",
+                one_line(job.error_message),
             )
-        )  # fmt: skip
+        )
     print_table(console, columns, rows)
 
 
 def print_nodes(console: Console, nodes: Sequence[Node], now: datetime, *, has_stages: bool = False) -> None:
     kinds = [Column("type", drop=2), Column("stage", drop=1)] if has_stages else [Column("label", drop=1, is_long=True)]
     columns = [
-        Column("node"), *kinds, Column("state"), Column("attempt", drop=3, is_number=True),
-        Column("seconds", drop=4, is_number=True), Column("remarks", is_long=True),
-    ]  # fmt: skip
+        Column("node"),
+        *kinds,
+        Column("state"),
+        Column("attempt", drop=3, is_number=True),
+        Column("seconds", drop=4, is_number=True),
+        Column("remarks", is_long=True),
+    ]
     rows = []
     for node in nodes:
         seconds = seconds_of(node, now)
@@ -191,10 +205,14 @@ def print_nodes(console: Console, nodes: Sequence[Node], now: datetime, *, has_s
         kind = (node.type, one_line(node.stage)) if has_stages else (one_line(node.label),)
         rows.append(
             (
-                node.node_id, *kind, state_text(node.state, console.encoding), str(node.attempt or ""),
-                f"{seconds:.2f}" if seconds is not None else "", "; ".join(part for part in parts if part),
+                node.node_id,
+                *kind,
+                state_text(node.state, console.encoding),
+                str(node.attempt or ""),
+                f"{seconds:.2f}" if seconds is not None else "",
+                "; ".join(part for part in parts if part),
             )
-        )  # fmt: skip
+        )
     print_table(console, columns, rows)
 
 
@@ -212,9 +230,12 @@ def _print_stages(console: Console, stages: Sequence[Stage]) -> None:
         failed = f" ({stage.children_failed} failed)" if stage.children_failed else ""
         rows.append(
             (
-                str(stage.number), one_line(stage.name), state_text(stage.status, console.encoding),
-                f"{stage.completed}/{stage.nodes}", f"{stage.children}{failed}" if stage.children else "",
+                str(stage.number),
+                one_line(stage.name),
+                state_text(stage.status, console.encoding),
+                f"{stage.completed}/{stage.nodes}",
+                f"{stage.children}{failed}" if stage.children else "",
                 f"{stage.seconds:.2f}" if stage.seconds is not None else "",
             )
-        )  # fmt: skip
+        )
     print_table(console, columns, rows)

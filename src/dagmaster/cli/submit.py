@@ -1,4 +1,4 @@
-"""`dagmaster submit`: create a job, and if wanted stay until it is over."""
+"""`dagmaster submit`: create a job, and optionally wait for its end."""
 
 import signal
 from collections.abc import Callable, Iterator
@@ -21,55 +21,62 @@ Schema = dict[str, Any]
 
 @click.command(cls=Command)
 @click.argument("workflow", shell_complete=complete_workflows_or_files)
-@click.option("-p", "--param", "pairs", multiple=True, metavar="K=V", help="An input; JSON unless declared a string")
+@click.option(
+    "-p", "--param", "pairs", multiple=True, metavar="K=V", help="An input; JSON unless it is declared as a string"
+)
 @click.option("--params", metavar="@FILE|JSON", help="Inputs as a JSON object, up to 1 MiB")
 @click.option("--priority", type=click.IntRange(0, 10), default=0, show_default=True, help="10 goes first")
-@click.option("--correlation-id", help="An id of yours, up to 64 characters")
-@click.option("--submitted-by", help="Who asks for it; keys are theirs")
-@click.option("--idempotency-key", metavar="KEY", help="Submit once: the same key again answers with the same job")
-@click.option("--force", is_flag=True, help="Start a new run even if the same was submitted before")
-@click.option("--resume", is_flag=True, help="Go on with the job that the same submission made before, if it failed")
-@click.option("--wait", is_flag=True, help="Stay until it is over, and print the result")
+@click.option("--correlation-id", help="Your own id for the job, up to 64 characters")
+@click.option("--submitted-by", help="Name of the submitter; idempotency keys are per submitter")
+@click.option("--idempotency-key", metavar="KEY", help="Submit only once: the same key returns the same job")
+@click.option("--force", is_flag=True, help="Start a new job even if the same was submitted before")
+@click.option("--resume", is_flag=True, help="If the same was submitted before and failed, resume that job")
+@click.option("--wait", is_flag=True, help="Wait for its end, and print the result")
 @click.option("--watch", is_flag=True, help="Show live progress, then the result")
 @pass_state
 def submit(
-    state: State, *, workflow: str, pairs: tuple[str, ...], params: str | None, priority: int, correlation_id: str | None,
-    submitted_by: str | None, idempotency_key: str | None, force: bool, resume: bool, wait: bool, watch: bool,
-) -> int:  # fmt: skip
-    """Submit a job of WORKFLOW: the name of one that the platform knows, or a YAML file.
+    state: State,
+    /,
+    *,
+    workflow: str,
+    pairs: tuple[str, ...],
+    params: str | None,
+    force: bool,
+    resume: bool,
+    wait: bool,
+    watch: bool,
+    **submission: Any,
+) -> int:
+    """Submit a job of WORKFLOW: the id of a workflow of the platform, or a YAML file.
 
-    With --wait or --watch the exit code tells how it ended: 0 completed, 1 otherwise. Ctrl-C leaves the job running, with
+    With --wait or --watch the exit code is 0 if the job completed, 1 otherwise. Ctrl-C leaves the job running, with
     exit code 130.
     """
     from dagmaster.cli.follow import detached, follow
     from dagmaster.client.answers import Submitted, read
 
-    given = _object(params) if params else {}
-    submission = {
-        "priority": priority, "correlation_id": correlation_id, "submitted_by": submitted_by,
-        "idempotency_key": idempotency_key,
-    }  # fmt: skip
-    chosen, schema = _from_file(state, Path(workflow)) if is_file(workflow) else _known(state, workflow, pairs)
-    inputs = _inputs(schema, pairs, given)
+    input_object = _object(params) if params else {}
+    chosen, schema = _from_file(state, Path(workflow)) if is_file(workflow) else _by_id(state, workflow, pairs)
+    inputs = _inputs(schema, pairs, input_object)
     with held_back() as is_interrupted:
         answer = submitted(state, {**submission, **chosen, "input_params": inputs}, force=force, resume=resume)
-        read(Submitted, answer)  # or it is no answer to a submission
+        read(Submitted, answer)  # raises if it is not the response to a submission
     if is_interrupted():
         return detached(state, answer["job_id"])
     if wait or watch:
         if answer["status"] != "accepted" and not state.json:
-            goes_on = ", which goes on" if answer["status"] == "resumed" else ""
-            state.note(f"the same was submitted before; this is its job{goes_on}")
+            resumed = ", which is resumed" if answer["status"] == "resumed" else ""
+            state.note(f"the same was submitted before; this is its job{resumed}")
         code = follow(state, answer["job_id"], live=watch)
         if answer["status"] == "previously_failed" and not state.json:
             _offer_another_run(state)
         return code
-    return _tell(state, {**answer, "workflow_id": chosen["workflow_id"]})
+    return _print_submitted(state, {**answer, "workflow_id": chosen["workflow_id"]})
 
 
 @contextmanager
 def held_back() -> Iterator[Callable[[], bool]]:
-    """The first Ctrl-C waits until it is known which job was created; a second one does not."""
+    """Hold the first Ctrl-C back until the id of the job is known; a second one interrupts."""
     received: list[int] = []
 
     def hold_back(number: int, _frame: FrameType | None) -> None:
@@ -84,14 +91,14 @@ def held_back() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, before)
 
 
-def _known(state: State, workflow: str, pairs: tuple[str, ...]) -> tuple[dict[str, Any], Schema]:
-    """The platform knows the types of a workflow's inputs; they matter only where inputs were given one by one."""
+def _by_id(state: State, workflow: str, pairs: tuple[str, ...]) -> tuple[dict[str, Any], Schema]:
+    """A workflow of the platform, with the types of its inputs if they are needed to parse `-p`."""
     schema = state.client.workflow(workflow)["inputs_schema"] if pairs else {}
     return {"workflow_id": workflow}, schema
 
 
 def _from_file(state: State, path: Path) -> tuple[dict[str, Any], Schema]:
-    """A workflow that comes along. The platform judges it: it knows which handlers there are."""
+    """A workflow from a file. The platform validates it, because it knows the handlers."""
     from dagmaster.client.client import problems_of
 
     text = workflow_bytes(path, MAX_BODY_BYTES)
@@ -107,14 +114,14 @@ def _from_file(state: State, path: Path) -> tuple[dict[str, Any], Schema]:
 
 
 def submitted(state: State, submission: dict[str, Any], *, force: bool, resume: bool) -> dict[str, Any]:
-    """Submit. Whoever does not get the answer is told what that means."""
-    unknown = "whether the job was created is not known; see `dagmaster jobs ls`"
+    """Submit; if the response is lost, say what that means."""
+    unknown = "it is unknown whether the job was created; see `dagmaster jobs ls`"
     try:
         return state.client.submit(submission, force=force, resume=resume)
     except Unavailable as error:
         if error.code not in {"server.lost", "server.slow"}:
             raise
-        hint = f"{unknown}; with --idempotency-key it can be submitted again without harm"
+        hint = f"{unknown}; with --idempotency-key it is safe to submit it again"
         raise Unavailable(error.message, code=error.code, hint=hint) from None
     except KeyboardInterrupt:
         end_the_line()
@@ -122,40 +129,40 @@ def submitted(state: State, submission: dict[str, Any], *, force: bool, resume: 
         raise
 
 
-def _tell(state: State, answer: dict[str, Any]) -> int:
+def _print_submitted(state: State, answer: dict[str, Any]) -> int:
     from dagmaster.client.answers import Submitted, read
 
     code = 1 if answer["status"] == "previously_failed" else 0
     if state.json:
         state.emit(answer)
         return code
-    told = read(Submitted, answer)
-    state.say(told.job_id)
-    if told.status == "accepted":
-        state.note(f"watch it with: dagmaster jobs watch {told.job_id}")
+    job = read(Submitted, answer)
+    state.say(job.job_id)
+    if job.status == "accepted":
+        state.note(f"watch it with: dagmaster jobs watch {job.job_id}")
         return code
-    if told.status == "resumed":
-        state.note(f"the same was submitted before; its job goes on, resumed {counted(told.resume_count, 'time')}")
-        state.note(f"watch it with: dagmaster jobs watch {told.job_id}")
+    if job.status == "resumed":
+        state.note(f"the same was submitted before; its job is resumed, {counted(job.resume_count, 'time')}")
+        state.note(f"watch it with: dagmaster jobs watch {job.job_id}")
         return code
-    word = told.job_status.replace("_", " ")
-    reason = f": {told.error_message}" if told.error_message else ""
+    word = job.job_status.replace("_", " ")
+    reason = f": {job.error_message}" if job.error_message else ""
     state.note(f"the same was submitted before; its job is {word}{reason}")
-    if told.status == "previously_failed":
+    if job.status == "previously_failed":
         _offer_another_run(state)
     else:
-        state.note("start a new run with --force")
+        state.note("start a new job with --force")
     return code
 
 
 def _offer_another_run(state: State) -> None:
-    state.note("submit it with --resume to go on with what is missing, or with --force to start a new run")
+    state.note("submit it with --resume to run what is missing, or with --force to start a new job")
 
 
-def _inputs(schema: Schema, pairs: tuple[str, ...], given: dict[str, Any]) -> dict[str, Any]:
-    """The object first, then single inputs, which have the last word."""
+def _inputs(schema: Schema, pairs: tuple[str, ...], input_object: dict[str, Any]) -> dict[str, Any]:
+    """The object of --params, overridden by each -p."""
     declared = schema.get("properties", {})
-    inputs = dict(given)
+    inputs = dict(input_object)
     for pair in pairs:
         name, separator, text = pair.partition("=")
         if not separator or not name:
@@ -165,7 +172,7 @@ def _inputs(schema: Schema, pairs: tuple[str, ...], given: dict[str, Any]) -> di
 
 
 def _value(name: str, kind: str, text: str) -> Any:
-    """A string as it stands, anything else as JSON. An input that nobody declared is refused later, by name."""
+    """A string as it is, anything else as JSON. An undeclared input is refused later, by name."""
     import orjson
 
     if kind == "string":
@@ -175,7 +182,7 @@ def _value(name: str, kind: str, text: str) -> Any:
     except orjson.JSONDecodeError as error:
         shown = text if len(text) <= 60 else text[:59] + "…"
         raise InvalidRequest(
-            f"-p {name}: {kind} is expected, and {shown!r} is not JSON ({error})",
+            f"-p {name}: expected {kind}, but {shown!r} is not JSON ({error})",
             code="inputs.invalid",
             hint=_EXAMPLES.get(kind, "").format(name=name) or None,
             fields=[name],
@@ -197,9 +204,10 @@ def _object(params: str) -> dict[str, Any]:
     text = _file(params) if params.startswith("@") else params.encode()
     if len(text) > MAX_BODY_BYTES:
         raise InvalidRequest(
-            f"--params has more than {MAX_BODY_BYTES:,} bytes, which is all that the API takes", code="inputs.too-large",
-            hint="large data goes to storage, by reference",
-        )  # fmt: skip
+            f"--params has more than {MAX_BODY_BYTES:,} bytes, the limit of the API",
+            code="inputs.too-large",
+            hint="put large data into storage and pass a reference",
+        )
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError as error:

@@ -1,4 +1,4 @@
-"""Tables that fit: ids and states stay whole, to be read and copied; what is less important is left out where it is narrow."""
+"""Tables that fit the terminal: ids and states are never cut; less important columns are left out if it is narrow."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,16 +14,24 @@ from dagmaster.cli.printable import is_unicode
 _LEAST_LONG = 16
 _LEAST_BEFORE_BELOW = 32
 _GAP = 2
-_STYLES = {
-    "completed": "green", "partial_success": "yellow", "failed": "bold red", "cancelled": "magenta",
-    "running": "cyan", "dispatched": "blue", "ready": "blue", "skipped": "dim", "pending": "dim",
-    "alive": "green", "gone": "bold red", "paused": "yellow", "open": "green", "succeeded": "green", "queued": "blue",
-}  # fmt: skip
-_SIGNS = {
-    "completed": "✔", "partial_success": "!", "failed": "✖", "cancelled": "■",
-    "running": "▶", "dispatched": "»", "ready": "»", "skipped": "–", "pending": "·",
-    "alive": "✔", "gone": "✖", "paused": "■", "open": "▶", "succeeded": "✔", "queued": "»",
-}  # fmt: skip
+# For each state a sign and a style.
+_STATES = {
+    "completed": ("✔", "green"),
+    "partial_success": ("!", "yellow"),
+    "failed": ("✖", "bold red"),
+    "cancelled": ("■", "magenta"),
+    "running": ("▶", "cyan"),
+    "dispatched": ("»", "blue"),
+    "ready": ("»", "blue"),
+    "skipped": ("–", "dim"),
+    "pending": ("·", "dim"),
+    "alive": ("✔", "green"),
+    "gone": ("✖", "bold red"),
+    "paused": ("■", "yellow"),
+    "open": ("▶", "green"),
+    "succeeded": ("✔", "green"),
+    "queued": ("»", "blue"),
+}
 
 
 Row = Sequence[Text | str]
@@ -31,8 +39,8 @@ Row = Sequence[Text | str]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """`drop` says how soon it is left out where it is narrow, the highest first; 0 stays. A long one gives way by folding. One
-    that `is_below` is moved to a line of its own below its row where it is narrow, the last first."""
+    """How a column behaves in a narrow terminal. It is left out, the highest `drop` first; 0 stays. One that `is_long`
+    is wrapped. One that `is_below` moves to its own line below the row, the last column first."""
 
     heading: str
     drop: int = 0
@@ -48,13 +56,13 @@ def print_table(console: Console, columns: Sequence[Column], rows: Sequence[Row]
         _print_with_lines_below(console, columns, cells, kept, below)
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for place in kept:
-        column = columns[place]
+    for index in kept:
+        column = columns[index]
         table.add_column(
             column.heading, no_wrap=not column.is_long, overflow="fold", justify="right" if column.is_number else "left"
         )
     for row in cells:
-        table.add_row(*(row[place] for place in kept))
+        table.add_row(*(row[index] for index in kept))
     with _as_wide_as(console, _width(kept, columns, cells)):
         console.print(table)
 
@@ -66,18 +74,18 @@ def _print_with_lines_below(
     kept: Sequence[int],
     below: Sequence[int],
 ) -> None:
-    widths = [max(len(columns[place].heading), *(_cell_width(row[place]) for row in rows)) for place in kept]
+    widths = [max(len(columns[index].heading), *(_cell_width(row[index]) for row in rows)) for index in kept]
     headings = [Text(column.heading, style="bold") for column in columns]
     for row in (headings, *rows):
         line = Text(" " * _GAP).join(
-            _padded(row[place], width, columns[place].is_number) for place, width in zip(kept, widths, strict=True)
+            _padded(row[index], width, columns[index].is_number) for index, width in zip(kept, widths, strict=True)
         )
         line.rstrip()
         console.print(line, soft_wrap=True)
         if row is not headings:
-            for place in below:
-                if row[place]:
-                    console.print(Text(" " * _GAP) + row[place], soft_wrap=True)
+            for index in below:
+                if row[index]:
+                    console.print(Text(" " * _GAP) + row[index], soft_wrap=True)
 
 
 def _padded(cell: Text, width: int, is_number: bool) -> Text:
@@ -88,7 +96,7 @@ def _padded(cell: Text, width: int, is_number: bool) -> Text:
 
 @contextmanager
 def _as_wide_as(console: Console, needed: int) -> Iterator[None]:
-    """Lines that the terminal breaks are better than lines that are cut off."""
+    """Lines that the terminal wraps are better than lines that are cut off."""
     width = console.width
     console.width = max(width, needed)
     try:
@@ -98,13 +106,13 @@ def _as_wide_as(console: Console, needed: int) -> Iterator[None]:
 
 
 def _fitting(width: int, columns: Sequence[Column], rows: Sequence[Sequence[Text]]) -> tuple[list[int], list[int]]:
-    """The places of the columns that fit, and of those that go below."""
+    """The indexes of the columns that fit, and of those that move below the row."""
     kept, below = list(range(len(columns))), list[int]()
     while _width(kept, columns, rows) > width:
-        droppable = [place for place in kept if columns[place].drop]
-        movable = [place for place in kept if columns[place].is_below]
+        droppable = [index for index in kept if columns[index].drop]
+        movable = [index for index in kept if columns[index].is_below]
         if droppable:
-            kept.remove(max(droppable, key=lambda place: columns[place].drop))
+            kept.remove(max(droppable, key=lambda index: columns[index].drop))
         elif movable:
             kept.remove(movable[-1])
             below.insert(0, movable[-1])
@@ -115,10 +123,10 @@ def _fitting(width: int, columns: Sequence[Column], rows: Sequence[Sequence[Text
 
 def _width(kept: Sequence[int], columns: Sequence[Column], rows: Sequence[Sequence[Text]]) -> int:
     total = _GAP * (len(kept) - 1)
-    for place in kept:
-        widest = max([len(columns[place].heading), *(_cell_width(row[place]) for row in rows)])
-        least = _LEAST_BEFORE_BELOW if columns[place].is_below else _LEAST_LONG
-        total += min(widest, least) if columns[place].is_long else widest
+    for index in kept:
+        widest = max([len(columns[index].heading), *(_cell_width(row[index]) for row in rows)])
+        least = _LEAST_BEFORE_BELOW if columns[index].is_below else _LEAST_LONG
+        total += min(widest, least) if columns[index].is_long else widest
     return total
 
 
@@ -128,8 +136,9 @@ def _cell_width(text: Text) -> int:
 
 def state_text(status: str, encoding: str | None = "utf-8") -> Text:
     """Never colour alone: a sign and a word."""
-    sign = f"{_SIGNS.get(status, ' ')} " if is_unicode(encoding) else ""
-    return Text(f"{sign}{status.replace('_', ' ')}", style=_STYLES.get(status, ""), no_wrap=True)
+    sign, style = _STATES.get(status, (" ", ""))
+    sign = f"{sign} " if is_unicode(encoding) else ""
+    return Text(f"{sign}{status.replace('_', ' ')}", style=style, no_wrap=True)
 
 
 def at(moment: datetime) -> str:

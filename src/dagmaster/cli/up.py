@@ -15,13 +15,13 @@ _TICK_SECONDS = 0.1
 
 
 @click.command(cls=Command)
-@click.option("--workers", type=click.IntRange(min=1), default=1, show_default=True, help="How many workers")
+@click.option("--workers", type=click.IntRange(min=1), default=1, show_default=True, help="Number of workers")
 @click.option(
-    "--orchestrators", type=click.IntRange(min=1), default=1, show_default=True, help="How many orchestrators"
+    "--orchestrators", type=click.IntRange(min=1), default=1, show_default=True, help="Number of orchestrators"
 )
 @pass_state
 def up(state: State, workers: int, orchestrators: int) -> None:
-    """Run the whole platform on this machine, with a PostgreSQL of its own.
+    """Run the whole platform on this machine, with its own PostgreSQL.
 
     With DATABASE_URL or POSTGRES_HOST set, that server is used instead of a private one. Ctrl-C stops everything; the
     data stays, and the next start continues from there.

@@ -1,4 +1,4 @@
-"""`dagmaster workflows`: what can be submitted, and whether a file is right. Files are read here, without a platform."""
+"""`dagmaster workflows`: list, show, validate and draw workflows. Files are read here, without a platform."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -15,27 +15,30 @@ from dagmaster.errors import InvalidWorkflow
 
 @click.group(cls=Group)
 def workflows() -> None:
-    """Look at workflows, check and draw them."""
+    """List, show, validate and draw workflows."""
 
 
 @workflows.command("ls")
 @pass_state
 def list_workflows(state: State) -> None:
-    """List the workflows that the platform knows, and the files that it could not use."""
-    found, refused = state.client.workflows(), state.client.refused_workflows()
+    """List the workflows of the platform, and the files that it refused."""
+    page, refused = state.client.workflows(), state.client.refused_workflows()
     if state.json:
-        state.emit({"workflows": found, "refused": refused})
+        state.emit({"workflows": page, "refused": refused})
         return
     from dagmaster.cli.tables import Column, print_table
     from dagmaster.client.answers import RefusedFile, Workflow, read_all
 
     columns = [
-        Column("workflow"), Column("version", drop=1), Column("nodes", drop=2, is_number=True),
-        Column("inputs", is_long=True), Column("description", is_long=True),
-    ]  # fmt: skip
+        Column("workflow"),
+        Column("version", drop=1),
+        Column("nodes", drop=2, is_number=True),
+        Column("inputs", is_long=True),
+        Column("description", is_long=True),
+    ]
     rows = [
         (w.workflow_id, w.version, str(w.nodes), ", ".join(w.inputs), one_line(w.description or w.name))
-        for w in read_all(Workflow, found)
+        for w in read_all(Workflow, page)
     ]
     print_table(state.console, columns, rows)
     for file in read_all(RefusedFile, refused):
@@ -50,7 +53,8 @@ def list_workflows(state: State) -> None:
 @pass_state
 def show(state: State, workflow: str) -> None:
     """Show the definition of a workflow, or of a file."""
-    body = _body_of_file(state, Path(workflow)) if is_file(workflow) else state.client.workflow(workflow)["definition"]
+    path = Path(workflow)
+    body = read_workflow(state, path).body() if is_file(workflow) else state.client.workflow(workflow)["definition"]
     if state.json:
         state.emit(body)
         return
@@ -59,17 +63,13 @@ def show(state: State, workflow: str) -> None:
     state.say(yaml.safe_dump(body, sort_keys=False, allow_unicode=True, width=100).rstrip())
 
 
-def _body_of_file(state: State, path: Path) -> dict[str, Any]:
-    return read_workflow(state, path).body()
-
-
 @workflows.command("validate")
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="FILE...")
 @pass_state
 def validate(state: State, files: tuple[Path, ...]) -> int:
-    """Check workflow files and tell every mistake at once; exit code 2 if there is any.
+    """Validate workflow files and show all mistakes at once; the exit code is 2 if there is any.
 
-    They are checked against the handlers installed here; no platform is needed.
+    They are checked against the handlers installed on this machine; no platform is needed.
     """
     reports = [_validated(state, file) for file in files]
     if state.json:
@@ -107,5 +107,5 @@ def _drawn_from_file(state: State, path: Path) -> dict[str, Any]:
     from dagmaster.workflows.draw import mermaid
     from dagmaster.workflows.graph import build
 
-    found = read_workflow(state, path)
-    return {"workflow_id": found.workflow_id, "mermaid": mermaid(build(found))}
+    workflow = read_workflow(state, path)
+    return {"workflow_id": workflow.workflow_id, "mermaid": mermaid(build(workflow))}

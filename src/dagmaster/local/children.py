@@ -35,7 +35,7 @@ _TICK_SECONDS = 0.05
 
 
 @dataclass(slots=True)
-class Child:
+class ChildProcess:
     """One process, which serves on `listening`. `failures` counts how often it ended unasked since it last ran well."""
 
     role: str
@@ -115,7 +115,9 @@ class Child:
             self._process.send_signal(which)
 
 
-def stop_all(children: Iterable[Child], grace_seconds: float, is_hurried: Callable[[], bool]) -> list[Child]:
+def stop_all(
+    children: Iterable[ChildProcess], grace_seconds: float, is_hurried: Callable[[], bool]
+) -> list[ChildProcess]:
     """Ask all to stop, wait, kill the remaining ones; returns those that had to be killed."""
     children = list(children)
     for child in children:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from dagmaster.errors import Conflict, NotAllowed, Unavailable
 from dagmaster.listen import API, HEALTH, SERVING, Endpoint, bind, bind_somewhere
 from dagmaster.local import discovery
-from dagmaster.local.children import Child, Say, stop_all
+from dagmaster.local.children import ChildProcess, Say, stop_all
 
 if TYPE_CHECKING:
     from dagmaster.database.schema.deploy import SchemaState
@@ -62,7 +62,7 @@ class LocalPlatform:
     log_level: str = "warning"
     on_stopping: Callable[[], None] = lambda: None
     overrides: Mapping[str, str] = field(default_factory=dict)
-    children: list[Child] = field(default_factory=list)
+    children: list[ChildProcess] = field(default_factory=list)
     api_url: str | None = None
     maps_url: str | None = None
     ready_seconds: float = 0.0
@@ -142,7 +142,9 @@ class LocalPlatform:
         # One of them serves the API.
         environment = {**environment, "API_ENABLED": "false", "API_HOST": self.settings.api_host}
         self.children = [
-            Child(role, number + 1, environment, api if (role, number) == ("orchestrator", 0) else None, is_held=True)
+            ChildProcess(
+                role, number + 1, environment, api if (role, number) == ("orchestrator", 0) else None, is_held=True
+            )
             for role, number in roles
         ]
         if api:
@@ -153,7 +155,7 @@ class LocalPlatform:
     def _start_maps(self, maps: socket.socket | None) -> None:
         """After the others, because it loads most. Requests that arrive earlier wait in its socket."""
         if maps:
-            self.children.append(Child("serving", 1, self._environment(), maps))
+            self.children.append(ChildProcess("serving", 1, self._environment(), maps))
             self.children[-1].start()
 
     def _api_socket(self) -> socket.socket | None:

@@ -1,0 +1,92 @@
+"""`dagmaster dead-letters`: list messages that could not be used, and replay them."""
+
+import click
+
+from dagmaster.cli.command import Group, State, as_json, pass_state
+from dagmaster.cli.printable import one_line
+
+
+@click.group("dead-letters", cls=Group)
+def dead_letters() -> None:
+    """List messages that could not be used, and replay them."""
+
+
+@dead_letters.command("ls")
+@click.option("--reason", metavar="REASON", help="Only those with this reason")
+@click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True)
+@click.option("--after", metavar="CURSOR", help="Continue after this one (`next` of the page before)")
+@pass_state
+def list_dead_letters(state: State, reason: str | None, limit: int, after: str | None) -> None:
+    """List dead letters, newest first."""
+    page, following = state.client.dead_letters(limit, after, reason)
+    if state.json:
+        state.emit({"dead_letters": page, "next": following})
+        return
+    if not page:
+        state.note("no dead letters")
+        return
+    from dagmaster.cli.tables import Column, ago, print_table
+    from dagmaster.client.answers import DeadLetter, read_all
+
+    columns = [
+        Column("dead letter"),
+        Column("age", is_number=True),
+        Column("queue", drop=2),
+        Column("reason"),
+        Column("what", drop=1, is_long=True),
+    ]
+    rows = [
+        (
+            letter.dead_letter_id,
+            ago(letter.created_at, state.client.now),
+            one_line(letter.queue),
+            one_line(letter.reason),
+            one_line(letter.description),
+        )
+        for letter in read_all(DeadLetter, page)
+    ]
+    print_table(state.console, columns, rows)
+    if following:
+        state.note(f"more with: --after '{following}'")
+
+
+@dead_letters.command("show")
+@click.argument("dead_letter")
+@pass_state
+def show_dead_letter(state: State, dead_letter: str) -> None:
+    """Show a dead letter: why it could not be used, and its content. DEAD_LETTER is an id, or the beginning of one."""
+    answer = state.client.dead_letter(state.client.find_dead_letter(dead_letter))
+    if state.json:
+        state.emit(answer)
+        return
+    from dagmaster.cli.tables import ago, at
+    from dagmaster.client.answers import DeadLetter, read
+
+    letter = read(DeadLetter, answer)
+    state.say(f"dead letter {letter.dead_letter_id}")
+    state.say(f"queue       {one_line(letter.queue)}")
+    if letter.message_id:
+        state.say(f"message     {one_line(letter.message_id)}")
+    state.say(f"created     {at(letter.created_at)} UTC, {ago(letter.created_at, state.client.now)} ago")
+    state.say(f"reason      {one_line(letter.reason)}: {letter.description}")
+    state.say(f"body        {as_json(answer.get('body'))}")
+    if letter.job_id:
+        state.say(f"job         {letter.job_id}, node {letter.node_id}")
+    what = "resume its job" if letter.job_id else "replay it"
+    state.note(f"{what} with: dagmaster dead-letters replay {letter.dead_letter_id}")
+
+
+@dead_letters.command("replay")
+@click.argument("dead_letter")
+@pass_state
+def replay_dead_letter(state: State, dead_letter: str) -> None:
+    """Replay a dead letter. A submission goes back into its queue: it becomes a job, or a dead letter again with a new id.
+    For a task that was given up, its job is resumed, with everything that is missing."""
+    answer = state.client.replay(state.client.find_dead_letter(dead_letter))
+    if state.json:
+        state.emit(answer)
+    elif job_id := answer.get("job_id"):
+        state.say(f"job {job_id} is resumed")
+        state.note(f"watch it with: dagmaster jobs watch {job_id}")
+    else:
+        state.say(f"back in queue {answer.get('queue')}")

@@ -1,0 +1,102 @@
+"""`dagmaster queues`: list queues; limit, pause and resume them."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from dagmaster.cli.command import Group, State, pass_state
+from dagmaster.cli.completion import complete_queues
+from dagmaster.cli.printable import one_line
+
+if TYPE_CHECKING:
+    from dagmaster.cli.tables import Row
+    from dagmaster.client.answers import Json, Queue
+
+
+@click.group(cls=Group)
+def queues() -> None:
+    """List queues; limit, pause and resume them."""
+
+
+@queues.command("ls")
+@pass_state
+def list_queues(state: State) -> None:
+    """List queues: their length, the age of the oldest task, live workers, limits."""
+    lines = state.client.queues()
+    if state.json:
+        state.emit({"queues": lines})
+    else:
+        _print_queues(state, lines)
+
+
+@queues.command("pause")
+@click.argument("queue", shell_complete=complete_queues)
+@pass_state
+def pause(state: State, queue: str) -> None:
+    """Start no more tasks of a queue. Running tasks continue."""
+    _set_queue(state, queue, is_paused=True)
+
+
+@queues.command("resume")
+@click.argument("queue", shell_complete=complete_queues)
+@pass_state
+def resume(state: State, queue: str) -> None:
+    """Resume a paused queue."""
+    _set_queue(state, queue, is_paused=False)
+
+
+@queues.command("limit")
+@click.argument("queue", shell_complete=complete_queues)
+@click.argument("max_running", metavar="N|none")
+@pass_state
+def limit(state: State, queue: str, max_running: str) -> None:
+    """Run at most N tasks of a queue at the same time, over all workers; `none` removes the limit."""
+    is_number = max_running.isascii() and max_running.isdigit()
+    if is_number and int(max_running) == 0:
+        raise click.BadParameter(f"at least 1; to stop it: dagmaster queues pause {queue}", param_hint="'N|none'")
+    if max_running != "none" and not is_number:
+        raise click.BadParameter("expected a number of tasks, or `none`", param_hint="'N|none'")
+    _set_queue(state, queue, max_running=None if max_running == "none" else int(max_running))
+
+
+def _set_queue(state: State, name: str, **changed: "bool | int | None") -> None:
+    """Change one setting of a queue; the others stay, even if they change at the same time."""
+    line = state.client.set_queue(name, **changed)
+    if state.json:
+        state.emit(line)
+    else:
+        _print_queues(state, [line])
+
+
+def _print_queues(state: State, lines: "list[Json]") -> None:
+    from dagmaster.cli.tables import Column, print_table
+    from dagmaster.client.answers import Queue, read_all
+
+    columns = [
+        Column("queue"),
+        Column("kind", drop=2),
+        Column("state"),
+        Column("waiting", is_number=True),
+        Column("oldest", drop=1, is_number=True),
+        Column("running", is_number=True),
+        Column("limit", is_number=True),
+        Column("live workers", is_number=True),
+    ]
+    print_table(state.console, columns, [_row(queue, state) for queue in read_all(Queue, lines)])
+
+
+def _row(queue: "Queue", state: State) -> "Row":
+    from dagmaster.cli.tables import duration, state_text
+
+    # Submissions are taken by orchestrators, not by workers.
+    has_workers = queue.kind != "submissions"
+    return (
+        one_line(queue.queue),
+        queue.kind,
+        state_text("paused" if queue.is_paused else "open", state.console.encoding),
+        str(queue.depth),
+        duration(queue.oldest_age_seconds) if queue.oldest_age_seconds is not None else "",
+        str(queue.running_count) if has_workers else "",
+        str(queue.max_running) if queue.max_running is not None else "",
+        str(queue.live_workers) if has_workers else "",
+    )
