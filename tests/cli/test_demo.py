@@ -82,7 +82,7 @@ def test_ctrl_c_while_a_demonstration_starts_removes_what_it_made(output):
     out, err = process.communicate(timeout=30)
 
     assert process.returncode == 130, err
-    assert out.index("stopping …") < out.index("stopped, its data removed")
+    assert out.index("stopping …") < out.index("stopped; its data was deleted")
     assert not alive(everything)
     assert not output.exists()
 
@@ -103,5 +103,5 @@ def test_a_folder_with_other_files_is_left_alone(output):
     told = [call("demo", "--output", str(output), *more) for more in ((), ("--remove",))]
 
     assert [answer.returncode for answer in told] == [4, 4]
-    assert "is not a demonstration's, and is left alone" in told[0].stderr
+    assert "was not created by a demo; it is not deleted" in told[0].stderr
     assert (output / "thesis.txt").read_text() == "years of work"

@@ -130,9 +130,9 @@ def test_the_same_submission_resumes_its_failed_job(on_platform, failing):
     both = on_platform(*submit, "--resume", "--force")
 
     assert told.code == 1
-    assert "with --resume to go on with what is missing" in told.err
+    assert "with --resume to run what is missing" in told.err
     assert (resumed.code, resumed.out.strip()) == (0, first["job_id"])
-    assert "its job goes on, resumed 1 time" in resumed.err
+    assert "its job runs again (resumed 1 time)" in resumed.err
     assert waited.code == 1
     assert both.code == 2
 
@@ -153,7 +153,7 @@ def test_replaying_a_given_up_task_resumes_its_job(on_platform, server, failing)
 
     assert f"job         {job_id}, node spread__0" in shown.out
     assert "resume its job with: " in shown.err
-    assert (replayed.code, replayed.out) == (0, f"job {job_id} goes on\n")
+    assert (replayed.code, replayed.out) == (0, f"job {job_id} is resumed\n")
     assert on_platform("jobs", "watch", job_id).code == 1
     assert on_platform("jobs", "show", job_id, "--json").json["job"]["resume_count"] == 1
 

@@ -65,7 +65,7 @@ def test_parameters_are_read_as_the_inputs_declare(on_platform, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["-p", "count=many"], "-p count: integer is expected, and 'many' is not JSON"),
+        (["-p", "count=many"], "-p count: expected integer, but 'many' is not JSON"),
         (["-p", "count=1.5"], "'count' must be an integer, not 1.5"),
         (["-p", "number=3"], "'number' is not an input"),
         (["-p", "count"], "expected name=value"),

@@ -80,8 +80,8 @@ def test_a_full_disk_or_a_closed_output_is_reported(arguments):
     )
 
     assert no_space.returncode == shell.returncode == 5
-    assert no_space.stderr == b"error: the answer can't be written: No space left on device\n"
-    assert shell.stderr == b"error: the answer can't be written: Bad file descriptor\n"
+    assert no_space.stderr == b"error: the output cannot be written: No space left on device\n"
+    assert shell.stderr == b"error: the output cannot be written: Bad file descriptor\n"
 
 
 def test_an_error_that_cannot_be_printed_keeps_the_exit_code():

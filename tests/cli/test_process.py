@@ -18,7 +18,7 @@ from affine import Affine
 
 from dagmaster.cli import incoming, preview, process
 from dagmaster.cli.command import State
-from dagmaster.cli.result_summary import is_still_there
+from dagmaster.cli.result_summary import is_complete
 from dagmaster.errors import Conflict, Unavailable
 from dagmaster.listen import bind
 from dagmaster.local.discovery import Platform, awaited_platform, hold, publish, storage_of
@@ -103,7 +103,7 @@ def test_outputs_that_were_deleted_are_made_again(on_maps, scene):
     done, again = on_maps(*arguments), on_maps(*arguments, "--json")
 
     assert done.code == 0, done.err
-    assert "the same was processed before, but what was made of it is gone; it is processed again\n" in done.err
+    assert "this file was processed before, but its results were deleted; it is processed again\n" in done.err
     assert again.json["job_id"] != before["job_id"]
     assert again.json["cogs"] == before["cogs"]
 
@@ -117,10 +117,10 @@ def test_every_promised_output_is_verified(tmp_path, missing, blob):
     for name in made:
         storage.put(storage.location(name, zone=Zone.SILVER), b"x")
 
-    assert is_still_there(storage, edition, result)
+    assert is_complete(storage, edition, result)
     gone = next(name for name in made if name.startswith(missing))
     storage.delete(storage.location(gone, zone=Zone.SILVER))
-    assert not is_still_there(storage, edition, result)
+    assert not is_complete(storage, edition, result)
 
 
 class TestPortOfMaps:
@@ -171,8 +171,8 @@ def test_another_file_of_the_same_name_gets_a_name_of_its_own(on_maps, maps, sce
     named = [name for name in kept if name.startswith("My scene-")]
     assert done.code == again.code == 0, done.err
     assert len(named) == 1
-    assert f"another file is kept as My scene.tif already; this one is kept as {named[0]}\n" in done.err
-    assert "the same was processed before" in again.err
+    assert f"the bronze zone has another file named My scene.tif; this one is stored as {named[0]}\n" in done.err
+    assert "this file was processed before" in again.err
     assert "dataset my-scene-" in done.out
 
 
@@ -185,7 +185,7 @@ def test_what_was_published_otherwise_needs_another_revision(on_maps, scene):
     assert refused.code == 4
     assert refused.err == (
         "error: revision 1 of version 0 of dataset 'my-scene' was made with other options: --tier was analysis, not archive\n"
-        "hint: take --revision 2, or another --dataset\n"
+        "hint: use --revision 2, or another --dataset\n"
     )
     assert revised.code == 0, revised.err
     assert revised.json["cogs"]["folder"].endswith("/my-scene/v0/r2")
@@ -264,13 +264,13 @@ def test_without_a_platform_one_is_started_and_the_next_one_continues_an_interru
 
     assert process.returncode == 130
     assert "stopping …" in out
-    again = f"  dagmaster up --data {folder}\nand is watched with:\n  dagmaster jobs watch --data {folder} "
+    again = f"  dagmaster up --data {folder}\nand watch it with:\n  dagmaster jobs watch --data {folder} "
     assert again in err
     assert len(everything) > 4
     assert not alive(everything)
     assert done.returncode == 0, done.stderr
-    assert "it is being processed already; watching it" in done.stderr
-    assert "no preview: no maps are served here" in done.stderr
+    assert "this file is already being processed; watching its job" in done.stderr
+    assert "no preview: no map server is running" in done.stderr
     assert f"COGs     {folder}/storage/silver/silver/cogs/my-scene/v0/r1" in done.stdout
     assert done.stdout.endswith(f"the data stays. Serve it with:\n  dagmaster up --data {folder}\n")
 
@@ -387,7 +387,7 @@ def test_what_makes_no_sense_is_refused_before_anything_is_made(dagmaster, at_fi
 def _taken_in(storage, file):
     location, is_there = incoming.place_in_bronze(State(), storage, file)
     assert not is_there
-    incoming.take_in(State(), storage, file, location)
+    incoming.copy_in(State(), storage, file, location)
     assert incoming.place_in_bronze(State(), storage, file) == (location, True)
     return location
 
@@ -490,7 +490,7 @@ def test_a_date_that_was_not_given_is_warned_about(scene, tags, given, revision,
 
     asked = {"source_crs": None, "raster_type": None, "datetime": given}
     wanted = process._wanted("raster_ingest", dict.fromkeys(("target_crs", "tile_size", "output_tier")))
-    checked = process.judge(State(), file, asked, wanted, is_first=revision == 1)
+    checked = process.validate(State(), file, asked, wanted, is_first=revision == 1)
 
     told = [found for found in checked.findings if "by the file's own time, 2023-11-14" in found.message]
     assert [(found.severity, "--datetime" in found.advice) for found in told] == ([("info", True)] if is_told else [])

@@ -142,7 +142,7 @@ def _print_submitted(state: State, answer: dict[str, Any]) -> int:
         state.note(f"watch it with: dagmaster jobs watch {job.job_id}")
         return code
     if job.status == "resumed":
-        state.note(f"the same was submitted before; its job is resumed, {counted(job.resume_count, 'time')}")
+        state.note(f"the same was submitted before; its job runs again (resumed {counted(job.resume_count, 'time')})")
         state.note(f"watch it with: dagmaster jobs watch {job.job_id}")
         return code
     word = job.job_status.replace("_", " ")
