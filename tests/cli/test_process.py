@@ -371,8 +371,8 @@ def at_files(scene, tmp_path, monkeypatch):
         (("scene.tif", "--revision", "99999999999"), 2, "both to 999,999,999"),
         (("日本.tif",), 2, "no dataset id can be made"),
         (("scene.tif", "--dataset", "No Name"), 2, "is not a valid dataset id"),
-        (("scene.tif", "--server", "http://127.0.0.1:1"), 2, "can't be sent to a platform elsewhere"),
-        (("scene.tif", "--detach"), 5, "no platform is running"),
+        (("scene.tif", "--server", "http://127.0.0.1:1"), 2, "cannot be sent to a remote platform"),
+        (("scene.tif", "--detach"), 5, "--detach needs a running platform"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
@@ -478,22 +478,27 @@ def test_a_platform_that_came_back_is_asked_where_it_serves_maps_now(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("tags", "given", "revision", "is_told"),
-    [({}, None, 1, True), ({}, "2024", 1, False), ({}, None, 2, False),
-     ({"TIFFTAG_DATETIME": "2019:05:01 10:00:00"}, None, 1, False)],
-)  # fmt: skip
-def test_a_date_that_was_not_given_is_warned_about(scene, tags, given, revision, is_told):
+    ("tags", "date", "revision", "is_expected"),
+    [
+        ({}, None, 1, True),
+        ({}, "2024", 1, False),
+        ({}, None, 2, False),
+        ({"TIFFTAG_DATETIME": "2019:05:01 10:00:00"}, None, 1, False),
+    ],
+)
+def test_a_date_that_was_not_given_is_warned_about(scene, tags, date, revision, is_expected):
     file = shutil.copy(scene, scene.with_name("undated.tif"))
     with rasterio.open(file, "r+") as dataset:
         dataset.update_tags(**tags)
     os.utime(file, (1_700_000_000, 1_700_000_000))
 
-    asked = {"source_crs": None, "raster_type": None, "datetime": given}
-    wanted = process._wanted("raster_ingest", dict.fromkeys(("target_crs", "tile_size", "output_tier")))
-    checked = process.validate(State(), file, asked, wanted, is_first=revision == 1)
+    options = {"source_crs": None, "raster_type": None, "datetime": date}
+    raster_options = process._raster_options("raster_ingest", dict.fromkeys(("target_crs", "tile_size", "output_tier")))
+    checked = process.validate(State(), file, options, raster_options, is_first=revision == 1)
 
-    told = [found for found in checked.findings if "by the file's own time, 2023-11-14" in found.message]
-    assert [(found.severity, "--datetime" in found.advice) for found in told] == ([("info", True)] if is_told else [])
+    findings = [finding for finding in checked.findings if "date of publication: 2023-11-14" in finding.message]
+    expected = [("info", True)] if is_expected else []
+    assert [(finding.severity, "--datetime" in finding.advice) for finding in findings] == expected
 
 
 @pytest.mark.parametrize(("lon", "lat", "zoom"), [(9.5, 47.4, 9), (-179.9, -60, 3), (179.99, 84.9, 12)])

@@ -275,7 +275,7 @@ def test_the_janitor_previews_its_actions_runs_them_and_lists_them(on_platform, 
     listed = on_platform("janitor", "actions", "--type", "messages_unread", "--target", "unread")
     as_json = on_platform("janitor", "actions", "--json", "--limit", "1").json
 
-    assert "found nothing" in nothing.err
+    assert nothing.err == "no janitor actions\n"
     assert dry.out.startswith("would do:")
     assert "messages_unread" in dry.out
     assert (wet.code, wet.json["is_dry_run"]) == (0, False)
