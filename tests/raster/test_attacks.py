@@ -21,7 +21,7 @@ from dagmaster.raster.cog.grid import output_grid
 from dagmaster.raster.cog.write import make_cog
 from dagmaster.raster.source.facts import RasterType, read_facts
 from dagmaster.raster.validation.check import Verdict, check
-from dagmaster.raster.validation.limits import Limits, inspect
+from dagmaster.raster.validation.limits import ProcessLimits, inspect
 from tests.raster.rasters import hills, noise, write_raster
 
 pytestmark = pytest.mark.requirement("R2", "X2")
@@ -205,7 +205,7 @@ def test_the_limited_process_says_the_same(tmp_path: Path, name: str) -> None:
     path = tmp_path / "scene.tif"
     path.write_bytes(content)
 
-    checked = inspect(path, limits=Limits(memory_mb=1024, cpu_seconds=10, seconds=60))
+    checked = inspect(path, limits=ProcessLimits(memory_mb=1024, cpu_seconds=10, seconds=60))
 
     assert {found.code.removeprefix("raster.") for found in checked.errors} == expected
 

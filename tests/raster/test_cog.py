@@ -18,11 +18,12 @@ from rio_cogeo.cogeo import cog_validate
 
 from dagmaster.errors import InvalidRequest, Unavailable, UnfitData
 from dagmaster.raster.cog import tiff
-from dagmaster.raster.cog.grid import Window, output_grid
+from dagmaster.raster.cog.grid import output_grid
 from dagmaster.raster.cog.profiles import ANALYSIS, CogProfile, Tier, profile_of
 from dagmaster.raster.cog.write import CogFacts, make_cog
 from dagmaster.raster.source.facts import RasterType, read_facts
 from dagmaster.raster.source.pixels import Validity
+from dagmaster.raster.source.window import Window
 from tests.raster.rasters import TRANSFORM, hills, noise, write_raster
 
 pytestmark = pytest.mark.requirement("R5", "R8")

@@ -13,10 +13,8 @@ from rasterio.warp import transform
 from dagmaster.errors import InvalidRequest, UnfitData
 from dagmaster.raster.cog.coverage import tiles_with_data
 from dagmaster.raster.cog.grid import (
-    BLOCK,
     OutputGrid,
     TilingScheme,
-    Window,
     auto_tile_size,
     output_grid,
     require_aligned,
@@ -25,6 +23,7 @@ from dagmaster.raster.cog.grid import (
     tiles_of,
 )
 from dagmaster.raster.source.facts import BandFacts, RasterFacts, RasterType, read_facts
+from dagmaster.raster.source.window import BLOCK, Window
 from tests.raster.rasters import write_raster
 
 pytestmark = pytest.mark.requirement("R4")

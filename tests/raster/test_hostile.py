@@ -20,7 +20,7 @@ from dagmaster.errors import InvalidRequest, NotFound
 from dagmaster.raster.source.facts import read_facts
 from dagmaster.raster.validation import limits
 from dagmaster.raster.validation.check import Ceilings, Verdict, check
-from dagmaster.raster.validation.limits import Limits, inspect
+from dagmaster.raster.validation.limits import ProcessLimits, inspect
 from tests.raster.rasters import TRANSFORM, hills, noise, write_raster
 
 pytestmark = pytest.mark.requirement("R2", "X2")
@@ -131,8 +131,8 @@ def test_a_file_that_takes_too_long_is_rejected(tmp_path: Path) -> None:
     patient = Ceilings(bomb_bytes=10**15)
 
     start = time.perf_counter()
-    by_clock = inspect(path, ceilings=patient, whole=True, limits=Limits(seconds=2))
-    by_processor = inspect(path, ceilings=patient, whole=True, limits=Limits(cpu_seconds=1))
+    by_clock = inspect(path, ceilings=patient, whole=True, limits=ProcessLimits(seconds=2))
+    by_processor = inspect(path, ceilings=patient, whole=True, limits=ProcessLimits(cpu_seconds=1))
 
     assert codes(by_clock) == codes(by_processor) == {"raster.hang"}
     assert time.perf_counter() - start < 20
@@ -144,7 +144,7 @@ def test_a_file_that_needs_too_much_memory_is_rejected(tmp_path: Path) -> None:
     path = write_raster(tmp_path / "one block.tif", values, nodata=1, compress="zstd", **tile)
     del values
 
-    assert codes(inspect(path, limits=Limits(memory_mb=270))) == {"raster.memory"}
+    assert codes(inspect(path, limits=ProcessLimits(memory_mb=270))) == {"raster.memory"}
     assert inspect(path).verdict is Verdict.WARN
 
 
@@ -179,7 +179,7 @@ def test_the_caller_gets_an_answer_however_the_process_ends(
     monkeypatch.setattr(limits.sys, "executable", str(stand_in))
 
     start = time.perf_counter()
-    checked = inspect(write_raster(tmp_path / "scene.tif", noise(8, 8)), limits=Limits(seconds=1))
+    checked = inspect(write_raster(tmp_path / "scene.tif", noise(8, 8)), limits=ProcessLimits(seconds=1))
 
     assert codes(checked) == {code}
     assert time.perf_counter() - start < 5

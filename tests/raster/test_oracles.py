@@ -12,9 +12,10 @@ import rasterio
 from affine import Affine
 from rasterio.enums import Resampling
 
-from dagmaster.raster.cog.grid import OutputGrid, Tile, Window, output_grid, tiles_of
+from dagmaster.raster.cog.grid import OutputGrid, Tile, output_grid, tiles_of
 from dagmaster.raster.cog.write import make_cog
 from dagmaster.raster.source.facts import RasterType, read_facts
+from dagmaster.raster.source.window import Window
 from tests.raster.rasters import write_raster
 
 pytestmark = pytest.mark.requirement("R8")

@@ -13,12 +13,13 @@ from rasterio.enums import ColorInterp, MaskFlags, Resampling
 
 from dagmaster.errors import InvalidRequest, UnfitData
 from dagmaster.raster.cog import stack
-from dagmaster.raster.cog.grid import OutputGrid, Window, output_grid
+from dagmaster.raster.cog.grid import OutputGrid, output_grid
 from dagmaster.raster.cog.profiles import profile_of
-from dagmaster.raster.cog.stack import Several, merged, stacked
+from dagmaster.raster.cog.stack import CombinedRaster, merged, stacked
 from dagmaster.raster.cog.write import CogFacts, write_cog
 from dagmaster.raster.source.facts import RasterType
 from dagmaster.raster.source.pixels import Validity
+from dagmaster.raster.source.window import Window
 from tests.raster.rasters import TRANSFORM, UTM33, hills, noise, write_raster
 from tests.raster.test_cog import require_valid
 
@@ -31,7 +32,9 @@ def beside(cols: float, rows: float = 0, of: Affine = TRANSFORM) -> Affine:
     return of @ Affine.translation(cols, rows)
 
 
-def cog_of(whole: Several, target: Path, *, crs: str = UTM33, raster_type: RasterType = DEM, **how: Any) -> CogFacts:
+def cog_of(
+    whole: CombinedRaster, target: Path, *, crs: str = UTM33, raster_type: RasterType = DEM, **how: Any
+) -> CogFacts:
     made = write_cog(whole.pixels, whole.bands, target, output_grid(whole.facts, crs), raster_type=raster_type, **how)
     require_valid(target)
     return made

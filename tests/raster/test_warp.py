@@ -11,11 +11,12 @@ from affine import Affine
 from rasterio.enums import ColorInterp, Resampling
 
 from dagmaster.errors import InvalidRequest, UnfitData
-from dagmaster.raster.cog.grid import OutputGrid, Window, output_grid
-from dagmaster.raster.cog.pyramid import Level, halving, sizes
+from dagmaster.raster.cog.grid import OutputGrid, output_grid
+from dagmaster.raster.cog.pyramid import PyramidLevel, halving, sizes
 from dagmaster.raster.cog.warp import Blocks, Copy, Warp, blocks_of
 from dagmaster.raster.source.facts import RasterType, read_facts
 from dagmaster.raster.source.pixels import Block, Rules, Validity, rules_of, source_of
+from dagmaster.raster.source.window import Window
 from tests.raster.rasters import write_raster
 
 pytestmark = pytest.mark.requirement("R5")
@@ -338,9 +339,9 @@ def test_a_pyramid_is_the_same_as_halving_the_whole() -> None:
     whole = rng.integers(0, 255, (2, 1300, 1101)).astype("uint8")
     halve = halving(Resampling.average, Rules(Validity.ALL))
     drawers = [Drawer() for _ in sizes(1101, 1300)]
-    level: Level | None = None
+    level: PyramidLevel | None = None
     for drawer, (width, height) in reversed(list(zip(drawers, sizes(1101, 1300), strict=True))):
-        level = Level(width, height, drawer, halve, 0, level)
+        level = PyramidLevel(width, height, drawer, halve, 0, level)
     assert level is not None
 
     for row in range(3):
@@ -368,7 +369,7 @@ def test_an_empty_quarter_of_an_overview_is_nodata() -> None:
     drawers = [Drawer(), Drawer()]
     rule = Rules(Validity.NODATA, 9)
     halve = halving(Resampling.average, rule)
-    level = Level(1024, 1024, drawers[0], halve, 9, Level(512, 512, drawers[1], halve, 9))
+    level = PyramidLevel(1024, 1024, drawers[0], halve, 9, PyramidLevel(512, 512, drawers[1], halve, 9))
 
     for row, col in [(0, 0), (0, 1), (1, 0), (1, 1)]:
         level.put(row, col, Block(np.full((1, 512, 512), 4, "uint8")) if (row, col) == (1, 0) else None)

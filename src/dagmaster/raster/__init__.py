@@ -18,11 +18,12 @@ if TYPE_CHECKING:
     from dagmaster.raster.analysis.mosaic import mosaic_asset
     from dagmaster.raster.analysis.statistics import BandStatistics, band_statistics
     from dagmaster.raster.cog.coverage import tiles_with_data
-    from dagmaster.raster.cog.grid import OutputGrid, Tile, Window, auto_tile_size, output_grid, tiles_of
+    from dagmaster.raster.cog.grid import OutputGrid, Tile, auto_tile_size, output_grid, tiles_of
     from dagmaster.raster.cog.profiles import CogProfile, Tier, profile_of
     from dagmaster.raster.cog.stack import merged, stacked
     from dagmaster.raster.cog.write import CogFacts, make_cog, write_cog
     from dagmaster.raster.source.facts import RasterFacts, RasterType, read_facts
+    from dagmaster.raster.source.window import Window
     from dagmaster.raster.validation.findings import Checked, Verdict
     from dagmaster.raster.validation.limits import inspect
 
@@ -31,7 +32,8 @@ _HOMES = {
     "cog.coverage": ("tiles_with_data",),
     "source.facts": ("RasterFacts", "RasterType", "read_facts"),
     "validation.findings": ("Checked", "Verdict"),
-    "cog.grid": ("OutputGrid", "Tile", "Window", "auto_tile_size", "output_grid", "tiles_of"),
+    "cog.grid": ("OutputGrid", "Tile", "auto_tile_size", "output_grid", "tiles_of"),
+    "source.window": ("Window",),
     "validation.limits": ("inspect",),
     "analysis.mosaic": ("mosaic_asset",),
     "cog.profiles": ("CogProfile", "Tier", "profile_of"),

@@ -18,11 +18,12 @@ from dagmaster.handlers.raster.sources import SourceParams, find_source
 from dagmaster.raster.analysis import mosaic as mosaics
 from dagmaster.raster.analysis.footprint import Footprint, footprint
 from dagmaster.raster.analysis.statistics import Partials, measure, summarize
-from dagmaster.raster.cog.grid import OutputGrid, Window, output_grid
+from dagmaster.raster.cog.grid import OutputGrid, output_grid
 from dagmaster.raster.cog.profiles import CogProfile, profile_of
 from dagmaster.raster.cog.write import CogFacts, make_cog
 from dagmaster.raster.source.facts import RasterFacts, RasterType, read_facts
 from dagmaster.raster.source.reading import header_bytes
+from dagmaster.raster.source.window import Window
 from dagmaster.stac.item import item_id as stac_item_id
 from dagmaster.stac.values import multihash
 from dagmaster.storage.location import Location

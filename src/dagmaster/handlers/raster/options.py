@@ -11,10 +11,11 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from dagmaster.errors import DagmasterError, InvalidRequest, UnfitData
-from dagmaster.raster.cog.grid import BLOCK, OutputGrid, auto_tile_size, output_grid
+from dagmaster.raster.cog.grid import OutputGrid, auto_tile_size, output_grid
 from dagmaster.raster.cog.profiles import profile_of, require_fit
 from dagmaster.raster.source.crs import describe_crs, parse_crs
 from dagmaster.raster.source.facts import RasterFacts, RasterType
+from dagmaster.raster.source.window import BLOCK
 from dagmaster.raster.validation.findings import Finding, info, warn
 from dagmaster.raster.validation.header_rules import Ceilings
 

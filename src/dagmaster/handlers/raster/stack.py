@@ -13,7 +13,7 @@ from dagmaster.handlers.raster.outputs import GridParams
 from dagmaster.handlers.raster.results import StackResult
 from dagmaster.handlers.raster.sources import SourceParams, find_source
 from dagmaster.raster.cog.profiles import CogProfile
-from dagmaster.raster.cog.stack import Several, merged, stacked
+from dagmaster.raster.cog.stack import CombinedRaster, merged, stacked
 from dagmaster.raster.cog.write import CogFacts, write_cog
 from dagmaster.raster.source.facts import RasterType
 from dagmaster.storage.location import Zone
@@ -47,7 +47,7 @@ def band_stack(ctx: SyncContext, params: StackParams) -> StackResult:
     The `band_names` of the dataset describe the bands that have no description of their own."""
     sources, options = _find(ctx, params)
 
-    def opened() -> AbstractContextManager[Several]:
+    def opened() -> AbstractContextManager[CombinedRaster]:
         return stacked(
             [source.gdal_path for source in sources],
             raster_type=_type_of(options),
@@ -64,7 +64,7 @@ def merge(ctx: SyncContext, params: StackParams) -> StackResult:
     """Write neighbouring files that share a pixel grid as one COG; where they overlap, later files are on top."""
     sources, options = _find(ctx, params)
 
-    def opened() -> AbstractContextManager[Several]:
+    def opened() -> AbstractContextManager[CombinedRaster]:
         return merged(
             [source.gdal_path for source in sources],
             raster_type=_type_of(options),
@@ -87,7 +87,7 @@ def _type_of(options: SourceParams) -> RasterType:
 
 
 def _write(
-    ctx: SyncContext, params: StackParams, opened: Callable[[], AbstractContextManager[Several]], origin: str
+    ctx: SyncContext, params: StackParams, opened: Callable[[], AbstractContextManager[CombinedRaster]], origin: str
 ) -> StackResult:
     kind = _type_of(params.source(params.blob_names[0]))
 

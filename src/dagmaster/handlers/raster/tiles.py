@@ -21,16 +21,9 @@ from dagmaster.handlers.raster.results import (
 )
 from dagmaster.handlers.raster.sources import SourceParams, find_source, renders_of
 from dagmaster.raster.cog.coverage import tiles_with_data
-from dagmaster.raster.cog.grid import (
-    BLOCK,
-    Tile,
-    TilingScheme,
-    auto_tile_size,
-    output_grid,
-    scheme_to_geojson,
-    tiles_of,
-)
+from dagmaster.raster.cog.grid import Tile, TilingScheme, auto_tile_size, output_grid, scheme_to_geojson, tiles_of
 from dagmaster.raster.source.facts import RasterFacts, RasterType, read_facts
+from dagmaster.raster.source.window import BLOCK
 from dagmaster.storage.location import Location
 from dagmaster.storage.zones import Storage
 

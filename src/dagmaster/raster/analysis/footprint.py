@@ -27,6 +27,7 @@ from shapely.geometry import MultiPolygon, Point, Polygon, box, mapping, shape
 from dagmaster.bbox import BBox
 from dagmaster.errors import UnfitData
 from dagmaster.raster.analysis.corners import without_steps
+from dagmaster.raster.source.points import Floats, apply_affine, project_each
 from dagmaster.raster.source.reading import data_bands, is_all_data, open_raster, read_with_validity
 
 MASK_PIXELS = 1_048_576
@@ -38,7 +39,6 @@ _STRAIGHT = 0.03  # pixels by which an edge in degrees may miss the true one
 _NEAR_A_POLE = 0.02  # pixels
 _CELLS = 256  # along a side
 
-Floats: TypeAlias = NDArray[np.float64]
 Polygons: TypeAlias = Any  # shapely's Polygon or MultiPolygon
 ToDegrees: TypeAlias = Callable[[Floats], Floats]  # (n, 2) pixels to (n, 2) longitudes and latitudes
 
@@ -108,16 +108,11 @@ class _Grid:
         return cls(dataset.width, dataset.height, dataset.transform, dataset.crs)
 
     def to_map(self, pixels: Floats) -> Floats:
-        return np.stack(_applied(self.transform, pixels[:, 0], pixels[:, 1]), axis=1)
+        return np.stack(apply_affine(self.transform, pixels[:, 0], pixels[:, 1]), axis=1)
 
     @property
     def is_in_degrees(self) -> bool:
         return bool(self.crs.is_geographic and self.crs.units_factor[0].startswith("degree"))
-
-
-def _applied(transform: Any, x: Any, y: Any) -> tuple[Any, Any]:
-    a, b, c, d, e, f = tuple(transform)[:6]
-    return a * x + b * y + c, d * x + e * y + f
 
 
 def _all_of(grid: _Grid) -> Polygons:
@@ -234,14 +229,8 @@ def _projection(grid: _Grid) -> ToDegrees:
     wgs84 = CRS.from_epsg(4326)
 
     def to_degrees(points: Floats) -> Floats:
-        try:
-            return np.array(transform_points(grid.crs, wgs84, *grid.to_map(points).T)[:2]).T
-        except (CPLE_BaseError, RasterioError):
-            if len(points) == 1:
-                return np.full((1, 2), np.nan)
-            # One point outside the projection's domain spoils a whole call.
-            middle = len(points) // 2
-            return np.concatenate([to_degrees(points[:middle]), to_degrees(points[middle:])])
+        degrees = project_each(grid.crs, wgs84, *apply_affine(grid.transform, *points.T), missing=np.nan)
+        return np.stack([degrees.x, degrees.y], axis=1)
 
     return to_degrees
 
@@ -277,7 +266,7 @@ def _pole(grid: _Grid, latitude: float) -> Point | None:
         (x,), (y,) = transform_points(CRS.from_epsg(4326), grid.crs, [0.0], [latitude])[:2]
     except (CPLE_BaseError, RasterioError):
         return None
-    return Point(*_applied(~grid.transform, x, y)) if math.isfinite(x) and math.isfinite(y) else None
+    return Point(~grid.transform @ (x, y)) if math.isfinite(x) and math.isfinite(y) else None
 
 
 def _projected(

@@ -10,11 +10,12 @@ from pathlib import Path
 import rasterio
 from rasterio.enums import Resampling
 
-from dagmaster.raster.cog.grid import BLOCK, OutputGrid, Tile, Window
+from dagmaster.raster.cog.grid import OutputGrid, Tile
 from dagmaster.raster.cog.warp import Blocks, blocks_of
 from dagmaster.raster.source.facts import RasterType
 from dagmaster.raster.source.opening import opened
 from dagmaster.raster.source.pixels import Validity, source_of
+from dagmaster.raster.source.window import BLOCK, Window
 
 
 def tiles_with_data(

@@ -29,24 +29,10 @@ from dagmaster.errors import InvalidRequest, UnfitData
 from dagmaster.raster.source.crs import name_crs, parse_crs
 from dagmaster.raster.source.extent import Bounds, geographic_bounds
 from dagmaster.raster.source.facts import RasterFacts
-from dagmaster.raster.source.points import Points, placed, project
+from dagmaster.raster.source.points import Points, apply_affine, project
+from dagmaster.raster.source.window import BLOCK, Window
 
-BLOCK = 512
 _SLACK = 1e-6  # of a pixel: what rounding of a transform may leave
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """A rectangle of pixels of a grid."""
-
-    col: int
-    row: int
-    width: int
-    height: int
-
-    def blocks(self) -> tuple[int, int]:
-        """How many rows and columns of blocks cover it."""
-        return math.ceil(self.height / BLOCK), math.ceil(self.width / BLOCK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +291,7 @@ def _outer_points(facts: RasterFacts, source: CRS, target: CRS) -> Points:
     zeros, ones = np.zeros_like(along), np.ones_like(along)
     u = np.concatenate([along, along, zeros, ones, inner_x]) * facts.width
     v = np.concatenate([zeros, ones, along, along, inner_y]) * facts.height
-    points = project(source, target, *placed(_affine(facts), u, v)).finite()
+    points = project(source, target, *apply_affine(_affine(facts), u, v)).finite()
     if points.x.size == 0:
         raise UnfitData(
             f"no part of the raster lies within {target.to_string()[:60]}",
@@ -328,7 +314,7 @@ def _poles_inside(facts: RasterFacts, source: CRS, target: CRS) -> tuple[float, 
         return ()
     poles = np.array([90.0, -90.0])
     points = project(target, source, np.zeros(2), poles)
-    cols, rows = placed(~_affine(facts), points.x, points.y)
+    cols, rows = apply_affine(~_affine(facts), points.x, points.y)
     back = project(source, target, points.x, points.y)
     with np.errstate(invalid="ignore"):
         inside = (cols >= 0) & (cols <= facts.width) & (rows >= 0) & (rows <= facts.height)

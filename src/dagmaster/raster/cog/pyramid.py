@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import numpy as np
 from rasterio.enums import Resampling
 
-from dagmaster.raster.cog.grid import BLOCK, Window
 from dagmaster.raster.source.pixels import Block, Rules, Valid, Values
+from dagmaster.raster.source.window import BLOCK, Window
 
 HALF = BLOCK // 2
 
@@ -33,7 +33,7 @@ def sizes(width: int, height: int) -> list[tuple[int, int]]:
 
 
 @dataclass(slots=True)
-class Level:
+class PyramidLevel:
     """One image of the pyramid. Blocks are put row by row, and handed on to the next level, halved."""
 
     width: int
@@ -41,7 +41,7 @@ class Level:
     sink: Sink
     halve: Callable[[Block], Block]
     fill: float
-    above: "Level | None" = None
+    above: "PyramidLevel | None" = None
     _pieces: dict[tuple[int, int], Block] = field(default_factory=dict)
 
     @property

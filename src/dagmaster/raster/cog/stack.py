@@ -1,4 +1,4 @@
-"""Several files as one raster: bands upon each other, or neighbours side by side.
+"""CombinedRaster files as one raster: bands upon each other, or neighbours side by side.
 
 Nothing is copied beforehand: what is asked for is read from the files, window by window, straight into the COG. They must go
 together as they are, and what does not is told: one CRS, one grid of pixels, one type, one nodata value.
@@ -26,13 +26,23 @@ from rasterio.crs import CRS
 from rasterio.enums import ColorInterp
 
 from dagmaster.errors import InvalidRequest, UnfitData
-from dagmaster.raster.cog.grid import Window
 from dagmaster.raster.source.bands import Bands
 from dagmaster.raster.source.crs import parse_crs
 from dagmaster.raster.source.extent import Affine6, geographic_bounds, native_bounds
 from dagmaster.raster.source.facts import RasterFacts, RasterType, facts_of
 from dagmaster.raster.source.opening import open_file, reading, size_of
-from dagmaster.raster.source.pixels import Block, Pixels, Rules, Source, Valid, Validity, Values, source_of, unless_all
+from dagmaster.raster.source.pixels import (
+    Block,
+    FileSource,
+    Pixels,
+    Rules,
+    Valid,
+    Validity,
+    Values,
+    source_of,
+    unless_all,
+)
+from dagmaster.raster.source.window import Window
 from dagmaster.raster.validation.header_rules import Ceilings
 
 _MOST_OPEN = 64
@@ -43,7 +53,7 @@ _CACHE_BYTES = 256 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Several:
+class CombinedRaster:
     """`facts` are those of the whole, for its grid; `pixels` and `bands` become the COG."""
 
     facts: RasterFacts
@@ -60,7 +70,7 @@ def stacked(
     source_crs: str | None = None,
     names: Sequence[str] = (),
     remote: bool = False,
-) -> Iterator[Several]:
+) -> Iterator[CombinedRaster]:
     """All bands of all files as those of one. `names` describe bands that do not describe themselves."""
     with _opened(paths, raster_type, nodata=nodata, source_crs=source_crs, remote=remote) as files:
         first = files.parts[0]
@@ -80,7 +90,7 @@ def stacked(
             bands=tuple(band for part in files.parts for band in part.facts.bands),
             size_bytes=sum(part.facts.size_bytes for part in files.parts),
         )
-        yield Several(facts, _Stack(files, first.rules), bands)
+        yield CombinedRaster(facts, _Stack(files, first.rules), bands)
 
 
 @contextlib.contextmanager
@@ -91,7 +101,7 @@ def merged(
     nodata: float | None = None,
     source_crs: str | None = None,
     remote: bool = False,
-) -> Iterator[Several]:
+) -> Iterator[CombinedRaster]:
     """Files that lie on one grid of pixels as one. Where nothing marks what is missing, a mask says what no file covers."""
     with _opened(paths, raster_type, nodata=nodata, source_crs=source_crs, remote=remote) as files:
         _require_alike(files.parts, _SAME_BANDS)
@@ -105,11 +115,11 @@ def merged(
         pixels = _Merged(
             files, rules, transform, facts.width, facts.height, places - (left, top, left, top), first.bands
         )
-        yield Several(facts, pixels, first.bands)
+        yield CombinedRaster(facts, pixels, first.bands)
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _SourceFile:
     """One file, as its header has it."""
 
     path: str | Path
@@ -128,7 +138,7 @@ class _Files:
     """The files, of which not too many are open at a time."""
 
     def __init__(self, *, remote: bool) -> None:
-        self.parts: list[_Part] = []
+        self.parts: list[_SourceFile] = []
         self._remote = remote
         self._open: OrderedDict[str, Any] = OrderedDict()
 
@@ -141,8 +151,8 @@ class _Files:
         self._open.move_to_end(name)
         return self._open[name]
 
-    def read(self, part: _Part, window: Window) -> Block:
-        return Source(self.dataset(part.path), part.crs, part.transform, part.rules).read(window)
+    def read(self, part: _SourceFile, window: Window) -> Block:
+        return FileSource(self.dataset(part.path), part.crs, part.transform, part.rules).read(window)
 
     def close(self) -> None:
         for dataset in self._open.values():
@@ -164,7 +174,7 @@ def _opened(
                 source = source_of(dataset, raster_type, nodata=nodata, source_crs=source_crs)
                 facts = facts_of(dataset, path, given=given, size_bytes=size_of(path))
                 bands = Bands.of(dataset, raster_type)
-                files.parts.append(_Part(path, facts, bands, source.crs, source.transform, source.rules))
+                files.parts.append(_SourceFile(path, facts, bands, source.crs, source.transform, source.rules))
             yield files
         finally:
             files.close()
@@ -177,7 +187,7 @@ class _Stack:
     clamped: int = 0
 
     @property
-    def _first(self) -> _Part:
+    def _first(self) -> _SourceFile:
         return self.files.parts[0]
 
     @property
@@ -256,11 +266,11 @@ class _Merged:
 class _Demand:
     code: str
     what: str  # the verb before what is found
-    of: Callable[[_Part], Any]
+    of: Callable[[_SourceFile], Any]
     hint: str
 
 
-def _marks(part: _Part) -> str:
+def _marks(part: _SourceFile) -> str:
     """How it marks what is missing, as far as it matters that all do it alike."""
     match part.rules.validity:
         case Validity.NODATA:
@@ -304,7 +314,7 @@ _SAME_BANDS = (
 )
 
 
-def _require_alike(parts: Sequence[_Part], demands: Sequence[_Demand]) -> None:
+def _require_alike(parts: Sequence[_SourceFile], demands: Sequence[_Demand]) -> None:
     first, *others = parts
     for part, demand in itertools.product(others, demands):
         theirs, ours = demand.of(part), demand.of(first)
@@ -316,7 +326,7 @@ def _require_alike(parts: Sequence[_Part], demands: Sequence[_Demand]) -> None:
             )
 
 
-def _require_stackable(part: _Part) -> None:
+def _require_stackable(part: _SourceFile) -> None:
     """A COG has one mask and one palette for all its bands."""
     alone = None
     if part.rules.validity is Validity.ALPHA:
@@ -333,7 +343,7 @@ def _require_stackable(part: _Part) -> None:
         )
 
 
-def _place_of(part: _Part, first: _Part) -> tuple[int, int, int, int]:
+def _place_of(part: _SourceFile, first: _SourceFile) -> tuple[int, int, int, int]:
     """Where a file begins and ends among the pixels of the first: column, row, column, row."""
     width, height = part.facts.width, part.facts.height
     steps = ~first.transform @ part.transform
@@ -357,7 +367,7 @@ def _place_of(part: _Part, first: _Part) -> tuple[int, int, int, int]:
     return col, row, col + width, row + height
 
 
-def _require_same_ground(part: _Part, first: _Part) -> None:
+def _require_same_ground(part: _SourceFile, first: _SourceFile) -> None:
     if _place_of(part, first) != (0, 0, first.facts.width, first.facts.height):
         raise UnfitData(
             f"'{part.name}' covers other ground than '{first.name}'",
@@ -369,7 +379,7 @@ def _require_same_ground(part: _Part, first: _Part) -> None:
 # What comes of them together
 
 
-def _upon_each_other(parts: Sequence[_Part], raster_type: RasterType, names: Sequence[str]) -> Bands:
+def _upon_each_other(parts: Sequence[_SourceFile], raster_type: RasterType, names: Sequence[str]) -> Bands:
     every = [part.bands for part in parts]
     descriptions = tuple(text for bands in every for text in bands.descriptions)
     if names and len(names) != len(descriptions):
@@ -390,7 +400,7 @@ def _upon_each_other(parts: Sequence[_Part], raster_type: RasterType, names: Seq
     )
 
 
-def _facts_of_whole(parts: Sequence[_Part], transform: Affine, width: int, height: int) -> RasterFacts:
+def _facts_of_whole(parts: Sequence[_SourceFile], transform: Affine, width: int, height: int) -> RasterFacts:
     ceilings, first = Ceilings(), parts[0]
     if max(width, height) > ceilings.side or width * height > ceilings.pixels:
         raise UnfitData(

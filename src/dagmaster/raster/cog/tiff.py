@@ -64,7 +64,7 @@ def join(images: Sequence[Image], target: Path) -> Joined:
     with ExitStack() as files:
         directories = [_directory(image, files) for image in images]
         total = sum(directory.stored_bytes() for directory in directories)
-        form = _Form(is_big=total + 2**20 > _CLASSIC_LIMIT)
+        form = _OffsetFormat(is_big=total + 2**20 > _CLASSIC_LIMIT)
         hasher = hashlib.sha256()
         size = 0
         with target.open("wb") as file:
@@ -77,7 +77,7 @@ def join(images: Sequence[Image], target: Path) -> Joined:
 
 
 @dataclass(frozen=True, slots=True)
-class _Form:
+class _OffsetFormat:
     """Classic TIFF or BigTIFF: the width of counts and offsets."""
 
     is_big: bool
@@ -124,7 +124,7 @@ class _Form:
         return kind, len(places), struct.pack(f"<{len(places)}{letter}", *places)
 
 
-def _parts(directories: list[_Directory], form: _Form) -> Iterator[bytes]:
+def _parts(directories: list[_Directory], form: _OffsetFormat) -> Iterator[bytes]:
     for directory in directories:
         sizes = [size for _, size in directory.blocks]
         directory.entries[_TILE_SIZES] = _LONG, len(sizes), struct.pack(f"<{len(sizes)}I", *sizes)
@@ -141,7 +141,7 @@ def _parts(directories: list[_Directory], form: _Form) -> Iterator[bytes]:
         yield from _blocks(directory)
 
 
-def _place_blocks(directories: list[_Directory], form: _Form, start: int) -> None:
+def _place_blocks(directories: list[_Directory], form: _OffsetFormat, start: int) -> None:
     for directory in reversed(directories):
         places = []
         for _, size in directory.blocks:

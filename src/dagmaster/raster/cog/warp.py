@@ -19,10 +19,11 @@ from rasterio.enums import Resampling
 from rasterio.warp import reproject
 
 from dagmaster.errors import InvalidRequest
-from dagmaster.raster.cog.grid import BLOCK, OutputGrid, Window
+from dagmaster.raster.cog.grid import OutputGrid
 from dagmaster.raster.source.crs import parse_crs
 from dagmaster.raster.source.pixels import Block, Pixels, Rules, Valid, Validity, Values, unless_all
-from dagmaster.raster.source.points import Floats, Points, placed, project
+from dagmaster.raster.source.points import Floats, Points, apply_affine, project
+from dagmaster.raster.source.window import BLOCK, Window
 
 _RADIUS = {
     Resampling.nearest: 0,
@@ -96,7 +97,7 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _SourcePart:
     """What a block takes from the source: after so many turns round the Earth, from this window of it.
 
     `pixels` are places in the source, 32 pixels of the block apart; `is_inside`: the block takes nothing from beyond the source.
@@ -143,7 +144,7 @@ class Warp:
         found = [block for part in self._parts(col, row) if (block := make(col, row, part)) is not None]
         return _merged(found) if found else None
 
-    def _parts(self, col: int, row: int) -> Iterator[_Part]:
+    def _parts(self, col: int, row: int) -> Iterator[_SourcePart]:
         """One for each turn round the Earth that reaches the source; nearly always one."""
         lattice = self._lattice(col, row, 32)
         for turn in self._turns(lattice.x):
@@ -156,7 +157,7 @@ class Warp:
             top, bottom = math.floor(known.y.min() - pad_y), math.ceil(known.y.max() + pad_y)
             wanted = Window(left, top, right - left, bottom - top)
             if found := _clipped(wanted, self.source):
-                yield _Part(turn, found, found == wanted and pixels.are_finite, pixels)
+                yield _SourcePart(turn, found, found == wanted and pixels.are_finite, pixels)
 
     def _size(self, col: int, row: int) -> tuple[int, int]:
         """Rows and columns of a block."""
@@ -168,7 +169,7 @@ class Warp:
         return self._projected(col, row, *np.meshgrid(across, down))
 
     def _projected(self, col: int, row: int, u: Floats, v: Floats) -> Points:
-        x, y = placed(self._place(col, row), u.ravel(), v.ravel())
+        x, y = apply_affine(self._place(col, row), u.ravel(), v.ravel())
         found = project(self._crs, self.source.crs, x, y)
         return Points(found.x.reshape(u.shape), found.y.reshape(u.shape))
 
@@ -184,7 +185,7 @@ class Warp:
         return [int(turn) for turn in np.unique(turns)]
 
     def _in_source(self, points: Points, turn: int) -> Points:
-        return Points(*placed(~self.source.transform, points.x + turn * _WORLD, points.y))
+        return Points(*apply_affine(~self.source.transform, points.x + turn * _WORLD, points.y))
 
     def _padding(self, pixels: Points) -> tuple[float, float]:
         """The kernel's reach, and what the block may bulge between the lattice's points, or beyond the last that has a place."""
@@ -193,7 +194,7 @@ class Warp:
         more = [_bulge(axis) if pixels.are_finite else _stride(axis) for axis in (pixels.x, pixels.y)]
         return reach[0] + more[0], reach[1] + more[1]
 
-    def _nearest(self, col: int, row: int, part: _Part) -> Block | None:
+    def _nearest(self, col: int, row: int, part: _SourcePart) -> Block | None:
         """GDAL's own would be off in a pixel of a thousand, for its transformer is; this one is right but for one in 100,000."""
         window = part.window
         found = self.source.read(window)
@@ -211,7 +212,7 @@ class Warp:
             valid = found.valid.reshape(len(found.valid), -1)[:, flat] & inside
         return self._settled(values, unless_all(valid))
 
-    def _pixel_centres(self, col: int, row: int, part: _Part) -> Points:
+    def _pixel_centres(self, col: int, row: int, part: _SourcePart) -> Points:
         """Where the centre of each of the block's pixels lies in the source: between lattice points, as fine as it takes."""
         for step in (32, 16, 8, 4):
             pixels = part.pixels if step == 32 else self._in_source(self._lattice(col, row, step), part.turn)
@@ -225,7 +226,7 @@ class Warp:
         centres = np.meshgrid(np.arange(width) + 0.5, np.arange(height) + 0.5)
         return self._in_source(self._projected(col, row, *centres), part.turn)
 
-    def _interpolated(self, col: int, row: int, part: _Part) -> Block | None:
+    def _interpolated(self, col: int, row: int, part: _SourcePart) -> Block | None:
         found = self.source.read(part.window)
         if found.valid is not None and not found.valid.any():
             return None
@@ -323,7 +324,7 @@ class Warp:
             axis.ravel()
             for axis in np.meshgrid(*(size * np.arange(1, 8) / 8 for size in (self._grid.width, self._grid.height)))
         )
-        places = [placed(self._grid.transform, u + right, v + below) for right, below in ((0, 0), (1, 0), (0, 1))]
+        places = [apply_affine(self._grid.transform, u + right, v + below) for right, below in ((0, 0), (1, 0), (0, 1))]
         here, beside, below = (self._in_source(project(self._crs, self.source.crs, *place), 0) for place in places)
         with np.errstate(invalid="ignore"):
             cols, rows = np.hypot(beside.x - here.x, below.x - here.x), np.hypot(beside.y - here.y, below.y - here.y)

@@ -26,9 +26,9 @@ from rasterio.errors import NotGeoreferencedWarning, RasterioError
 
 from dagmaster.bbox import BBox
 from dagmaster.errors import Unavailable
-from dagmaster.raster.cog.grid import BLOCK, OutputGrid, Window, require_aligned
+from dagmaster.raster.cog.grid import OutputGrid, require_aligned
 from dagmaster.raster.cog.profiles import ANALYSIS, CogProfile, overview_resampling_for, require_fit, resampling_for
-from dagmaster.raster.cog.pyramid import Level, halving, sizes
+from dagmaster.raster.cog.pyramid import PyramidLevel, halving, sizes
 from dagmaster.raster.cog.tiff import Image, Joined, join
 from dagmaster.raster.cog.warp import Blocks, blocks_of
 from dagmaster.raster.source.bands import Bands
@@ -37,6 +37,7 @@ from dagmaster.raster.source.extent import Bounds
 from dagmaster.raster.source.facts import RasterType
 from dagmaster.raster.source.opening import opened
 from dagmaster.raster.source.pixels import Block, Pixels, Rules, Validity, source_of
+from dagmaster.raster.source.window import BLOCK, Window
 
 _MB = 2**20
 
@@ -213,9 +214,9 @@ class _Scratch:
         shapes = sizes(plan.window.width, plan.window.height)
         self._sinks = [_Sink(folder, plan, level, shape, watch) for level, shape in enumerate(shapes)]
         halve = halving(plan.overview_resampling, plan.rules)
-        above: Level | None = None
+        above: PyramidLevel | None = None
         for sink in reversed(self._sinks):
-            above = Level(sink.width, sink.height, sink, self._timed(halve), plan.rules.fill, above)
+            above = PyramidLevel(sink.width, sink.height, sink, self._timed(halve), plan.rules.fill, above)
         assert above is not None
         self._level = above
 

@@ -1,24 +1,20 @@
 """Where on Earth a grid of pixels lies, in degrees.
 
-The outline is walked in small steps, so that edges that are curved in degrees are followed. Longitudes are unrolled along
-the walk: what crosses the antimeridian has its west edge east of its east edge, as in GeoJSON, and an outline that goes
-once around the Earth has a pole inside.
+The outline is projected in small steps, so that edges that are curved in degrees are followed. Longitudes are unrolled
+along the outline, so that it may cross the antimeridian. An outline that goes once around the Earth has a pole inside.
 """
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 from rasterio._err import CPLE_BaseError
 from rasterio.crs import CRS
 from rasterio.errors import RasterioError
 from rasterio.warp import transform as transform_points
 
 from dagmaster.bbox import BBox
+from dagmaster.raster.source.points import Floats, apply_affine, project_all, project_each
 
 Affine6 = tuple[float, float, float, float, float, float]
 Bounds = tuple[float, float, float, float]
-Floats = NDArray[np.float64]
 
 _STEPS = 100  # along each edge
 _GRID = 33  # points a side, where the outline leaves the domain of the projection
@@ -28,20 +24,17 @@ _WIDEST_GAP = 20.0  # degrees without a point that still count as covered
 
 def native_bounds(transform: Affine6, width: int, height: int) -> Bounds:
     """West, south, east, north in the CRS's own units; also of a rotated grid."""
-    x, y = _to_map(transform, np.array([0, width, width, 0.0]), np.array([0, 0, height, height * 1.0]))
+    x, y = apply_affine(transform, np.array([0, width, width, 0.0]), np.array([0, 0, height, height * 1.0]))
     return float(x.min()), float(y.min()), float(x.max()), float(y.max())
 
 
 def geographic_bounds(crs: CRS, transform: Affine6, width: int, height: int) -> BBox | None:
     """The box around the grid in degrees; None if no part of it is on Earth."""
-    columns, rows = _outline(width, height)
-    try:
-        lon, lat = _to_degrees(crs, *_to_map(transform, columns, rows))
-    except (CPLE_BaseError, RasterioError):
-        return _bounds_of_what_is_on_earth(crs, transform, width, height)
-    if not (np.isfinite(lon).all() and np.isfinite(lat).all()):
-        return _bounds_of_what_is_on_earth(crs, transform, width, height)
+    points = project_all(crs, CRS.from_epsg(4326), *apply_affine(transform, *_outline(width, height)))
+    if points is None or not points.are_finite:
+        return _bounds_of_the_part_on_earth(crs, transform, width, height)
 
+    lon, lat = points.x, points.y
     south, north = float(lat.min()), float(lat.max())
     lon, winding = _unrolled(lon, lat, keep_poles=bool(crs.is_geographic))
     if winding:
@@ -53,35 +46,25 @@ def geographic_bounds(crs: CRS, transform: Affine6, width: int, height: int) -> 
 
 def _outline(width: int, height: int) -> tuple[Floats, Floats]:
     """Pixel coordinates, clockwise from the upper left corner and back to it."""
-    there = np.linspace(0, 1, _STEPS, endpoint=False)
-    none, all_ = np.zeros(_STEPS), np.ones(_STEPS)
-    columns = np.concatenate([there, all_, 1 - there, none, [0]]) * width
-    rows = np.concatenate([none, there, all_, 1 - there, [0]]) * height
+    along = np.linspace(0, 1, _STEPS, endpoint=False)
+    zeros, ones = np.zeros(_STEPS), np.ones(_STEPS)
+    columns = np.concatenate([along, ones, 1 - along, zeros, [0]]) * width
+    rows = np.concatenate([zeros, along, ones, 1 - along, [0]]) * height
     return columns, rows
 
 
-def _to_map(transform: Affine6, columns: Floats, rows: Floats) -> tuple[Floats, Floats]:
-    a, b, c, d, e, f = transform
-    return a * columns + b * rows + c, d * columns + e * rows + f
-
-
-def _to_degrees(crs: CRS, x: Floats, y: Floats) -> tuple[Floats, Floats]:
-    lon, lat = transform_points(crs, CRS.from_epsg(4326), x.tolist(), y.tolist())[:2]
-    return np.array(lon, dtype=float), np.array(lat, dtype=float)
-
-
 def _unrolled(lon: Floats, lat: Floats, *, keep_poles: bool) -> tuple[Floats, bool]:
-    """Longitudes without jumps, and whether the way leads once around the Earth.
+    """Longitudes without jumps, and whether the outline goes once around the Earth.
 
-    A pole on the outline itself has no longitude: the walk starts there, so that it need not be crossed.
+    A pole on the outline has no longitude: the outline is taken to start there, and the pole is left out.
     """
     at_pole = np.zeros(len(lon), dtype=bool) if keep_poles else np.abs(lat) >= _AT_A_POLE
     if at_pole.any():
         first = int(np.argmax(at_pole))
         ring = np.roll(lon[:-1], -first)[~np.roll(at_pole[:-1], -first)]
         return np.unwrap(ring, period=360.0), False
-    walk = np.unwrap(lon, period=360.0)
-    return walk, bool(abs(walk[-1] - walk[0]) > 180)
+    continuous = np.unwrap(lon, period=360.0)
+    return continuous, bool(abs(continuous[-1] - continuous[0]) > 180)
 
 
 def _normalised(west: float, east: float) -> tuple[float, float]:
@@ -108,31 +91,18 @@ def _poles_inside(crs: CRS, transform: Affine6, width: int, height: int) -> set[
     return inside
 
 
-def _bounds_of_what_is_on_earth(crs: CRS, transform: Affine6, width: int, height: int) -> BBox | None:
-    """For a grid that reaches beyond the domain of its projection, such as a full disk: points over all of it."""
+def _bounds_of_the_part_on_earth(crs: CRS, transform: Affine6, width: int, height: int) -> BBox | None:
+    """For a grid that extends beyond the domain of its projection, such as a full disk: from points all over it."""
     side = np.linspace(0, 1, _GRID)
     columns, rows = (part.ravel() for part in np.meshgrid(side * width, side * height))
-    lon, lat = _those_on_earth(crs, *_to_map(transform, columns, rows))
+    points = project_each(crs, CRS.from_epsg(4326), *apply_affine(transform, columns, rows)).finite()
+    lon, lat = points.x, points.y
     if not len(lon):
         return None
     poles = set() if crs.is_geographic else _poles_inside(crs, transform, width, height)
     south, north = float(min(lat.min(), *poles, 90)), float(max(lat.max(), *poles, -90))
     west, east = (-180.0, 180.0) if poles else _around_the_widest_gap(lon)
     return BBox(west, max(south, -90.0), east, min(north, 90.0))
-
-
-def _those_on_earth(crs: CRS, x: Floats, y: Floats) -> tuple[Floats, Floats]:
-    """One bad point spoils a whole call: halve until the good are among themselves."""
-    try:
-        lon, lat = _to_degrees(crs, x, y)
-    except (CPLE_BaseError, RasterioError):
-        if len(x) <= 1:
-            return np.empty(0), np.empty(0)
-        middle = len(x) // 2
-        parts = [_those_on_earth(crs, x[half], y[half]) for half in (slice(None, middle), slice(middle, None))]
-        return np.concatenate([parts[0][0], parts[1][0]]), np.concatenate([parts[0][1], parts[1][1]])
-    good: Any = np.isfinite(lon) & np.isfinite(lat)
-    return lon[good], lat[good]
 
 
 def _around_the_widest_gap(lon: Floats) -> tuple[float, float]:

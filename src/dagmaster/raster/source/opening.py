@@ -21,7 +21,7 @@ from rasterio._err import CPLE_BaseError, CPLE_OutOfMemoryError
 from rasterio.errors import NotGeoreferencedWarning, RasterioError
 
 from dagmaster.errors import InvalidRequest, NotFound, UnfitData
-from dagmaster.raster.source.guard import require_small_texts
+from dagmaster.raster.source.header_limits import require_small_texts
 
 # How the formats that are taken begin. GDAL's COG driver only writes: a COG is opened as GTiff.
 _TAKEN: dict[bytes, str] = {

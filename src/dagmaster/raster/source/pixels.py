@@ -22,10 +22,10 @@ from rasterio.enums import ColorInterp, MaskFlags
 from rasterio.errors import RasterioError
 
 from dagmaster.errors import InvalidRequest, Unavailable, UnfitData
-from dagmaster.raster.cog.grid import Window
 from dagmaster.raster.source.crs import parse_crs, split_crs
 from dagmaster.raster.source.facts import RasterType
 from dagmaster.raster.source.opening import read_bands, reason, short_name
+from dagmaster.raster.source.window import Window
 
 Values = NDArray[Any]  # band, row, column
 Valid = NDArray[np.bool_]  # band (or one for all), row, column
@@ -147,7 +147,7 @@ class Cast:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class FileSource:
     """One file, with its rules."""
 
     dataset: Any
@@ -208,7 +208,7 @@ def source_of(
     source_crs: str | None = None,
     unset_alpha: bool = False,
     dtype: str | None = None,
-) -> Source:
+) -> FileSource:
     """An open dataset as a source. Parameters as of `make_cog`."""
     if dataset.transform.is_identity:
         raise UnfitData(
@@ -222,7 +222,7 @@ def source_of(
             code="raster.bad-dtype",
             hint="give another dtype",
         )
-    return Source(dataset, crs_of(dataset, source_crs), dataset.transform, rules, cast)
+    return FileSource(dataset, crs_of(dataset, source_crs), dataset.transform, rules, cast)
 
 
 def _cast_to(dtype: str, common: np.dtype[Any]) -> Cast | None:

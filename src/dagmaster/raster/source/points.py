@@ -1,4 +1,4 @@
-"""Points from one CRS to another, where some of them may have no place in it."""
+"""Points in one CRS and in another, in which some of them may have no place."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Points:
-    """What could not be projected is infinite."""
+    """Coordinates; those of a point that could not be projected are not finite."""
 
     x: Floats
     y: Floats
@@ -30,24 +30,31 @@ class Points:
 
 
 def project(source: CRS, target: CRS, x: Floats, y: Floats) -> Points:
-    """Flat arrays in, flat arrays out."""
+    """Flat arrays in, flat arrays out. Latitudes beyond the poles have no place."""
     if source.is_geographic and (np.abs(y) > 90).any():
         on_earth = np.abs(y) <= 90
-        found = project(source, target, x[on_earth], y[on_earth])
-        made = Points(np.full(x.size, np.inf), np.full(x.size, np.inf))
-        made.x[on_earth], made.y[on_earth] = found.x, found.y
-        return made
-    if (found_all := _project(source, target, x, y)) is not None:
-        return found_all
+        projected = project_each(source, target, x[on_earth], y[on_earth])
+        points = Points(np.full(x.size, np.inf), np.full(x.size, np.inf))
+        points.x[on_earth], points.y[on_earth] = projected.x, projected.y
+        return points
+    return project_each(source, target, x, y)
+
+
+def project_each(source: CRS, target: CRS, x: Floats, y: Floats, missing: float = np.inf) -> Points:
+    """As `project_all`; a point that cannot be projected becomes `missing`."""
+    if (points := project_all(source, target, x, y)) is not None:
+        return points
     if x.size <= 1:
-        return Points(np.full(x.size, np.inf), np.full(x.size, np.inf))
-    # One bad point spoils a whole call: halve until the good are among themselves.
+        return Points(np.full(x.size, missing), np.full(x.size, missing))
+    # One point that cannot be projected fails the whole call: halve until it is alone.
     half = x.size // 2
-    left, right = project(source, target, x[:half], y[:half]), project(source, target, x[half:], y[half:])
+    left = project_each(source, target, x[:half], y[:half], missing)
+    right = project_each(source, target, x[half:], y[half:], missing)
     return Points(np.concatenate([left.x, right.x]), np.concatenate([left.y, right.y]))
 
 
-def _project(source: CRS, target: CRS, x: Floats, y: Floats) -> Points | None:
+def project_all(source: CRS, target: CRS, x: Floats, y: Floats) -> Points | None:
+    """All points in one call; None if PROJ refuses one of them."""
     try:
         xs, ys = transform(source, target, x.tolist(), y.tolist())[:2]
     except (CPLE_BaseError, RasterioError):
@@ -55,7 +62,8 @@ def _project(source: CRS, target: CRS, x: Floats, y: Floats) -> Points | None:
     return Points(np.asarray(xs, dtype=np.float64), np.asarray(ys, dtype=np.float64))
 
 
-def placed(transform: Affine, u: Floats, v: Floats) -> tuple[Floats, Floats]:
-    """Columns and rows to x and y; with the inverse transform, back."""
+def apply_affine(affine: Affine | tuple[float, ...], x: Floats, y: Floats) -> tuple[Floats, Floats]:
+    """Columns and rows to coordinates; with the inverse transform, back."""
+    a, b, c, d, e, f = affine[:6]
     with np.errstate(invalid="ignore"):
-        return transform.a * u + transform.b * v + transform.c, transform.d * u + transform.e * v + transform.f
+        return a * x + b * y + c, d * x + e * y + f

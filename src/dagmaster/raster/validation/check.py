@@ -19,7 +19,7 @@ from dagmaster.raster.validation.findings import (
     Finding,
     Fix,
     Fixes,
-    Seen,
+    SampleCoverage,
     Severity,
     Verdict,
     error,
@@ -31,7 +31,7 @@ from dagmaster.raster.validation.findings import (
 from dagmaster.raster.validation.header_rules import Ceilings, judge_header, require_few_bands
 from dagmaster.raster.validation.pixel_rules import judge_blocks, judge_pixels
 
-__all__ = ["Ceilings", "Checked", "Finding", "Fix", "Fixes", "Seen", "Severity", "Verdict", "check"]
+__all__ = ["Ceilings", "Checked", "Finding", "Fix", "Fixes", "SampleCoverage", "Severity", "Verdict", "check"]
 
 NEW_LAYOUT = "rewrite it in tiles: `gdal_translate -co TILED=YES -co COMPRESS=DEFLATE in.tif out.tif`"
 
@@ -104,7 +104,7 @@ def _answer(
     fixes = fixes or Fixes()
     if facts.crs != facts.file_crs:
         fixes = replace(fixes, source_crs=facts.crs)
-    seen = Seen(sample.pixels, facts.pixels, sample.is_whole) if sample else Seen(0, facts.pixels)
+    seen = SampleCoverage(sample.pixels, facts.pixels, sample.is_whole) if sample else SampleCoverage(0, facts.pixels)
     worst_first = sorted(findings, key=lambda finding: list(Severity)[::-1].index(finding.severity))
     return Checked(verdict_of(findings), wanted or detected, tuple(worst_first), facts, fixes, seen)
 

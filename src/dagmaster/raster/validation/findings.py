@@ -63,7 +63,7 @@ class Fixes:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SampleCoverage:
     """How much of the pixels the verdict rests on."""
 
     pixels: int = 0
@@ -80,7 +80,7 @@ class Checked:
     findings: tuple[Finding, ...] = ()
     facts: RasterFacts | None = None
     fixes: Fixes = field(default_factory=Fixes)
-    seen: Seen = field(default_factory=Seen)
+    seen: SampleCoverage = field(default_factory=SampleCoverage)
 
     @property
     def errors(self) -> tuple[Finding, ...]:

@@ -1,6 +1,6 @@
 """Checking a stranger's file in a process of its own, which may crash, hang or eat memory without harm.
 
-    inspect ──(question, JSON)──▶ python -m dagmaster.raster.validation.confined ──(answer, JSON)──▶ inspect
+    inspect ──(question, JSON)──▶ python -m dagmaster.raster.validation.subprocess_main ──(answer, JSON)──▶ inspect
 
 The process has little address space, a number of CPU seconds and of seconds, may not write any file, leaves no core, gets
 no environment (and so no credentials), and ends itself when its time is over, even if its parent is gone.
@@ -25,7 +25,7 @@ _NEW_FILE = "export it anew; if it is good, report this"
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ProcessLimits:
     """What the process may use."""
 
     memory_mb: int = 2048  # of address space, of which the libraries alone take some hundreds
@@ -40,14 +40,14 @@ def inspect(
     raster_type: RasterType | str | None = None,
     ceilings: Ceilings | None = None,
     whole: bool = False,
-    limits: Limits | None = None,
+    limits: ProcessLimits | None = None,
 ) -> Checked:
     """`check` in a limited process. A file that breaks the process is rejected.
 
     >>> inspect("from-the-internet.tif").verdict
     <Verdict.REJECT: 'reject'>
     """
-    limits = limits or Limits()
+    limits = limits or ProcessLimits()
     question = {
         "path": os.path.abspath(path) if path else "",  # noqa: PTH100  (resolve() would follow links)
         "source_crs": source_crs,
@@ -60,10 +60,10 @@ def inspect(
     return _understand(status, answer, short_name(path), limits)
 
 
-def _ask(question: bytes, limits: Limits) -> tuple[int | None, bytes]:
+def _ask(question: bytes, limits: ProcessLimits) -> tuple[int | None, bytes]:
     """The exit status and what was said; None when it had to be killed."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "dagmaster.raster.validation.confined"],
+        [sys.executable, "-m", "dagmaster.raster.validation.subprocess_main"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -85,7 +85,7 @@ def _ask(question: bytes, limits: Limits) -> tuple[int | None, bytes]:
     return process.returncode, answer
 
 
-def _understand(status: int | None, answer: bytes, name: str, limits: Limits) -> Checked:
+def _understand(status: int | None, answer: bytes, name: str, limits: ProcessLimits) -> Checked:
     if status in (None, -signal.SIGALRM, -signal.SIGXCPU):
         return rejected("raster.hang", f"'{name}' could not be judged within {limits.seconds} seconds", _NEW_FILE)
     if status == 0:

@@ -16,7 +16,7 @@ _MOST_ENTRIES = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class _Form:
+class _TiffFormat:
     """Of a classic TIFF or a BigTIFF, for `struct`: byte order and widths."""
 
     header: str  # where the first directory is
@@ -52,13 +52,13 @@ def _entries(file: int) -> list[tuple[int, int]]:
     return [(tag, count) for tag, _, count in struct.iter_unpack(form.entry, block[:whole])]
 
 
-def _form(start: bytes) -> _Form | None:
+def _form(start: bytes) -> _TiffFormat | None:
     order = {b"II": "<", b"MM": ">"}.get(start[:2])
     if order is None:
         return None
     match start[2:].strip(b"\0"):
         case b"*":
-            return _Form(f"{order}4xI", f"{order}H", f"{order}HHI4x")
+            return _TiffFormat(f"{order}4xI", f"{order}H", f"{order}HHI4x")
         case b"+":
-            return _Form(f"{order}8xQ", f"{order}Q", f"{order}HHQ8x")
+            return _TiffFormat(f"{order}8xQ", f"{order}Q", f"{order}HHQ8x")
     return None
