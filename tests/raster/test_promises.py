@@ -165,7 +165,7 @@ def test_bands_of_different_types_get_one_that_holds_all(tmp_path: Path) -> None
     )
 
     with rasterio.open(vrt) as dataset:
-        facts = facts_of(dataset, vrt, given=None, size_bytes=0)
+        facts = facts_of(dataset, vrt, crs_override=None, size_bytes=0)
         _, fixes = judge_pixels(facts, take_sample(dataset, facts), RasterType.MULTISPECTRAL)
         made = write_cog(
             source_of(dataset, RasterType.MULTISPECTRAL, dtype=fixes.dtype),

@@ -28,7 +28,7 @@ from dagmaster.bbox import BBox
 from dagmaster.errors import UnfitData
 from dagmaster.raster.analysis.corners import without_steps
 from dagmaster.raster.source.points import Floats, apply_affine, project_each
-from dagmaster.raster.source.reading import data_bands, is_all_data, open_raster, read_with_validity
+from dagmaster.raster.source.reading import data_bands, is_all_valid, open_raster, read_with_validity
 
 MASK_PIXELS = 1_048_576
 MOST_EDGES = 60_000  # sides of pixels between data and nothing that are worth following
@@ -59,7 +59,7 @@ def footprint(path: str | PurePath, *, max_pixels: int = MASK_PIXELS) -> Footpri
     """
     with open_raster(path) as dataset:
         grid = _Grid.of(dataset)
-        if any(is_all_data(dataset, band) for band in data_bands(dataset)):
+        if any(is_all_valid(dataset, band) for band in data_bands(dataset)):
             return _published(_all_of(grid))
         level = _overview(dataset, max_pixels)
         factor = 1 if level is None else dataset.overviews(1)[level]

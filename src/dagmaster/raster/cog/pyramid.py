@@ -100,7 +100,7 @@ def halving(resampling: Resampling, rules: Rules) -> Callable[[Block], Block]:
             made = Block(reduce(values, valid), any_valid)
             np.copyto(made.values, made.values.dtype.type(rules.fill), where=~any_valid)
         if reduce is _average:
-            rules.keep_apart(made.values, made.valid)
+            rules.avoid_nodata(made.values, made.valid)
         return made
 
     return halve

@@ -30,7 +30,7 @@ from dagmaster.raster.source.bands import Bands
 from dagmaster.raster.source.crs import parse_crs
 from dagmaster.raster.source.extent import Affine6, geographic_bounds, native_bounds
 from dagmaster.raster.source.facts import RasterFacts, RasterType, facts_of
-from dagmaster.raster.source.opening import open_file, reading, size_of
+from dagmaster.raster.source.opening import open_file, restricted_gdal, size_of
 from dagmaster.raster.source.pixels import (
     Block,
     FileSource,
@@ -39,8 +39,8 @@ from dagmaster.raster.source.pixels import (
     Valid,
     Validity,
     Values,
+    none_if_all,
     source_of,
-    unless_all,
 )
 from dagmaster.raster.source.window import Window
 from dagmaster.raster.validation.header_rules import Ceilings
@@ -165,14 +165,14 @@ def _opened(
 ) -> Iterator[_Files]:
     if not paths:
         raise InvalidRequest("no files are given", code="raster.no-files")
-    given = parse_crs(source_crs) if source_crs else None
+    override = parse_crs(source_crs) if source_crs else None
     files = _Files(remote=remote)
-    with reading(), rasterio.Env(GDAL_CACHEMAX=_CACHE_BYTES):
+    with restricted_gdal(), rasterio.Env(GDAL_CACHEMAX=_CACHE_BYTES):
         try:
             for path in paths:
                 dataset = files.dataset(path)
                 source = source_of(dataset, raster_type, nodata=nodata, source_crs=source_crs)
-                facts = facts_of(dataset, path, given=given, size_bytes=size_of(path))
+                facts = facts_of(dataset, path, crs_override=override, size_bytes=size_of(path))
                 bands = Bands.of(dataset, raster_type)
                 files.parts.append(_SourceFile(path, facts, bands, source.crs, source.transform, source.rules))
             yield files
@@ -235,7 +235,7 @@ class _Merged:
         for at in self._files_in(window):
             self._lay(at, window, values, covered)
         if self.rules.validity is Validity.MASK:
-            return Block(values, unless_all(covered))
+            return Block(values, none_if_all(covered))
         return Block(values, self.rules.valid_of(values))
 
     def _files_in(self, window: Window) -> NDArray[np.intp]:

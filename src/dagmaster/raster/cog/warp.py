@@ -21,7 +21,7 @@ from rasterio.warp import reproject
 from dagmaster.errors import InvalidRequest
 from dagmaster.raster.cog.grid import OutputGrid
 from dagmaster.raster.source.crs import parse_crs
-from dagmaster.raster.source.pixels import Block, Pixels, Rules, Valid, Validity, Values, unless_all
+from dagmaster.raster.source.pixels import Block, Pixels, Rules, Valid, Validity, Values, none_if_all
 from dagmaster.raster.source.points import Floats, Points, apply_affine, project
 from dagmaster.raster.source.window import BLOCK, Window
 
@@ -210,7 +210,7 @@ class Warp:
         valid = inside[np.newaxis]
         if found.valid is not None:
             valid = found.valid.reshape(len(found.valid), -1)[:, flat] & inside
-        return self._settled(values, unless_all(valid))
+        return self._settled(values, none_if_all(valid))
 
     def _pixel_centres(self, col: int, row: int, part: _SourcePart) -> Points:
         """Where the centre of each of the block's pixels lies in the source: between lattice points, as fine as it takes."""
@@ -239,7 +239,7 @@ class Warp:
         }
         if part.is_inside and found.valid is None and not self._is_translucent(found.values):
             values = self._kernel(found.values, **where)
-            self._rules.keep_apart(values)
+            self._rules.avoid_nodata(values)
             return Block(values)
         match self._rules.validity:
             case Validity.NODATA:
@@ -281,7 +281,7 @@ class Warp:
             DST_ALPHA_MAX=_OPAQUE,
             **where,
         )
-        return self._settled(values[:-1], unless_all(values[-1:] != 0))
+        return self._settled(values[:-1], none_if_all(values[-1:] != 0))
 
     def _kernel(
         self, values: Values, *, size: tuple[int, int], run: int, dst_transform: Affine, **options: Any
@@ -361,7 +361,7 @@ def _merged(blocks: list[Block]) -> Block:
         missing = ~first.valid
         taken = missing if other.valid is None else missing & other.valid
         np.copyto(first.values, other.values, where=taken)
-        first = replace(first, valid=unless_all(first.valid | taken))
+        first = replace(first, valid=none_if_all(first.valid | taken))
     return first
 
 

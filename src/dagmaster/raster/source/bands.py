@@ -1,4 +1,4 @@
-"""What is said of bands and goes along with their pixels: colours, names, units, scales, palettes."""
+"""Metadata of bands that is stored with their pixels: colours, names, units, scales, palettes."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +12,7 @@ from dagmaster.raster.source.pixels import colors_of
 
 @dataclass(frozen=True, slots=True)
 class Bands:
-    """One entry of each for every band; the type is that of all."""
+    """One entry per band in each tuple; all bands have the same type."""
 
     dtype: str
     colors: tuple[ColorInterp, ...]

@@ -1,4 +1,4 @@
-"""Coordinate reference systems: reading what a person or a file gives, and naming it."""
+"""Coordinate reference systems: parsing and naming them, and their properties."""
 
 import functools
 import json
@@ -16,17 +16,17 @@ from dagmaster.errors import InvalidRequest
 _CODE = re.compile(r"(EPSG|ESRI|OGC|IAU_2015):[0-9A-Za-z]{1,12}", re.IGNORECASE)
 _WKT = re.compile(r"[A-Z][A-Za-z_0-9]{3,20}\s*\[", re.ASCII)
 _MOST_WKT = 20_000
-# Every ellipsoid and sphere in use for the Earth lies within; Venus, the closest, has 6,051,800 m.
+# All ellipsoids and spheres used for the Earth; the closest other body is Venus with 6,051,800 m.
 _EARTH_RADIUS_METRES = (6_350_000.0, 6_400_000.0)
 
 
 @dataclass(frozen=True, slots=True)
 class CrsFacts:
-    """What the checks want to know of a CRS."""
+    """Properties of a CRS."""
 
     name: str
     is_geographic: bool
-    is_local: bool  # an engineering CRS: nobody knows where on Earth it is
+    is_local: bool  # an engineering CRS: its place on Earth is not known
     radius_metres: float | None
     unit: str | None  # of its horizontal axes
     metres_per_unit: float | None
@@ -39,7 +39,7 @@ class CrsFacts:
 
 
 def parse_crs(text: str) -> CRS:
-    """An authority's code or WKT. Nothing else: GDAL would also take a file's name or a URL and go to read it."""
+    """Parse an authority's code or WKT. Nothing else, because GDAL would also read a file or a URL."""
     if not (_CODE.fullmatch(text) or (len(text) <= _MOST_WKT and _WKT.match(text))):
         raise _unknown(text)
     try:
@@ -49,8 +49,8 @@ def parse_crs(text: str) -> CRS:
 
 
 def name_crs(crs: CRS) -> str:
-    """`EPSG:32633` where the code means this CRS, else its WKT."""
-    # At 70, rasterio's default, GDAL also matches what has no datum, or datum parameters of its own.
+    """`EPSG:32633` if the code means this CRS, else its WKT."""
+    # At 70, rasterio's default, GDAL also matches a CRS without a datum, or with its own datum parameters.
     authority = crs.to_authority(confidence_threshold=90)
     return ":".join(authority) if authority else str(crs.to_wkt())
 
@@ -87,7 +87,7 @@ def describe_crs(name: str) -> CrsFacts:
 def _unknown(text: str) -> InvalidRequest:
     shown = text if len(text) <= 60 else text[:57] + "…"
     return InvalidRequest(
-        f"'{shown}' is not a known CRS", code="raster.crs-unknown", hint="give a code such as EPSG:32633, or WKT"
+        f"'{shown}' is not a known CRS", code="raster.crs-unknown", hint="pass a code such as EPSG:32633, or WKT"
     )
 
 

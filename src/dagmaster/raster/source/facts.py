@@ -1,4 +1,4 @@
-"""What a raster file says of itself, from its headers alone."""
+"""Facts about a raster file, from its headers alone."""
 
 import contextlib
 import math
@@ -23,7 +23,7 @@ from dagmaster.raster.source.opening import READ_ERRORS, opened, reason, short_n
 
 
 class RasterType(StrEnum):
-    """What the numbers are: it decides on resampling, overviews, compression and colours."""
+    """What the values mean. It determines resampling, overviews, compression and colours."""
 
     RGB = "rgb"
     RGBA = "rgba"
@@ -36,7 +36,7 @@ class RasterType(StrEnum):
 
     @classmethod
     def asked(cls, text: str | None) -> "RasterType | None":
-        """What a person wrote; None and "auto" leave it to us."""
+        """The type of a parameter; None for "auto" or no value."""
         try:
             return cls(text) if text and text != "auto" else None
         except ValueError:
@@ -65,7 +65,7 @@ class BandFacts:
     block_shape: tuple[int, int] = (0, 0)  # rows, columns
     overviews: tuple[int, ...] = ()
     mask: tuple[str, ...] = ()  # GDAL's flags: all_valid, per_dataset, alpha, nodata
-    bits: int | None = None  # where fewer are used than the type has
+    bits: int | None = None  # if fewer are used than the type has
     palette: dict[int, tuple[int, int, int, int]] | None = None
     impossible_nodata: float | None = None  # declared, but the type cannot hold it; `nodata` is None then
 
@@ -76,14 +76,14 @@ class BandFacts:
 
 @dataclass(frozen=True, slots=True)
 class RasterFacts:
-    """`transform` is affine's six numbers (a b c d e f); None where the file has no georeference."""
+    """`transform` is the affine transform (a b c d e f); None if the file has no georeference."""
 
     path: str
     driver: str
     width: int
     height: int
     bands: tuple[BandFacts, ...]
-    crs: str | None = None  # "EPSG:32633" where there is a code, else WKT; horizontal; the given one, if one was given
+    crs: str | None = None  # horizontal: "EPSG:32633" if there is a code, else WKT; `source_crs` if it was passed
     transform: tuple[float, float, float, float, float, float] | None = None
     bounds: tuple[float, float, float, float] | None = None  # in its own CRS: west, south, east, north
     bounds_4326: BBox | None = None
@@ -96,9 +96,9 @@ class RasterFacts:
     size_bytes: int = 0
     is_point: bool = False  # AREA_OR_POINT=Point
     tags: dict[str, str] | None = None
-    file_crs: str | None = None  # what the file itself says
-    vertical_crs: str | None = None  # its name, where the CRS is a compound one
-    pages: int = 1  # a TIFF may hold several images; the first is read
+    file_crs: str | None = None  # the CRS in the file
+    vertical_crs: str | None = None  # its name, if the CRS is a compound one
+    pages: int = 1  # a TIFF may contain more images; the first is read
 
     @property
     def name(self) -> str:
@@ -132,12 +132,12 @@ class RasterFacts:
 
     @property
     def raw_bytes(self) -> int:
-        """How much it is when unpacked."""
+        """Its uncompressed size."""
         return self.pixels * self.bytes_per_pixel
 
     @property
     def resolution(self) -> tuple[float, float] | None:
-        """Width and height of a pixel, in the CRS's own units; also where the grid is rotated."""
+        """Width and height of a pixel, in the units of the CRS; also of a rotated grid."""
         if self.transform is None:
             return None
         a, b, _, d, e, _ = self.transform
@@ -157,30 +157,32 @@ def read_facts(
         >>> facts.crs, facts.width, facts.dtype
         ('EPSG:32633', 24000, 'uint8')
 
-    `source_crs` (a code or WKT) is for a file that has none or a wrong one. Raises UnfitData for what is no raster or is damaged.
-    `remote` allows GDAL's paths of object stores; `size_bytes` tells the size of such an object.
+    `source_crs` (a code or WKT) is for a file that has no CRS or a wrong one. Raises UnfitData for a file that is no raster
+    or is damaged. `remote` accepts GDAL's paths of object stores; `size_bytes` is the size of such an object.
     """
-    given = parse_crs(source_crs) if source_crs else None
+    override = parse_crs(source_crs) if source_crs else None
     with opened(path, remote=remote) as dataset:
         try:
-            return facts_of(dataset, path, given=given, size_bytes=size_of(path) if size_bytes is None else size_bytes)
+            return facts_of(
+                dataset, path, crs_override=override, size_bytes=size_of(path) if size_bytes is None else size_bytes
+            )
         except READ_ERRORS as error:
             raise UnfitData(
-                f"the header of '{short_name(path)}' makes no sense: {reason(error)}",
+                f"the header of '{short_name(path)}' is invalid: {reason(error)}",
                 code="raster.corrupt",
-                hint="upload it again, or export it anew from its source",
+                hint="upload it again, or export it again from its source",
             ) from None
 
 
-def facts_of(dataset: Any, path: str | Path, *, given: CRS | None, size_bytes: int) -> RasterFacts:
-    """The same of an open dataset."""
-    outline = _outline_of(dataset)
-    transform = _transform(dataset, outline)
+def facts_of(dataset: Any, path: str | Path, *, crs_override: CRS | None, size_bytes: int) -> RasterFacts:
+    """Facts about an open dataset; see `read_facts`."""
+    vrt = _vrt_of(dataset)
+    transform = _transform(dataset, vrt)
     own, vertical = _own_crs(dataset)
-    crs = given or own
+    crs = crs_override or own
     structure = dataset.tags(ns="IMAGE_STRUCTURE")
     tags = _tags(dataset)
-    bands = _bands(dataset, outline)
+    bands = _bands(dataset, vrt)
     return RasterFacts(
         path=str(path),
         driver=dataset.driver,
@@ -214,23 +216,23 @@ _LONGEST_TAG = 1000
 
 
 def _lenient(read: Callable[[], T], otherwise: T) -> T:
-    """For texts and ornaments: a file is not refused because its description is not UTF-8."""
+    """For optional metadata: a file is not refused because its description is not UTF-8."""
     try:
         return read()
     except READ_ERRORS:
         return otherwise
 
 
-def _outline_of(dataset: Any) -> str:
-    """The dataset as GDAL's own XML. It tells two things that rasterio hides: that there is no geotransform (not the same
-    as the identity), and a nodata value that the type cannot hold."""
+def _vrt_of(dataset: Any) -> str:
+    """The dataset as GDAL's XML. It has two facts that rasterio hides: that there is no geotransform (not the same as the
+    identity), and a nodata value that the type cannot hold."""
     with MemoryFile(ext=".vrt") as memory:
         rasterio.shutil.copy(dataset, memory.name, driver="VRT")
         return bytes(memory.read()).decode("utf-8", errors="replace")
 
 
-def _transform(dataset: Any, outline: str) -> tuple[float, float, float, float, float, float] | None:
-    if "<GeoTransform>" not in outline or dataset.transform.is_identity:
+def _transform(dataset: Any, vrt: str) -> tuple[float, float, float, float, float, float] | None:
+    if "<GeoTransform>" not in vrt or dataset.transform.is_identity:
         return None
     a, b, c, d, e, f = tuple(dataset.transform)[:6]
     return (a, b, c, d, e, f)
@@ -248,21 +250,21 @@ def _bounds_4326(crs: CRS | None, transform: Any, dataset: Any) -> BBox | None:
     if a * e - b * d == 0:
         return None
     with contextlib.suppress(CRSError, CPLE_BaseError, RasterioError):
-        known = describe_crs(name_crs(crs))
-        if known.is_earth and not known.is_local:
+        facts = describe_crs(name_crs(crs))
+        if facts.is_earth and not facts.is_local:
             return geographic_bounds(crs, transform, dataset.width, dataset.height)
     return None
 
 
-def _bands(dataset: Any, outline: str) -> tuple[BandFacts, ...]:
-    """Each list is asked for once: rasterio makes it anew each time, and a file may have 65,535 bands."""
+def _bands(dataset: Any, vrt: str) -> tuple[BandFacts, ...]:
+    """Each list is read once, because rasterio rebuilds it on every access, and a file may have 65,535 bands."""
     undefined = (None,) * dataset.count
     nodata = dataset.nodatavals
     colors = _lenient(lambda: [color.name for color in dataset.colorinterp], ["undefined"] * dataset.count)
     descriptions = _lenient(lambda: dataset.descriptions, undefined)
     units = _lenient(lambda: dataset.units, undefined)
-    declared = _declared_nodata(outline)
-    rest = zip(
+    declared = _declared_nodata(vrt)
+    others = zip(
         dataset.dtypes, dataset.scales, dataset.offsets, dataset.block_shapes, dataset.mask_flag_enums, strict=True
     )
     return tuple(
@@ -281,7 +283,7 @@ def _bands(dataset: Any, outline: str) -> tuple[BandFacts, ...]:
             palette=_palette(dataset, at + 1),
             impossible_nodata=declared.get(at + 1) if nodata[at] is None else None,
         )
-        for at, (dtype, scale, offset, block_shape, mask) in enumerate(rest)
+        for at, (dtype, scale, offset, block_shape, mask) in enumerate(others)
     )
 
 
@@ -292,24 +294,24 @@ def _bits(dataset: Any, index: int) -> int | None:
 def _palette(dataset: Any, index: int) -> dict[int, tuple[int, int, int, int]] | None:
     try:
         return dict(dataset.colormap(index))
-    except ValueError:  # it has none
+    except ValueError:  # no palette
         return None
 
 
-def _declared_nodata(outline: str) -> dict[int, float]:
+def _declared_nodata(vrt: str) -> dict[int, float]:
     """By number of the band."""
-    found = {}
-    for part in outline.split("<VRTRasterBand ")[1:]:
+    values = {}
+    for part in vrt.split("<VRTRasterBand ")[1:]:
         number, value = re.search(r'band="(\d+)"', part), re.search(r"<NoDataValue>([^<]*)</NoDataValue>", part)
         if number and value:
             with contextlib.suppress(ValueError):
-                found[int(number[1])] = float(value[1])
-    return found
+                values[int(number[1])] = float(value[1])
+    return values
 
 
 def _tags(dataset: Any) -> dict[str, str]:
-    found: dict[str, str] = _lenient(dataset.tags, {})
-    return {name[:_LONGEST_TAG]: text[:_LONGEST_TAG] for name, text in list(found.items())[:_MOST_TAGS]}
+    tags: dict[str, str] = _lenient(dataset.tags, {})
+    return {name[:_LONGEST_TAG]: text[:_LONGEST_TAG] for name, text in list(tags.items())[:_MOST_TAGS]}
 
 
 def _is_tiled(block: tuple[int, int], width: int) -> bool:
@@ -318,7 +320,7 @@ def _is_tiled(block: tuple[int, int], width: int) -> bool:
 
 
 def _is_cog(dataset: Any, bands: tuple[BandFacts, ...]) -> bool:
-    """The rules of rio-cogeo and GDAL: tiles, overviews where it is larger than one tile, headers before data, and the
+    """The rules of rio-cogeo and GDAL: tiles, overviews if it is larger than one tile, headers before data, and the
     coarsest data first."""
     if dataset.driver != "GTiff" or not bands:
         return False
@@ -337,9 +339,9 @@ def _is_cog(dataset: Any, bands: tuple[BandFacts, ...]) -> bool:
 
 
 def _offset(dataset: Any, item: str, level: int | None) -> int | None:
-    """None: a block that was left out."""
-    found = dataset.get_tag_item(item, "TIFF", bidx=1, ovr=level)
-    return int(found) if found else None
+    """None for a block that is not stored."""
+    offset = dataset.get_tag_item(item, "TIFF", bidx=1, ovr=level)
+    return int(offset) if offset else None
 
 
 def _coarsest_first(offsets: list[int]) -> bool:

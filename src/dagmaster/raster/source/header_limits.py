@@ -1,7 +1,7 @@
-"""A look at the first directory of a TIFF before GDAL reads it.
+"""Limits for the texts in the header of a TIFF, checked before GDAL opens it.
 
-GDAL parses the XML of its own metadata tag while it opens a file, in time that grows with the square of the number of entries: ten
-megabytes of them take minutes. What no writer makes is refused here, for the cost of one read.
+GDAL parses the XML of its own metadata tag while it opens a file, in time that grows with the square of the number of
+entries: ten megabytes of them take minutes. Texts that no program writes are refused, at the cost of one read.
 """
 
 import os
@@ -17,42 +17,42 @@ _MOST_ENTRIES = 4096
 
 @dataclass(frozen=True, slots=True)
 class _TiffFormat:
-    """Of a classic TIFF or a BigTIFF, for `struct`: byte order and widths."""
+    """Formats for `struct` of a classic TIFF or a BigTIFF: byte order and widths."""
 
-    header: str  # where the first directory is
+    header: str  # the offset of the first directory
     count: str
     entry: str
 
 
 def require_small_texts(path: str, name: str) -> None:
-    """Refuse a TIFF whose texts are absurdly long. Everything else about it is for GDAL to judge."""
+    """Refuse a TIFF whose texts are too long. GDAL checks everything else."""
     with open(path, "rb") as file:  # noqa: PTH123  (a path for GDAL)
         for tag, count in _entries(file.fileno()):
             if count > _MOST_BYTES.get(tag, count):
                 raise UnfitData(
                     f"the {_TEXTS[tag]} in the header of '{name}' has {count:,} bytes",
                     code="raster.header-too-large",
-                    hint="export it anew without it: `gdal_translate -nomd in.tif out.tif`",
+                    hint="export it without that text: `gdal_translate -nomd in.tif out.tif`",
                 )
 
 
 def _entries(file: int) -> list[tuple[int, int]]:
-    """Tags of the first directory, with how many values each has; none where it is no TIFF or is cut off."""
-    form = _form(os.pread(file, 4, 0))
-    if form is None:
+    """Tags of the first directory with their number of values; empty if it is no TIFF or is cut off."""
+    layout = _format_of(os.pread(file, 4, 0))
+    if layout is None:
         return []
     try:
-        (place,) = struct.unpack(form.header, os.pread(file, struct.calcsize(form.header), 0))
-        (entries,) = struct.unpack(form.count, os.pread(file, struct.calcsize(form.count), place))
-        size = struct.calcsize(form.entry)
-        block = os.pread(file, size * min(entries, _MOST_ENTRIES), place + struct.calcsize(form.count))
+        (offset,) = struct.unpack(layout.header, os.pread(file, struct.calcsize(layout.header), 0))
+        (entries,) = struct.unpack(layout.count, os.pread(file, struct.calcsize(layout.count), offset))
+        size = struct.calcsize(layout.entry)
+        block = os.pread(file, size * min(entries, _MOST_ENTRIES), offset + struct.calcsize(layout.count))
     except (struct.error, OSError):
         return []
     whole = len(block) // size * size
-    return [(tag, count) for tag, _, count in struct.iter_unpack(form.entry, block[:whole])]
+    return [(tag, count) for tag, _, count in struct.iter_unpack(layout.entry, block[:whole])]
 
 
-def _form(start: bytes) -> _TiffFormat | None:
+def _format_of(start: bytes) -> _TiffFormat | None:
     order = {b"II": "<", b"MM": ">"}.get(start[:2])
     if order is None:
         return None

@@ -1,8 +1,8 @@
-"""Opening a file that somebody else has made.
+"""Open untrusted raster files.
 
-GDAL would follow almost anything: an XML file that names another file or a URL, a side-car that replaces the georeference, a
-name that is a program of its own (`DERIVED_SUBDATASET:…`). Here a name is the path of one file, the format is one of a few
-that keep everything inside, nothing beside the file is read or written, and errors name the file without its folder.
+GDAL follows almost anything: an XML file that names another file or a URL, a side-car file that replaces the
+georeference, a name that is a command (`DERIVED_SUBDATASET:…`). In this module a name is the path of one file, the format
+is one of a few that keep everything inside, no other file is read or written, and errors name the file without its folder.
 """
 
 import contextlib
@@ -23,8 +23,8 @@ from rasterio.errors import NotGeoreferencedWarning, RasterioError
 from dagmaster.errors import InvalidRequest, NotFound, UnfitData
 from dagmaster.raster.source.header_limits import require_small_texts
 
-# How the formats that are taken begin. GDAL's COG driver only writes: a COG is opened as GTiff.
-_TAKEN: dict[bytes, str] = {
+# The first bytes of supported formats. GDAL's COG driver only writes: a COG is opened as GTiff.
+_SUPPORTED: dict[bytes, str] = {
     b"II*\0": "GTiff",
     b"MM\0*": "GTiff",
     b"II+\0": "GTiff",
@@ -35,7 +35,7 @@ _TAKEN: dict[bytes, str] = {
     b"\x89PNG": "PNG",
     b"\xff\xd8\xff": "JPEG",
 }
-DRIVERS = tuple(dict.fromkeys(_TAKEN.values()))
+DRIVERS = tuple(dict.fromkeys(_SUPPORTED.values()))
 
 _LONGEST_NAME = 100
 _REMOTE = ("/vsiaz/", "/vsiadls/", "/vsis3/", "/vsigs/")
@@ -46,10 +46,10 @@ _SETTINGS = {
     "GDAL_NUM_THREADS": "1",
 }
 
-# What rasterio raises when a file is broken; the last two come from numbers and texts inside it that make no sense.
+# What rasterio raises for a damaged file; the last two come from invalid numbers and texts in it.
 READ_ERRORS = (RasterioError, CPLE_BaseError, ValueError, OverflowError)
 
-# How other formats begin, and what their owner can do.
+# The first bytes of other formats, and what the submitter can do.
 _SIGNATURES: tuple[tuple[bytes, str, str], ...] = (
     (b"PK\x03\x04", "a ZIP archive", "unpack it and submit the raster inside"),
     (b"\x1f\x8b", "a gzip archive", "unpack it and submit the raster inside"),
@@ -61,33 +61,33 @@ _SIGNATURES: tuple[tuple[bytes, str, str], ...] = (
     (b"BM", "a BMP picture", "submit the georeferenced original as a GeoTIFF"),
     (b"%PDF", "a PDF document", "submit the georeferenced original as a GeoTIFF"),
     (b"SQLite format 3", "an SQLite database", "export the raster: `gdal_translate in.gpkg out.tif`"),
-)  # fmt: skip
+)
 
 
 @contextlib.contextmanager
 def opened(path: str | Path, *, remote: bool = False) -> Iterator[Any]:
-    """The open dataset (rasterio's). Raises UnfitData when the file is not a raster that we take, or is broken.
+    """The open dataset (rasterio's). Raises UnfitData if the file is damaged or its format is not supported.
 
-    `remote` also takes GDAL's paths of object stores (`/vsiaz/…`, `/vsis3/…`), for callers that made the path themselves.
+    `remote` also accepts GDAL's paths of object stores (`/vsiaz/…`, `/vsis3/…`), for callers that built the path themselves.
     """
-    with reading(), open_file(path, remote=remote) as dataset:
+    with restricted_gdal(), open_file(path, remote=remote) as dataset:
         yield dataset
 
 
 @contextlib.contextmanager
-def reading() -> Iterator[None]:
-    """While files of others are open: GDAL keeps to the file itself."""
+def restricted_gdal() -> Iterator[None]:
+    """GDAL reads only the files that it is given: no side-car files, no folder listings."""
     with rasterio.Env(**_SETTINGS), warnings.catch_warnings():
         warnings.simplefilter("ignore", NotGeoreferencedWarning)
         yield
 
 
 def open_file(path: str | Path, *, remote: bool = False) -> Any:
-    """The dataset, for those who keep several open and close them themselves, all `reading`."""
-    place = _place(path, remote=remote)
-    dataset = _open(place)
+    """The dataset, for callers that keep many open within `restricted_gdal` and close them themselves."""
+    name = _checked_path(path, remote=remote)
+    dataset = _open(name)
     try:
-        _refuse_company(dataset, place)
+        _refuse_external_data(dataset, name)
     except UnfitData:
         dataset.close()
         raise
@@ -95,17 +95,17 @@ def open_file(path: str | Path, *, remote: bool = False) -> Any:
 
 
 def read_bands(dataset: Any, window: Any, bands: list[int] | None = None) -> NDArray[Any]:
-    """Pixels of these bands, or of all, in a type that holds all of them; rasterio reads only bands of one type together."""
-    wanted = bands or list(dataset.indexes)
-    if len({dataset.dtypes[band - 1] for band in wanted}) == 1:
-        values: NDArray[Any] = dataset.read(wanted, window=window)
+    """Pixels of these bands, or of all, in a common type; rasterio reads only bands of one type in one call."""
+    bands = bands or list(dataset.indexes)
+    if len({dataset.dtypes[band - 1] for band in bands}) == 1:
+        values: NDArray[Any] = dataset.read(bands, window=window)
         return values
-    common = np.result_type(*(dataset.dtypes[band - 1] for band in wanted))
-    return np.stack([dataset.read(band, window=window).astype(common) for band in wanted])
+    common = np.result_type(*(dataset.dtypes[band - 1] for band in bands))
+    return np.stack([dataset.read(band, window=window).astype(common) for band in bands])
 
 
 def short_name(path: str | Path) -> str:
-    """The file's name alone: safe to show, without folder, host or signature, on one line, and not endless."""
+    """The file's name alone, safe to show: on one line, of limited length, without folder, host or signature."""
     name = str(path).split("?", 1)[0].rstrip("/").rpartition("/")[2]
     shown = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in name)
     return shown if len(shown) <= _LONGEST_NAME else f"{shown[:_LONGEST_NAME]}…"
@@ -120,15 +120,15 @@ def size_of(path: str | Path) -> int:
 
 
 def reason(error: BaseException) -> str:
-    """GDAL's words in one line, with every path and address in them cut to a file name."""
+    """GDAL's message on one line, with every path and URL shortened to a file name."""
     cause = error.__cause__ or error.__context__
     text = str(cause) if isinstance(cause, CPLE_BaseError) else str(error)
-    text = re.sub(r"[\w+-]*:?/[^\s'\",;]+", lambda found: short_name(found[0]), " ".join(text.split()))
+    text = re.sub(r"[\w+-]*:?/[^\s'\",;]+", lambda match: short_name(match[0]), " ".join(text.split()))
     return text[:300] or type(error).__name__
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """GDAL says so by its class or, where one error wraps another, only in words."""
+    """Known from the class of the error or, if another error wraps it, only from its message."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, CPLE_OutOfMemoryError) or "cannot allocate" in str(cause).lower():
@@ -137,11 +137,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     return False
 
 
-def _place(path: str | Path, *, remote: bool) -> str:
+def _checked_path(path: str | Path, *, remote: bool) -> str:
     text = os.fspath(path)
     if not text or "\0" in text:
-        raise InvalidRequest("a path is empty or holds a NUL character", code="raster.path")
-    if any("\ud800" <= letter <= "\udfff" for letter in text):  # how Python has what is not UTF-8
+        raise InvalidRequest("the path is empty or contains a NUL character", code="raster.path")
+    if any("\ud800" <= letter <= "\udfff" for letter in text):  # how Python represents bytes that are not UTF-8
         raise UnfitData(
             f"the name of '{short_name(text)}' is not UTF-8", code="raster.unreadable-file", hint="rename the file"
         )
@@ -153,49 +153,49 @@ def _place(path: str | Path, *, remote: bool) -> str:
             code="raster.path",
             hint="download it, or configure its store",
         )
-    # Absolute, so that GDAL takes no prefix of it (`GTIFF_DIR:`, `DERIVED_SUBDATASET:`, …) for a command.
-    place = os.path.abspath(text)  # noqa: PTH100  (resolve() would follow links)
-    _refuse_what_is_no_file(place)
-    return place
+    # Absolute, so that GDAL does not interpret a prefix (`GTIFF_DIR:`, `DERIVED_SUBDATASET:`, …) as a command.
+    absolute = os.path.abspath(text)  # noqa: PTH100  (resolve() would follow links)
+    _require_regular_file(absolute)
+    return absolute
 
 
-def _refuse_what_is_no_file(place: str) -> None:
-    name = short_name(place)
+def _require_regular_file(path: str) -> None:
+    name = short_name(path)
     try:
-        found = os.stat(place)  # noqa: PTH116
+        status = os.stat(path)  # noqa: PTH116
     except (FileNotFoundError, NotADirectoryError):
-        raise NotFound(f"no file '{name}'", code="raster.not-found") from None
+        raise NotFound(f"there is no file '{name}'", code="raster.not-found") from None
     except OSError as error:
         raise UnfitData(f"'{name}' cannot be read: {error.strerror}", code="raster.unreadable-file") from None
-    # A pipe or a device would make the reader wait for ever.
-    if not stat.S_ISREG(found.st_mode):
+    # Reading a pipe or a device could block forever.
+    if not stat.S_ISREG(status.st_mode):
         raise UnfitData(f"'{name}' is not a regular file", code="raster.not-a-file", hint="submit one raster file")
-    if found.st_size == 0:
+    if status.st_size == 0:
         raise UnfitData(f"'{name}' is empty", code="raster.empty", hint="upload it again")
 
 
-def _open(place: str) -> Any:
-    """By the driver that the first bytes call for; a file that is not on this machine is offered to each."""
-    name, head = short_name(place), _head(place)
+def _open(path: str) -> Any:
+    """With the driver that the first bytes identify; a remote file is tried with each driver."""
+    name, head = short_name(path), _head(path)
     if head:
-        require_small_texts(place, name)
-    drivers = [driver for start, driver in _TAKEN.items() if head.startswith(start)] if head else DRIVERS
+        require_small_texts(path, name)
+    drivers = [driver for start, driver in _SUPPORTED.items() if head.startswith(start)] if head else DRIVERS
     problem: BaseException | None = None
     for driver in drivers:
         try:
-            return rasterio.open(place, driver=driver)
+            return rasterio.open(path, driver=driver)
         except READ_ERRORS as error:
             problem = problem or error
     if problem is None:
-        raise _not_taken(name, head)
+        raise _unsupported(name, head)
     raise UnfitData(
         f"'{name}' is damaged: {reason(problem)}",
         code="raster.corrupt",
-        hint="upload it again, or export it anew from its source",
+        hint="upload it again, or export it again from its source",
     ) from None
 
 
-def _not_taken(name: str, head: bytes) -> UnfitData:
+def _unsupported(name: str, head: bytes) -> UnfitData:
     if head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"<"):
         return _refused(
             name, "an XML or HTML document (a VRT, a service description or a web page)", "submit the raster itself"
@@ -204,30 +204,32 @@ def _not_taken(name: str, head: bytes) -> UnfitData:
         if head.startswith(start):
             return _refused(name, what, advice)
     if head and head.isascii() and head.decode().replace("\n", "").replace("\r", "").replace("\t", "").isprintable():
-        return _refused(name, "a text file", "submit the raster that it belongs to or tells of")
-    return _refused(name, "not in a format that is taken here", "convert it: `gdal_translate in out.tif`")
+        return _refused(name, "a text file", "submit the raster that it describes")
+    return _refused(name, "not in a supported format", "convert it: `gdal_translate in out.tif`")
 
 
 def _refused(name: str, what: str, advice: str) -> UnfitData:
-    taken = "GeoTIFF, JPEG 2000, ERDAS Imagine"
-    return UnfitData(f"'{name}' is {what}", code="raster.unsupported-format", hint=f"{advice}; taken are {taken}")
+    formats = "GeoTIFF, JPEG 2000 and ERDAS Imagine"
+    return UnfitData(
+        f"'{name}' is {what}", code="raster.unsupported-format", hint=f"{advice}; supported formats are {formats}"
+    )
 
 
-def _head(place: str) -> bytes:
-    """Nothing, of a file that only GDAL can reach."""
+def _head(path: str) -> bytes:
+    """The first bytes; none of a file that only GDAL can read."""
     try:
-        with open(place, "rb") as file:  # noqa: PTH123
+        with open(path, "rb") as file:  # noqa: PTH123
             return file.read(64)
     except OSError:
         return b""
 
 
-def _refuse_company(dataset: Any, place: str) -> None:
+def _refuse_external_data(dataset: Any, path: str) -> None:
     """An Imagine file may keep its pixels in another file that it names."""
-    others = [file for file in dataset.files if os.path.abspath(file) != os.path.abspath(place)]  # noqa: PTH100
-    if others and not place.startswith("/vsi"):
+    others = [file for file in dataset.files if os.path.abspath(file) != os.path.abspath(path)]  # noqa: PTH100
+    if others and not path.startswith("/vsi"):
         raise UnfitData(
-            f"'{short_name(place)}' keeps its data in another file ({short_name(others[0])})",
+            f"'{short_name(path)}' keeps its data in another file ({short_name(others[0])})",
             code="raster.indirect",
             hint="submit one self-contained file: `gdal_translate in.img out.tif`",
         )

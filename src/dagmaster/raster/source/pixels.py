@@ -1,9 +1,7 @@
-"""Pixels of a source, and how nothing is told from something in them.
+"""Pixels of a source, and the rules for which of them are valid.
 
-A source is a file here; `several` has those that are made of many. Whatever it is, it is read by windows, and each answer says
-which of its pixels are data.
-
-    validity   how the source says that a pixel is nothing: a nodata value, alpha, a mask, or never
+A source is one file, or several combined (`cog.stack`). It is read in windows, and each block has the mask of its valid
+pixels. `Validity` is how the source marks nodata: by a value, alpha, a mask, or not at all.
 """
 
 import contextlib
@@ -35,12 +33,12 @@ class Validity(StrEnum):
     NODATA = "nodata"
     ALPHA = "alpha"
     MASK = "mask"
-    ALL = "all"  # every pixel of the source is data
+    ALL = "all"  # every pixel is valid
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Pixels, and which of them are data: `valid` None means all of them. What is not data has the fill value."""
+    """Pixels and the mask of valid ones; None means that all are valid. Other pixels have the fill value."""
 
     values: Values
     valid: Valid | None = None
@@ -48,10 +46,10 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How nothing is told from something.
+    """Which pixels are valid.
 
-    `together`: a pixel is nothing where every band says so, as in a picture, where one colour may well be 0. Otherwise each
-    band speaks for itself.
+    `together`: a pixel is nodata only if all bands have the nodata value, as in a picture, where one colour may be 0.
+    Otherwise each band has its own valid pixels.
     """
 
     validity: Validity
@@ -64,34 +62,34 @@ class Rules:
         return 0 if self.nodata is None else self.nodata
 
     def valid_of(self, values: Values) -> Valid | None:
-        """Which values are data, as far as values can tell; None: all."""
+        """The valid pixels, as far as values show them; None if all are."""
         if self.validity is Validity.ALPHA:
             assert self.alpha is not None
-            return unless_all(values[self.alpha : self.alpha + 1] != 0)
+            return none_if_all(values[self.alpha : self.alpha + 1] != 0)
         if self.validity is not Validity.NODATA:
             return None
-        nothing = self._is_nothing(values[:1])
+        nodata = self._is_nodata(values[:1])
         if self.together:
             for band in values[1:]:
-                if not nothing.any():
+                if not nodata.any():
                     return None
-                nothing &= self._is_nothing(band)
+                nodata &= self._is_nodata(band)
         elif len(values) > 1:
-            nothing = np.concatenate([nothing, self._is_nothing(values[1:])])
-        return unless_all(~nothing)
+            nodata = np.concatenate([nodata, self._is_nodata(values[1:])])
+        return none_if_all(~nodata)
 
-    def _is_nothing(self, values: Values) -> Valid:
-        nothing: Valid
+    def _is_nodata(self, values: Values) -> Valid:
+        nodata: Valid
         if values.dtype.kind != "f":
-            nothing = values == self.nodata
-            return nothing
-        nothing = np.isnan(values)
+            nodata = values == self.nodata
+            return nodata
+        nodata = np.isnan(values)
         if self.nodata is not None and not math.isnan(self.nodata):
-            nothing |= values == values.dtype.type(self.nodata)
-        return nothing
+            nodata |= values == values.dtype.type(self.nodata)
+        return nodata
 
-    def keep_apart(self, values: Values, valid: Valid | None = None) -> None:
-        """Interpolation may hit the nodata value by chance: move such pixels, which are data, one step away (as GDAL does)."""
+    def avoid_nodata(self, values: Values, valid: Valid | None = None) -> None:
+        """Change valid pixels that interpolation set to the nodata value by chance to the next value, as GDAL does."""
         if self.nodata is None or math.isnan(self.nodata):
             return
         hit = values == values.dtype.type(self.nodata)
@@ -101,11 +99,11 @@ class Rules:
             hit = hit.all(axis=0, keepdims=True)
         if valid is not None:
             hit &= valid
-        values[np.broadcast_to(hit, values.shape)] = _beside(self.nodata, values.dtype)
+        values[np.broadcast_to(hit, values.shape)] = _next_to(self.nodata, values.dtype)
 
 
 class Pixels(Protocol):
-    """A source: a raster that is read by windows. `rules` are those by which its pixels are data."""
+    """A source: a raster that is read in windows. `rules` say which of its pixels are valid."""
 
     @property
     def width(self) -> int: ...
@@ -124,21 +122,21 @@ class Pixels(Protocol):
 
     @property
     def clamped(self) -> int:
-        """How many values that were read are beyond the type asked for, and were taken for its nearest."""
+        """How many values did not fit the requested type and were replaced by the nearest that fits."""
 
     def read(self, window: Window) -> Block: ...
 
 
 @dataclass(slots=True)
 class Cast:
-    """To another type of whole numbers. What it cannot hold becomes the nearest that it can, and is counted."""
+    """Converts to another integer type. Values that do not fit become the nearest that fits, and are counted."""
 
     dtype: np.dtype[Any]
     clamped: int = 0
 
     def __call__(self, block: Block) -> Block:
-        mine, theirs = np.iinfo(self.dtype), np.iinfo(block.values.dtype)
-        low, high = max(mine.min, theirs.min), min(mine.max, theirs.max)
+        target, source = np.iinfo(self.dtype), np.iinfo(block.values.dtype)
+        low, high = max(target.min, source.min), min(target.max, source.max)
         beyond = (block.values < low) | (block.values > high)
         if beyond.any():
             self.clamped += int(np.count_nonzero(beyond if block.valid is None else beyond & block.valid))
@@ -148,7 +146,7 @@ class Cast:
 
 @dataclass(frozen=True, slots=True)
 class FileSource:
-    """One file, with its rules."""
+    """One file with its rules."""
 
     dataset: Any
     crs: CRS
@@ -169,8 +167,8 @@ class FileSource:
         return self.cast.clamped if self.cast else 0
 
     def read(self, window: Window) -> Block:
-        found = self._read(window)
-        return self.cast(found) if self.cast else found
+        block = self._read(window)
+        return self.cast(block) if self.cast else block
 
     def _read(self, window: Window) -> Block:
         area = rasterio.windows.Window(window.col, window.row, window.width, window.height)
@@ -182,7 +180,7 @@ class FileSource:
                 values[index][values[index] == nodata] = self.rules.nodata
         if self.rules.validity is Validity.MASK:
             with self._reading():
-                return Block(values, unless_all(self.dataset.read_masks(1, window=area)[np.newaxis] != 0))
+                return Block(values, none_if_all(self.dataset.read_masks(1, window=area)[np.newaxis] != 0))
         return Block(values, self.rules.valid_of(values))
 
     @contextlib.contextmanager
@@ -196,7 +194,7 @@ class FileSource:
             raise UnfitData(
                 f"'{name}' is damaged: {reason(error)}",
                 code="raster.corrupt",
-                hint="upload it again, or export it anew from its source",
+                hint="upload it again, or export it again from its source",
             ) from None
 
 
@@ -212,7 +210,7 @@ def source_of(
     """An open dataset as a source. Parameters as of `make_cog`."""
     if dataset.transform.is_identity:
         raise UnfitData(
-            "raster has no georeference", code="raster.no-geotransform", hint="give it one, or rectify it first"
+            "raster has no georeference", code="raster.no-geotransform", hint="georeference it, or rectify it first"
         )
     rules = rules_of(dataset, raster_type, nodata, unset_alpha=unset_alpha)
     cast = _cast_to(dtype, np.result_type(*dataset.dtypes)) if dtype else None
@@ -220,29 +218,31 @@ def source_of(
         raise InvalidRequest(
             f"nodata is {rules.nodata:g}, which {cast.dtype} cannot hold",
             code="raster.bad-dtype",
-            hint="give another dtype",
+            hint="pass another dtype",
         )
     return FileSource(dataset, crs_of(dataset, source_crs), dataset.transform, rules, cast)
 
 
 def _cast_to(dtype: str, common: np.dtype[Any]) -> Cast | None:
     try:
-        wanted = np.dtype(dtype)
+        target = np.dtype(dtype)
     except TypeError:
-        wanted = np.dtype(object)
-    if wanted == common:
+        target = np.dtype(object)
+    if target == common:
         return None
-    if wanted.kind not in "iu" or common.kind not in "iu":
+    if target.kind not in "iu" or common.kind not in "iu":
         raise InvalidRequest(
-            f"{common} cannot be stored as '{dtype}'", code="raster.bad-dtype", hint="only whole numbers become others"
+            f"{common} cannot be stored as '{dtype}'",
+            code="raster.bad-dtype",
+            hint="only integers can be converted",
         )
-    return Cast(wanted)
+    return Cast(target)
 
 
 def colors_of(dataset: Any, raster_type: RasterType, *, unset_alpha: bool = False) -> tuple[ColorInterp, ...]:
-    """What each band is of. `unset_alpha`: the band that is marked as alpha is data like the others.
+    """The colour interpretation of each band. `unset_alpha`: the band that is marked as alpha holds data.
 
-    The fourth band of what is RGBA is alpha, also where the file does not say so.
+    The fourth band of an RGBA raster is alpha, even if the file does not declare it.
     """
     colors = list(dataset.colorinterp)
     if unset_alpha:
@@ -253,12 +253,12 @@ def colors_of(dataset: Any, raster_type: RasterType, *, unset_alpha: bool = Fals
 
 
 def rules_of(dataset: Any, raster_type: RasterType, nodata: float | None = None, *, unset_alpha: bool = False) -> Rules:
-    """How a source marks nothing. `nodata` is what to take for it where the file has no mask and no alpha."""
+    """The rules of a source. `nodata` overrides the declared value; a mask or alpha takes precedence over both."""
     colors = colors_of(dataset, raster_type, unset_alpha=unset_alpha)
     if ColorInterp.alpha in colors:
         return Rules(Validity.ALPHA, alpha=colors.index(ColorInterp.alpha))
     if MaskFlags.per_dataset in dataset.mask_flag_enums[0] and MaskFlags.alpha not in dataset.mask_flag_enums[0]:
-        return Rules(Validity.MASK)  # GDAL also calls alpha one
+        return Rules(Validity.MASK)  # GDAL also reports alpha as a mask
     dtype = np.dtype(dataset.dtypes[0])
     together = raster_type in (RasterType.RGB, RasterType.RGBA)
     value = nodata if nodata is not None else dataset.nodata
@@ -269,16 +269,17 @@ def rules_of(dataset: Any, raster_type: RasterType, nodata: float | None = None,
     return Rules(Validity.ALL)
 
 
-def crs_of(dataset: Any, given: str | None = None) -> CRS:
-    if given is not None:
-        return parse_crs(given)
+def crs_of(dataset: Any, source_crs: str | None = None) -> CRS:
+    if source_crs is not None:
+        return parse_crs(source_crs)
     if not dataset.crs:
         raise UnfitData("raster has no CRS", code="raster.no-crs", hint="pass source_crs")
     horizontal, _ = split_crs(dataset.crs)
     return horizontal
 
 
-def unless_all(valid: Valid) -> Valid | None:
+def none_if_all(valid: Valid) -> Valid | None:
+    """The mask, or None if all pixels are valid."""
     return None if valid.all() else valid
 
 
@@ -287,7 +288,7 @@ def _differ(one: float, other: float | None) -> bool:
 
 
 def _fits(nodata: float, dtype: np.dtype[Any]) -> bool:
-    """A file may declare a value that its type cannot hold: no pixel has it."""
+    """Whether the type can hold the value. A file may declare one that no pixel can have."""
     if dtype.kind == "f":
         return True
     if not float(nodata).is_integer():
@@ -296,7 +297,7 @@ def _fits(nodata: float, dtype: np.dtype[Any]) -> bool:
     return limits.min <= nodata <= limits.max
 
 
-def _beside(nodata: float, dtype: np.dtype[Any]) -> float:
+def _next_to(nodata: float, dtype: np.dtype[Any]) -> float:
     if dtype.kind == "f":
         return float(np.nextafter(dtype.type(nodata), dtype.type(0 if nodata else 1)))
     return nodata + 1 if nodata == np.iinfo(dtype).min else nodata - 1

@@ -1,7 +1,6 @@
-"""Open a raster, at an overview if wanted, and tell its data from nothing.
+"""Read rasters that the platform has written, with a mask of their valid pixels.
 
-One rule for everything that looks at pixels. A pixel is data in a band where no declared nodata value, no mask, no alpha and
-no NaN or infinity says otherwise.
+A pixel of a band is valid unless the declared nodata value, a mask, an alpha band, NaN or infinity marks it as nodata.
 """
 
 import contextlib
@@ -22,7 +21,7 @@ from dagmaster.raster.source.opening import short_name
 
 @contextlib.contextmanager
 def open_raster(path: str | PurePath, *, overview: int | None = None) -> Iterator[Any]:
-    """The dataset, or one of its overviews (0 is the finest). Failures to read name the file and not where it is."""
+    """The dataset, or one of its overviews (0 is the finest). Errors name the file without its folder."""
     options = {} if overview is None else {"overview_level": overview}
     try:
         with rasterio.open(str(path), **options) as dataset:
@@ -34,7 +33,7 @@ def open_raster(path: str | PurePath, *, overview: int | None = None) -> Iterato
 
 
 def header_bytes(path: str | PurePath) -> int | None:
-    """How much of a COG one must read to know where everything is; None where that cannot be told."""
+    """The size of a COG's header: all bytes before the first block. None if no block is stored."""
     with open_raster(path) as dataset:
         levels = [None, *range(len(dataset.overviews(1)))]
         firsts = [dataset.get_tag_item("BLOCK_OFFSET_0_0", "TIFF", bidx=1, ovr=level) for level in levels]
@@ -43,7 +42,7 @@ def header_bytes(path: str | PurePath) -> int | None:
 
 
 def data_bands(dataset: Any) -> list[int]:
-    """Bands that hold data; an alpha band only says where it is."""
+    """All bands but alpha."""
     return [band for band in dataset.indexes if not is_alpha(dataset, band)]
 
 
@@ -51,8 +50,8 @@ def is_alpha(dataset: Any, band: int) -> bool:
     return bool(dataset.colorinterp[band - 1] is ColorInterp.alpha)
 
 
-def is_all_data(dataset: Any, band: int) -> bool:
-    """Known from the header: no pixel of the band can be anything but data."""
+def is_all_valid(dataset: Any, band: int) -> bool:
+    """Whether the header guarantees that every pixel of the band is valid."""
     flags = dataset.mask_flag_enums[band - 1]
     return (
         MaskFlags.all_valid in flags and np.dtype(dataset.dtypes[band - 1]).kind in "iu" and not _alphas(dataset, band)
@@ -62,7 +61,7 @@ def is_all_data(dataset: Any, band: int) -> bool:
 def read_with_validity(
     dataset: Any, band: int, window: Window | None = None, shape: tuple[int, int] | None = None
 ) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-    """Values of a band, and which of them are data."""
+    """Values of a band, and the mask of valid ones."""
     values = dataset.read(band, window=window, out_shape=shape)
     if values.dtype.kind == "c":
         raise UnfitData("complex numbers are not supported", code="raster.complex", hint="store real bands")
@@ -72,18 +71,18 @@ def read_with_validity(
 def _validity(
     dataset: Any, band: int, values: NDArray[Any], window: Window | None, shape: tuple[int, int] | None
 ) -> NDArray[np.bool_]:
-    good = np.isfinite(values) if values.dtype.kind == "f" else np.ones(values.shape, dtype=np.bool_)
+    valid = np.isfinite(values) if values.dtype.kind == "f" else np.ones(values.shape, dtype=np.bool_)
     nodata = dataset.nodatavals[band - 1]
     if nodata is not None and np.isfinite(nodata):
-        good &= values != nodata
+        valid &= values != nodata
     flags = dataset.mask_flag_enums[band - 1]
     if MaskFlags.per_dataset in flags:
-        good &= dataset.read_masks(band, window=window, out_shape=shape) != 0
+        valid &= dataset.read_masks(band, window=window, out_shape=shape) != 0
     for alpha in _alphas(dataset, band):
-        good &= dataset.read(alpha, window=window, out_shape=shape) != 0
-    return good
+        valid &= dataset.read(alpha, window=window, out_shape=shape) != 0
+    return valid
 
 
 def _alphas(dataset: Any, band: int) -> list[int]:
-    """GDAL lets a declared nodata value hide the alpha band; here what is transparent is never data."""
+    """GDAL ignores the alpha band if a nodata value is declared; this module uses both."""
     return [other for other in dataset.indexes if other != band and is_alpha(dataset, other)]

@@ -1,7 +1,7 @@
-"""A bounded look at the pixels: enough to judge a file, never the whole of a large one unless it is asked for.
+"""A sample of the pixels: enough to check a file, and never all of a large one unless requested.
 
-First the table of blocks, which costs no pixels: a block that lies beyond the end of the file was lost in transport. Then a
-few windows, among them all four corners (collars live there) and the last block (the first one that a cut upload lacks).
+First the block table, for which no pixel is read: a block beyond the end of the file was lost in the upload. Then a few
+windows, among them all four corners (where collars are) and the last block (the first that an incomplete upload lacks).
 """
 
 import math
@@ -18,13 +18,13 @@ from dagmaster.raster.source.facts import RasterFacts
 from dagmaster.raster.source.opening import READ_ERRORS, is_out_of_memory, read_bands, reason
 
 _WINDOW = 512
-_LATTICE = 4  # windows a side
+_LATTICE = 4  # windows per side
 _PATCH = 128
 _MOST_PATCHES = 32
 _CORNER = 16
 _SMALL_BYTES = 32 * 2**20  # read completely
 _CHUNK_BYTES = 8 * 2**20
-_MOST_BLOCKS = 4096  # of the table of blocks, spread evenly
+_MOST_BLOCKS = 4096  # entries of the block table, spread evenly
 
 Array = NDArray[Any]
 Mask = NDArray[np.bool_]
@@ -32,12 +32,12 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class BlockTable:
-    """What the table of blocks says of those that were looked up."""
+    """Numbers of blocks, of those that were looked up."""
 
     looked_up: int = 0
-    left_out: int = 0  # sparse: never written, all nodata
+    left_out: int = 0  # sparse: not stored, all nodata
     beyond_end: int = 0
-    is_one_strip: bool = False  # to reach its last row, a compressed one is unpacked from the first
+    is_one_strip: bool = False  # if compressed, it is decompressed from the first row on
 
     @property
     def is_mostly_left_out(self) -> bool:
@@ -46,7 +46,7 @@ class BlockTable:
 
 @dataclass(slots=True)
 class BandRange:
-    """Of one band: how many pixels were seen and how many of them are data, and the extremes of the data."""
+    """Of one band: the number of pixels read and of valid ones, and the range of the valid ones."""
 
     pixels: int = 0
     valid: int = 0
@@ -80,7 +80,7 @@ class Sample:
     alpha_pixels: int = 0
     alpha_between: int = 0  # neither transparent nor opaque
     is_whole: bool = False
-    problem: str | None = None  # what made reading impossible
+    problem: str | None = None  # why the pixels cannot be read
 
     @property
     def valid(self) -> int:
@@ -100,17 +100,17 @@ class Sample:
 
     @property
     def half_transparent(self) -> float:
-        """The share of pixels whose alpha is neither nothing nor full."""
+        """The share of pixels that are neither transparent nor opaque."""
         return self.alpha_between / self.alpha_pixels if self.alpha_pixels else 0.0
 
     def values(self, at: int = 0) -> Array:
-        """The data of one band in all patches, flat."""
+        """The valid values of one band in all patches, flat."""
         parts = [patch.values[at][patch.valid[at]] for patch in self.patches]
         return np.concatenate(parts) if parts else np.empty(0)
 
 
 def look_up_blocks(dataset: Any, facts: RasterFacts) -> BlockTable:
-    """Where the blocks of a local TIFF lie; an empty table for other formats."""
+    """Look up the blocks of a local TIFF; an empty table for other formats."""
     if facts.driver != "GTiff" or not facts.bands:
         return BlockTable()
     rows, columns = (
@@ -126,14 +126,14 @@ def look_up_blocks(dataset: Any, facts: RasterFacts) -> BlockTable:
             written += 1
             last_row = max(last_row, row)
             beyond_end += bool(facts.size_bytes and int(offset) + int(size or 0) > facts.size_bytes)
-    # GDAL shows a file of one strip as rows, of which only the first has a place.
+    # GDAL shows a file of one strip as rows, of which only the first has an offset.
     if facts.block_shape == (1, facts.width) and rows > 1 and written and last_row == 0:
         return BlockTable(planes, 0, beyond_end, is_one_strip=True)
     return BlockTable(looked_up, looked_up - written, beyond_end)
 
 
 def take_sample(dataset: Any, facts: RasterFacts, *, whole: bool = False, seconds: float = 10.0) -> Sample:
-    """Read some windows, or all of a small file or when asked; `seconds` ends a sample early, but not a whole reading."""
+    """Read some windows, or all of a small file or on request. `seconds` limits a sample, but not a whole read."""
     sample = Sample(is_whole=whole or facts.raw_bytes <= _SMALL_BYTES)
     windows = list(_all_windows(facts) if sample.is_whole else _lattice(facts))
     every = math.ceil(len(windows) / _MOST_PATCHES)
@@ -163,16 +163,16 @@ def alpha_band(facts: RasterFacts) -> int | None:
 
 
 def has_own_mask(facts: RasterFacts) -> bool:
-    """A mask beside the bands; GDAL also calls alpha one."""
+    """Whether it has a mask apart from alpha, which GDAL also reports as a mask."""
     return bool(facts.bands) and "per_dataset" in facts.bands[0].mask and "alpha" not in facts.bands[0].mask
 
 
 def _spread(planes: int, rows: int, columns: int) -> Iterator[tuple[int, int, int]]:
-    """Evenly over all blocks, the last one always among them."""
+    """Spread evenly over all blocks; the last one is always included."""
     total = planes * rows * columns
     for number in {*range(0, total, math.ceil(total / _MOST_BLOCKS)), total - 1}:
-        plane, rest = divmod(number, rows * columns)
-        yield (plane, *divmod(rest, columns))
+        plane, index = divmod(number, rows * columns)
+        yield (plane, *divmod(index, columns))
 
 
 def _all_windows(facts: RasterFacts) -> Iterator[Window]:
@@ -183,7 +183,7 @@ def _all_windows(facts: RasterFacts) -> Iterator[Window]:
 
 
 def _step(facts: RasterFacts) -> tuple[int, int]:
-    """Whole blocks, some megapixels of them: each is unpacked once."""
+    """Some megapixels of whole blocks, so that each is decompressed once."""
     rows, columns = facts.block_shape
     across = max(1, 2048 // columns)
     down = max(1, _CHUNK_BYTES // (rows * columns * across))
@@ -217,7 +217,7 @@ def _add_window(dataset: Any, facts: RasterFacts, sample: Sample, window: Window
 
 
 def _groups(facts: RasterFacts, window: Window, *, everything: bool) -> list[list[int]]:
-    """As many bands at once as are small; in a sample only one such group, with the last band in it."""
+    """Groups of bands that fit into memory together; in a sample only one, which includes the last band."""
     bands = color_bands(facts)
     most = max(1, int(2 * _CHUNK_BYTES // (window.width * window.height * facts.bands[0].bytes_per_pixel)))
     if len(bands) <= most:
@@ -239,7 +239,7 @@ def _opaque(dataset: Any, facts: RasterFacts, sample: Sample, window: Window) ->
 
 
 def _valid(dataset: Any, bands: list[int], window: Window, values: Array) -> Mask:
-    """By GDAL's masks; and whatever is declared, what is not a number is no data."""
+    """By GDAL's masks; NaN and infinity are never valid."""
     valid: Mask = dataset.read_masks(bands, window=window) > 0
     return valid & np.isfinite(values) if values.dtype.kind == "f" else valid
 

@@ -55,14 +55,14 @@ def check(
     `whole` reads every pixel, so that a damaged block anywhere is found and what a sample only suggests is proven.
     A bad file gives a verdict, never an error; what is wrong with the question (no such file, an unknown CRS) is raised.
     """
-    given = parse_crs(source_crs) if source_crs else None
+    override = parse_crs(source_crs) if source_crs else None
     wanted = RasterType.asked(raster_type)
     try:
         with opened(path, remote=remote) as dataset:
             size = size_of(path) if size_bytes is None else size_bytes
             ceilings = ceilings or Ceilings()
             require_few_bands(dataset.count, ceilings)
-            facts = facts_of(dataset, path, given=given, size_bytes=size)
+            facts = facts_of(dataset, path, crs_override=override, size_bytes=size)
             return _judge(dataset, facts, wanted, ceilings, whole=whole)
     except UnfitData as unfit:
         return rejected(unfit.code, unfit.message, unfit.hint or "")
