@@ -555,7 +555,7 @@ def test_the_docs_name_every_finding_with_its_severity() -> None:
             "raster/validation/limits",
             "raster/validation/check",
             "raster/validation/header_rules",
-            "raster/source/guard",
+            "raster/source/header_limits",
             "handlers/raster/options",
         )  # fmt: skip
     )

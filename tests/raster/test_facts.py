@@ -155,7 +155,7 @@ WMS = '<GDAL_WMS><Service name="TMS"><ServerUrl>http://localhost/${z}/${x}/${y}.
         (b"\n <html>404", "submit the raster itself"),
         (b"PK\x03\x04" + b"x" * 100, "unpack"),
         (b"CDF\x01" + bytes(100), "gdal_translate NETCDF:"),
-        (b"hello " * 20, "submit the raster that it belongs to"),
+        (b"hello " * 20, "submit the raster that it describes"),
         (bytes(range(128, 256)), "gdal_translate"),
     ],
 )

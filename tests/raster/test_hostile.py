@@ -194,7 +194,7 @@ def test_the_limited_process_sees_no_credentials_and_writes_no_file(
     spy.mkdir()
     (spy / "sitecustomize.py").write_text(
         "import os, sys\n"
-        "if 'confined' in ' '.join(sys.orig_argv):\n"
+        "if 'subprocess_main' in ' '.join(sys.orig_argv):\n"
         f"    open({str(tmp_path / 'environment')!r}, 'w').write(repr(dict(os.environ)))\n"
     )
     monkeypatch.setattr(limits.sys, "path", [str(spy), *sys.path])

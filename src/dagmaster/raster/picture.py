@@ -1,4 +1,4 @@
-"""Map tiles put together to one picture."""
+"""Join map tiles into one picture."""
 
 import warnings
 from collections.abc import Mapping
@@ -12,9 +12,9 @@ Box = tuple[int, int, int, int]
 
 
 def stitched(tiles: Mapping[tuple[int, int], bytes], box: Box, tile_size: int = 256) -> bytes:
-    """A PNG of what lies in `box` (left, top, right, bottom, in pixels); tiles are PNGs by column and row.
+    """A PNG of the pixels in `box` (left, top, right, bottom); tiles are PNGs by column and row.
 
-    Where there is no tile it can be seen through.
+    Pixels without a tile are transparent.
     """
     left, top, right, bottom = box
     canvas = np.zeros((4, bottom - top, right - left), np.uint8)
@@ -31,7 +31,7 @@ def _paste(canvas: NDArray[np.uint8], tile: NDArray[np.uint8], left: int, top: i
 
 
 def _rgba(image: bytes) -> NDArray[np.uint8]:
-    """A picture of one or three bands, with or without alpha, with all four."""
+    """Four bands, from a picture of one or three bands with or without alpha."""
     with _quietly(), MemoryFile(image) as memory, memory.open() as file:
         bands = file.read()
     alpha = bands[-1:] if len(bands) in (2, 4) else np.full_like(bands[:1], 255)
@@ -49,5 +49,5 @@ def _png(bands: NDArray[np.uint8]) -> bytes:
 
 
 def _quietly() -> warnings.catch_warnings:
-    """A picture lies nowhere, which is no news."""
+    """Pictures have no georeference."""
     return warnings.catch_warnings(action="ignore", category=NotGeoreferencedWarning)

@@ -32,7 +32,7 @@ class SourceParams(BaseModel):
 
     @property
     def kind(self) -> RasterType | None:
-        return RasterType.asked(self.raster_type)
+        return RasterType.parse(self.raster_type)
 
     @property
     def nodata_value(self) -> float | None:

@@ -1,1 +1,1 @@
-"""What a raster file is: opening it safely, its header facts, CRS, extent, bands and pixels."""
+"""Raster files: opening them safely, facts from their headers, CRS, extent, bands and pixels."""

@@ -35,7 +35,7 @@ class RasterType(StrEnum):
     UNKNOWN = "unknown"
 
     @classmethod
-    def asked(cls, text: str | None) -> "RasterType | None":
+    def parse(cls, text: str | None) -> "RasterType | None":
         """The type of a parameter; None for "auto" or no value."""
         try:
             return cls(text) if text and text != "auto" else None

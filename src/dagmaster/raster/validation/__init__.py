@@ -1,1 +1,1 @@
-"""Whether a raster file is fit for processing: rules, findings and the verdict, checked in a limited process."""
+"""Check whether a raster file can be processed: rules, findings and the verdict, in a limited process if untrusted."""

@@ -1,4 +1,4 @@
-"""What kind of raster it is, from its bands, colours, names and a sample of its values."""
+"""Detect the type of a raster from its bands, colours, names and a sample of its values."""
 
 import re
 
@@ -20,7 +20,7 @@ _HEIGHTS = (-500.0, 9000.0)
 
 
 def classify(facts: RasterFacts, sample: Sample | None = None) -> RasterType:
-    """The most likely type; UNKNOWN rather than a guess that could spoil the data."""
+    """The most likely type; UNKNOWN rather than a guess that could damage the data."""
     sample = sample or Sample()
     colors = color_bands(facts)
     if not colors:
@@ -29,7 +29,7 @@ def classify(facts: RasterFacts, sample: Sample | None = None) -> RasterType:
         return RasterType.CATEGORICAL
     if len(colors) == 1:
         return _one_band(facts, colors[0], sample)
-    return _several_bands(facts, colors, sample)
+    return _many_bands(facts, colors, sample)
 
 
 def _one_band(facts: RasterFacts, number: int, sample: Sample) -> RasterType:
@@ -52,7 +52,7 @@ def _one_band(facts: RasterFacts, number: int, sample: Sample) -> RasterType:
     return RasterType.UNKNOWN
 
 
-def _several_bands(facts: RasterFacts, colors: list[int], sample: Sample) -> RasterType:
+def _many_bands(facts: RasterFacts, colors: list[int], sample: Sample) -> RasterType:
     names = [facts.bands[number - 1].color for number in colors]
     described = " ".join((facts.bands[number - 1].description or "").lower() for number in colors)
     has_alpha = alpha_band(facts) is not None
@@ -75,7 +75,7 @@ def _several_bands(facts: RasterFacts, colors: list[int], sample: Sample) -> Ras
 
 
 def alpha_is_picture(sample: Sample) -> bool:
-    """GDAL marks the fourth band of every 8-bit file as alpha, near infrared too. Transparency is mostly all or nothing."""
+    """GDAL marks the fourth band of every 8-bit file as alpha, even near infrared. Real alpha is mostly 0 or 255."""
     return sample.half_transparent > 0.5
 
 
@@ -89,16 +89,16 @@ def _words(facts: RasterFacts) -> str:
 
 
 def _has_few_classes(dtype: str, sample: Sample) -> bool:
-    """A handful of whole numbers in patches: neighbours are mostly equal, which noise and gradients are not."""
+    """Few integers in contiguous areas: neighbours are mostly equal, unlike in noise and gradients."""
     values = sample.values()
     if not dtype.startswith(("int", "uint")) or values.size < 64:
         return False
-    kinds = np.unique(values).size
-    return 2 <= kinds <= min(_MOST_CLASSES, values.size // 16) and _share_of_equal_neighbours(sample) > 0.5
+    distinct = np.unique(values).size
+    return 2 <= distinct <= min(_MOST_CLASSES, values.size // 16) and _share_of_equal_neighbours(sample) > 0.5
 
 
 def _is_like_an_index(dtype: str, sample: Sample) -> bool:
-    """Ratios of difference and sum: between -1 and 1, on both sides of zero."""
+    """Normalised differences: between -1 and 1, on both sides of zero."""
     return dtype.startswith("float") and -1.0 <= sample.minimum < -0.02 and 0.1 < sample.maximum <= 1.0
 
 
@@ -109,29 +109,29 @@ def _is_like_heights(dtype: str, sample: Sample) -> bool:
 
 
 def _is_smooth(sample: Sample) -> bool:
-    """Steps between neighbours are small against the range of the values."""
-    steps = [np.abs(step) for step in _steps(sample)]
+    """Differences between neighbours are small compared with the range of the values."""
+    differences = [np.abs(difference) for difference in _differences(sample)]
     spread = sample.maximum - sample.minimum
-    if not steps or not np.isfinite(spread) or spread == 0:
+    if not differences or not np.isfinite(spread) or spread == 0:
         return False
-    return bool(np.concatenate(steps).mean() < spread / 20)
+    return bool(np.concatenate(differences).mean() < spread / 20)
 
 
 def _share_of_equal_neighbours(sample: Sample) -> float:
-    steps = _steps(sample)
-    return float((np.concatenate(steps) == 0).mean()) if steps else 0.0
+    differences = _differences(sample)
+    return float((np.concatenate(differences) == 0).mean()) if differences else 0.0
 
 
-def _steps(sample: Sample) -> list[Array]:
-    """Differences of neighbours in a row, where both are data."""
-    steps = [
+def _differences(sample: Sample) -> list[Array]:
+    """Differences between neighbours in a row, where both are valid."""
+    differences = [
         np.diff(patch.values[0].astype("float64"), axis=1)[patch.valid[0][:, 1:] & patch.valid[0][:, :-1]]
         for patch in sample.patches
     ]
-    return [step for step in steps if step.size]
+    return [difference for difference in differences if difference.size]
 
 
 def _is_like_alpha(sample: Sample) -> bool:
-    """A fourth band of nothing but 0 and 255."""
+    """Whether the fourth band has no values but 0 and 255."""
     values = sample.values(3) if sample.patches and len(sample.patches[0].values) > 3 else np.empty(0)
     return values.size > 0 and bool(np.isin(values, (0, 255)).all())

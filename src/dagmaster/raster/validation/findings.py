@@ -1,4 +1,4 @@
-"""The words of a verdict: what was found, how bad it is, what to do, and what the platform does by itself."""
+"""The result of a check: findings, the verdict, and the corrections that the platform applies."""
 
 import math
 from collections.abc import Iterable
@@ -13,8 +13,8 @@ from dagmaster.raster.source.facts import RasterFacts, RasterType
 
 
 class Severity(StrEnum):
-    INFO = "info"  # good to know
-    WARN = "warn"  # processed, with what `fix` says, or as it is
+    INFO = "info"  # for information only
+    WARN = "warn"  # processed, with the correction in `fix`, if any
     ERROR = "error"  # cannot be processed
 
 
@@ -25,7 +25,7 @@ class Verdict(StrEnum):
 
 
 class Fix(StrEnum):
-    """What the platform does by itself. None of them is named unless it is done."""
+    """Corrections that the platform applies. Each that a finding names is applied."""
 
     ASSUME_CRS = "assume-crs"
     DECLARE_NODATA = "declare-nodata"
@@ -43,7 +43,7 @@ class Fix(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`code` is stable; `fix` names what the platform will do (see Fixes), None when it leaves the file as it is."""
+    """`code` is stable; `fix` names the correction that the platform applies (see Fixes), if any."""
 
     code: str
     severity: Severity
@@ -54,17 +54,17 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Fixes:
-    """What processing must be told for that: parameters of `make_cog`. The rest comes with the output grid and the COG."""
+    """Parameters of `make_cog` that apply the corrections. The output grid and the COG imply the others."""
 
-    source_crs: str | None = None  # take this for the CRS of the source
-    nodata: float | None = None  # take pixels of this value as no data, and declare it in the outputs
-    dtype: str | None = None  # store as this type: every pixel was seen to fit it
-    unset_alpha: bool = False  # the band marked as alpha is a picture
+    source_crs: str | None = None  # use this as the CRS of the source
+    nodata: float | None = None  # pixels of this value are nodata, and the outputs declare it
+    dtype: str | None = None  # store as this type: every pixel was read and fits
+    unset_alpha: bool = False  # the band marked as alpha holds data
 
 
 @dataclass(frozen=True, slots=True)
 class SampleCoverage:
-    """How much of the pixels the verdict rests on."""
+    """How many pixels the verdict is based on."""
 
     pixels: int = 0
     of_pixels: int = 0
@@ -73,7 +73,7 @@ class SampleCoverage:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """The answer of a check. `facts` is None when the file could not be opened."""
+    """The result of a check. `facts` is None if the file could not be opened."""
 
     verdict: Verdict
     raster_type: RasterType = RasterType.UNKNOWN
@@ -94,7 +94,7 @@ class Checked:
         return any(finding.code == code for finding in self.findings)
 
     def require_fit(self) -> Self:
-        """Itself, or UnfitData with the first error when it is rejected."""
+        """Itself; raises UnfitData with the first error if the file is rejected."""
         for error in self.errors:
             raise UnfitData(error.message, code=error.code, hint=error.advice or None)
         return self
@@ -105,9 +105,9 @@ class Checked:
         return plain
 
     @classmethod
-    def from_dict(cls, answer: Any) -> "Checked":
-        """From what `to_dict` gave; raises ValueError for anything else."""
-        return _ADAPTER.validate_python(answer)
+    def from_dict(cls, document: Any) -> "Checked":
+        """From the result of `to_dict`; raises ValueError for anything else."""
+        return _ADAPTER.validate_python(document)
 
 
 _ADAPTER: TypeAdapter[Checked] = TypeAdapter(Checked)
@@ -132,7 +132,7 @@ def verdict_of(findings: Iterable[Finding]) -> Verdict:
 
 
 def rejected(code: str, message: str, advice: str = "", *, facts: RasterFacts | None = None) -> Checked:
-    """A verdict of one error."""
+    """A rejection with one error."""
     return Checked(Verdict.REJECT, findings=(Finding(code, Severity.ERROR, message, advice),), facts=facts)
 
 

@@ -1,9 +1,9 @@
-"""Checking a stranger's file in a process of its own, which may crash, hang or eat memory without harm.
+"""Check an untrusted file in a separate process, which may crash, hang or run out of memory without harm.
 
-    inspect ──(question, JSON)──▶ python -m dagmaster.raster.validation.subprocess_main ──(answer, JSON)──▶ inspect
+    inspect ──(request, JSON)──▶ python -m dagmaster.raster.validation.subprocess_main ──(response, JSON)──▶ inspect
 
-The process has little address space, a number of CPU seconds and of seconds, may not write any file, leaves no core, gets
-no environment (and so no credentials), and ends itself when its time is over, even if its parent is gone.
+The process has limits on address space, CPU time and elapsed time, cannot write files, leaves no core dump, does not
+inherit the environment (and so no credentials), and ends itself when its time is over, even if its parent has ended.
 """
 
 import contextlib
@@ -21,14 +21,14 @@ from dagmaster.raster.source.opening import short_name
 from dagmaster.raster.validation.findings import Checked, rejected
 from dagmaster.raster.validation.header_rules import Ceilings
 
-_NEW_FILE = "export it anew; if it is good, report this"
+_NEW_FILE = "export it again; if the file is good, report this as a bug"
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessLimits:
-    """What the process may use."""
+    """Resources that the process may use."""
 
-    memory_mb: int = 2048  # of address space, of which the libraries alone take some hundreds
+    memory_mb: int = 2048  # address space; the libraries alone use some hundreds
     cpu_seconds: int = 30
     seconds: int = 60
 
@@ -42,26 +42,26 @@ def inspect(
     whole: bool = False,
     limits: ProcessLimits | None = None,
 ) -> Checked:
-    """`check` in a limited process. A file that breaks the process is rejected.
+    """`check` in a limited process. A file that makes the process fail is rejected.
 
     >>> inspect("from-the-internet.tif").verdict
     <Verdict.REJECT: 'reject'>
     """
     limits = limits or ProcessLimits()
-    question = {
+    request = {
         "path": os.path.abspath(path) if path else "",  # noqa: PTH100  (resolve() would follow links)
         "source_crs": source_crs,
-        "raster_type": RasterType.asked(raster_type),
+        "raster_type": RasterType.parse(raster_type),
         "ceilings": asdict(ceilings or Ceilings()),
         "whole": whole,
         "limits": asdict(limits),
     }
-    status, answer = _ask(json.dumps(question).encode(), limits)
-    return _understand(status, answer, short_name(path), limits)
+    status, response = _run(json.dumps(request).encode(), limits)
+    return _checked(status, response, short_name(path), limits)
 
 
-def _ask(question: bytes, limits: ProcessLimits) -> tuple[int | None, bytes]:
-    """The exit status and what was said; None when it had to be killed."""
+def _run(request: bytes, limits: ProcessLimits) -> tuple[int | None, bytes]:
+    """The exit status and the response; the status is None if the process had to be killed."""
     process = subprocess.Popen(
         [sys.executable, "-m", "dagmaster.raster.validation.subprocess_main"],
         stdin=subprocess.PIPE,
@@ -71,32 +71,32 @@ def _ask(question: bytes, limits: ProcessLimits) -> tuple[int | None, bytes]:
         start_new_session=True,
     )
     try:
-        answer, _ = process.communicate(question, timeout=limits.seconds)
+        response, _ = process.communicate(request, timeout=limits.seconds)
     except subprocess.TimeoutExpired:
         return None, b""
     finally:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # with whatever it may have started
+            os.killpg(process.pid, signal.SIGKILL)  # and every process that it may have started
         process.wait()
         for pipe in (process.stdin, process.stdout):
             with contextlib.suppress(OSError):
                 if pipe:
                     pipe.close()
-    return process.returncode, answer
+    return process.returncode, response
 
 
-def _understand(status: int | None, answer: bytes, name: str, limits: ProcessLimits) -> Checked:
+def _checked(status: int | None, response: bytes, name: str, limits: ProcessLimits) -> Checked:
     if status in (None, -signal.SIGALRM, -signal.SIGXCPU):
-        return rejected("raster.hang", f"'{name}' could not be judged within {limits.seconds} seconds", _NEW_FILE)
+        return rejected("raster.hang", f"'{name}' could not be checked within {limits.seconds} seconds", _NEW_FILE)
     if status == 0:
         with contextlib.suppress(ValueError, KeyError):
-            return _heard(json.loads(answer))
-    return rejected("raster.crash", f"'{name}' made its reader fail", _NEW_FILE)
+            return _parsed(json.loads(response))
+    return rejected("raster.crash", f"'{name}' crashed the process that checked it", _NEW_FILE)
 
 
-def _heard(said: dict[str, object]) -> Checked:
-    if problem := said.get("invalid"):
+def _parsed(document: dict[str, object]) -> Checked:
+    if problem := document.get("invalid"):
         assert isinstance(problem, dict)
-        kind = NotFound if said.get("missing") else InvalidRequest
+        kind = NotFound if document.get("missing") else InvalidRequest
         raise kind(problem["message"], code=problem["code"], hint=problem["hint"])
-    return Checked.from_dict(said["checked"])
+    return Checked.from_dict(document["checked"])

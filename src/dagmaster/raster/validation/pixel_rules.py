@@ -1,4 +1,4 @@
-"""Rules that need a look at the pixels: what is lost, what is empty, and which value means "no data"."""
+"""Rules that need pixels: what is damaged or empty, and which value means nodata."""
 
 import math
 from collections.abc import Callable
@@ -12,56 +12,54 @@ from dagmaster.raster.validation.classify import alpha_is_picture
 from dagmaster.raster.validation.findings import Finding, Fix, Fixes, error, info, warn
 from dagmaster.raster.validation.header_rules import Ceilings, judge_block
 
-# Values that nobody measures.
+# Values that are never measured.
 _SENTINELS = (-9999.0, -99999.0, -32768.0, -32767.0, -2147483648.0, 1e20, 9.969209968386869e36, 1e30, 1e38)
 _HUGE = 3.0e38  # the ends of float32, in the many spellings that programs give them
-Found = tuple[Finding, Fixes] | None
-_DECLARE = "if a value means missing, declare it: `gdal_edit.py -a_nodata VALUE file.tif`"
+RuleResult = tuple[Finding, Fixes] | None
+_DECLARE = "if a value means nodata, declare it: `gdal_edit.py -a_nodata VALUE file.tif`"
 _GDAL_NAMES = {"uint8": "Byte", "int16": "Int16", "uint16": "UInt16", "int32": "Int32", "uint32": "UInt32"}
 _PICTURES = (RasterType.RGB, RasterType.RGBA, RasterType.NIR, RasterType.MULTISPECTRAL)
 
 
 def judge_blocks(facts: RasterFacts, blocks: BlockTable, ceilings: Ceilings) -> list[Finding]:
-    """What the table of blocks tells, before any is unpacked."""
+    """Findings from the block table, before a block is decompressed."""
     findings = list(judge_block(facts, facts.raw_bytes, ceilings)) if blocks.is_one_strip else []
     if blocks.beyond_end:
         findings.append(
             error(
                 "raster.truncated",
-                f"the end of the file is missing: {blocks.beyond_end} of {blocks.looked_up} blocks looked up lie beyond it",
+                f"the file is incomplete: {blocks.beyond_end} of {blocks.looked_up} checked blocks are beyond its end",
                 "the upload was cut short: upload it again",
             )
         )
     elif blocks.looked_up and blocks.left_out == blocks.looked_up:
-        findings.append(
-            error("raster.all-nodata", "none of its blocks was ever written: it holds no data", "export it again")
-        )
+        findings.append(error("raster.all-nodata", "none of its blocks is stored: it has no data", "export it again"))
     elif _is_bomb(facts, blocks, ceilings):
         findings.append(
             error(
                 "raster.bomb",
-                f"{facts.size_bytes / 2**20:,.1f} MB that unpack to {facts.raw_bytes / 2**30:,.0f} GB",
-                "if it is really almost empty, crop it to its data",
+                f"its {facts.size_bytes / 2**20:,.1f} MB decompress to {facts.raw_bytes / 2**30:,.0f} GB",
+                "if it is almost empty, crop it to its data",
             )
         )
     elif blocks.is_mostly_left_out:
         findings.append(
             info(
                 "raster.sparse",
-                f"{blocks.left_out} of {blocks.looked_up} blocks looked up were left out: they are nodata",
+                f"{blocks.left_out} of {blocks.looked_up} checked blocks are not stored: they are nodata",
             )
         )
     return findings
 
 
 def judge_pixels(facts: RasterFacts, sample: Sample, raster_type: RasterType) -> tuple[list[Finding], Fixes]:
-    """What the sample tells, and what is to be done about it."""
+    """Findings from the sample, and the corrections for them."""
     if sample.problem:
         return [
             error(
                 "raster.unreadable",
                 f"its pixels cannot be read: {sample.problem}",
-                "export it anew, or upload it again",
+                "export it again, or upload it again",
             )
         ], Fixes()
     if sample.valid == 0:
@@ -71,17 +69,19 @@ def judge_pixels(facts: RasterFacts, sample: Sample, raster_type: RasterType) ->
     if sample.minimum == sample.maximum:
         where = "every pixel" if sample.is_whole else "every pixel of the sample"
         findings.append(
-            warn("raster.constant", f"{where} has the same value, {sample.minimum:g}", "is it the file that you mean?")
+            warn(
+                "raster.constant", f"{where} has the same value, {sample.minimum:g}", "check that it is the right file"
+            )
         )
     for rule in RULES:
-        if found := rule(facts, sample, raster_type, fixes):
-            finding, fixes = found  # each rule builds on the fixes before it
+        if result := rule(facts, sample, raster_type, fixes):
+            finding, fixes = result  # each rule extends the fixes of those before it
             findings.append(finding)
     return findings, fixes
 
 
 def _is_bomb(facts: RasterFacts, blocks: BlockTable, ceilings: Ceilings) -> bool:
-    """Blocks that were left out cost nothing, so a sparse file is none."""
+    """Blocks that are not stored take no space, so a sparse file is no bomb."""
     return (
         facts.size_bytes > 0
         and facts.raw_bytes > ceilings.bomb_bytes
@@ -92,30 +92,28 @@ def _is_bomb(facts: RasterFacts, blocks: BlockTable, ceilings: Ceilings) -> bool
 
 def _empty(sample: Sample) -> Finding:
     if sample.is_whole:
-        return error(
-            "raster.all-nodata", "every pixel is nodata: it holds no data", "check the nodata value, or export it again"
-        )
+        return error("raster.all-nodata", "every pixel is nodata", "check the nodata value, or export it again")
     return warn(
         "raster.nodata-in-sample",
-        f"all of the {sample.pixels:,} pixels of the sample are nodata",
-        "is it the file that you mean?",
+        f"all {sample.pixels:,} pixels of the sample are nodata",
+        "check that it is the right file",
     )
 
 
-def _alpha(facts: RasterFacts, sample: Sample, raster_type: RasterType, fixes: Fixes) -> Found:
+def _alpha(facts: RasterFacts, sample: Sample, raster_type: RasterType, fixes: Fixes) -> RuleResult:
     if alpha_band(facts) is None or raster_type is RasterType.RGBA or not alpha_is_picture(sample):
         return None
     finding = warn(
         "raster.alpha-is-picture",
-        "its alpha band is not transparency but looks like a picture, probably near infrared; it is taken for that",
-        "pass raster_type=rgba if it is transparency",
+        "its alpha band looks like image data, probably near infrared, and is treated as such",
+        "pass raster_type=rgba if it is alpha",
         Fix.UNSET_ALPHA,
     )
     return finding, replace(fixes, unset_alpha=True)
 
 
-def _undeclared_nodata(facts: RasterFacts, sample: Sample, raster_type: RasterType, fixes: Fixes) -> Found:
-    """A value that stands for no data without saying so."""
+def _undeclared_nodata(facts: RasterFacts, sample: Sample, raster_type: RasterType, fixes: Fixes) -> RuleResult:
+    """A value that means nodata, but is not declared."""
     value = _sentinel(facts, sample)
     if facts.nodata is not None:
         return _second_nodata(facts.nodata, value, fixes) if value is not None else None
@@ -125,47 +123,47 @@ def _undeclared_nodata(facts: RasterFacts, sample: Sample, raster_type: RasterTy
         value = math.nan
     if value is None:
         return _collar_without_nodata(facts, sample, raster_type, fixes)
-    message = f"{_say(value)} stands for missing data, but the file does not say so"
+    message = f"{_text(value)} looks like nodata, but the file does not declare it"
     return warn("raster.undeclared-nodata", message, "", Fix.DECLARE_NODATA), replace(fixes, nodata=value)
 
 
-def _second_nodata(declared: float, value: float, fixes: Fixes) -> Found:
-    message = f"it declares {_say(declared)} as nodata, but {_say(value)} seems to stand for missing data too"
+def _second_nodata(declared: float, value: float, fixes: Fixes) -> RuleResult:
+    message = f"it declares {_text(declared)} as nodata, but {_text(value)} looks like nodata too"
     return warn(
-        "raster.second-nodata", message, "write one value to all missing pixels, e.g. with `gdal_calc.py`"
+        "raster.second-nodata", message, "write the declared value to all nodata pixels, e.g. with `gdal_calc.py`"
     ), fixes
 
 
-def _collar_without_nodata(facts: RasterFacts, sample: Sample, raster_type: RasterType, fixes: Fixes) -> Found:
+def _collar_without_nodata(facts: RasterFacts, sample: Sample, raster_type: RasterType, fixes: Fixes) -> RuleResult:
     value = _collar(facts, sample)
     if value is None:
         return None
-    seen = f"its corners are all {_say(value)}, which looks like a collar without data"
+    message = f"its corners all have the value {_text(value)}, which looks like a nodata collar"
     if raster_type in _PICTURES:
-        taken = warn("raster.collar", f"{seen}; it is taken for nodata", "", Fix.DECLARE_NODATA)
-        return taken, replace(fixes, nodata=value)
-    # A height of 0 is the sea, a class 0 may be a class.
-    advice = f"if it is not, declare it: `gdal_edit.py -a_nodata {value:g} file.tif`"
-    return warn("raster.collar", f"{seen}; it is kept, because {_say(value)} may be a value", advice), fixes
+        finding = warn("raster.collar", f"{message}; the value is treated as nodata", "", Fix.DECLARE_NODATA)
+        return finding, replace(fixes, nodata=value)
+    # 0 may be a height at sea level or a class.
+    advice = f"if it is nodata, declare it: `gdal_edit.py -a_nodata {value:g} file.tif`"
+    return warn("raster.collar", f"{message}; it is kept, because {_text(value)} may be a valid value", advice), fixes
 
 
-def _width_of_integers(facts: RasterFacts, sample: Sample, raster_type: RasterType, fixes: Fixes) -> Found:
-    """32 bits and more where 8 or 16 are enough, and 8-bit colours in 16 bits. Only what is proven is done."""
+def _width_of_integers(facts: RasterFacts, sample: Sample, raster_type: RasterType, fixes: Fixes) -> RuleResult:
+    """32 bits and more where 8 or 16 are enough, and 8-bit colours in 16 bits. Converted only if all pixels were read."""
     dtype = np.dtype(facts.dtype)
     is_wide = dtype.itemsize > 2 or (dtype.itemsize == 2 and raster_type in (RasterType.RGB, RasterType.RGBA))
     if dtype.kind not in "iu" or not is_wide or len({band.dtype for band in facts.bands}) > 1:
         return None
-    # Full is another number for an alpha of 8 bits.
+    # Opaque is another value in an alpha band of 8 bits.
     if alpha_band(facts) is not None:
         return None
-    nothing = [band.nodata for band in facts.bands if band.nodata is not None]
-    narrow = _narrowest([sample.minimum, sample.maximum, *nothing])
+    nodata = [band.nodata for band in facts.bands if band.nodata is not None]
+    narrow = _narrowest([sample.minimum, sample.maximum, *nodata])
     if np.dtype(narrow).itemsize >= dtype.itemsize:
         return None
     if sample.is_whole:
-        message = f"its values are {facts.dtype}, but all of them fit into {narrow}; they are stored as that"
+        message = f"its values are {facts.dtype}, but all of them fit into {narrow} and are stored as {narrow}"
         return warn("raster.wide-integers", message, "", Fix.NARROW_DTYPE), replace(fixes, dtype=narrow)
-    message = f"its values are {facts.dtype}, but those of the sample fit into {narrow}; they are stored as they are"
+    message = f"its values are {facts.dtype}, but those of the sample fit into {narrow}; they are not converted"
     advice = f"if all of them fit, convert it: `gdal_translate -ot {_GDAL_NAMES[narrow]} in.tif out.tif`"
     return warn("raster.wide-integers", message, advice), fixes
 
@@ -178,23 +176,23 @@ def _narrowest(values: list[float]) -> str:
     return "int64"
 
 
-def _missing_nodata(facts: RasterFacts, sample: Sample, raster_type: RasterType, fixes: Fixes) -> Found:
-    """Reprojection leaves ground without data at the edges: something must mark it."""
+def _missing_nodata(facts: RasterFacts, sample: Sample, raster_type: RasterType, fixes: Fixes) -> RuleResult:
+    """Reprojection leaves pixels without data at the edges: they must be marked."""
     if facts.nodata is not None or fixes.nodata is not None or _has_mask(facts, fixes):
         return None
     value = _free_value(fixes.dtype or facts.dtype, sample, raster_type)
-    said = "it declares no nodata value"
+    message = "it declares no nodata value"
     if value is not None:
-        message = f"{said}; {_say(value)}, which it does not use, becomes it"
+        message += f"; {_text(value)}, which no pixel has, is used"
         return warn("raster.no-nodata", message, _DECLARE, Fix.DECLARE_NODATA), replace(fixes, nodata=value)
-    edges = "ground beyond its edges, where the output has any, is marked by a mask"
-    if raster_type in _PICTURES:  # no value is to spare, and nobody expects it
-        return info("raster.all-data", f"all of its pixels are data; {edges}", "", Fix.ADD_MASK), fixes
-    return warn("raster.no-nodata", f"{said}, and uses every value; {edges}", _DECLARE, Fix.ADD_MASK), fixes
+    edges = "a mask marks the pixels of the output that are beyond its edges"
+    if raster_type in _PICTURES:  # pictures use every value and need no nodata value
+        return info("raster.all-data", f"all of its pixels are valid; {edges}", "", Fix.ADD_MASK), fixes
+    return warn("raster.no-nodata", f"{message}, and every value is in use; {edges}", _DECLARE, Fix.ADD_MASK), fixes
 
 
 def _free_value(dtype: str, sample: Sample, raster_type: RasterType) -> float | None:
-    """A value that no pixel has. A sample proves nothing for 8 bits, where every value is likely."""
+    """A value that no pixel has. For 8 bits, where every value is likely, a sample is not enough."""
     kind = np.dtype(dtype)
     if kind.kind == "f":
         return math.nan
@@ -205,8 +203,8 @@ def _free_value(dtype: str, sample: Sample, raster_type: RasterType) -> float | 
     return next((float(end) for end in ends if not sample.minimum <= end <= sample.maximum), None)
 
 
-def _common_type(facts: RasterFacts, _sample: Sample, _raster_type: RasterType, fixes: Fixes) -> Found:
-    """That the types differ is a finding of the header; here is the type that holds all bands."""
+def _common_type(facts: RasterFacts, _sample: Sample, _raster_type: RasterType, fixes: Fixes) -> RuleResult:
+    """The type that all bands are stored in; the header rules report that the types differ."""
     kinds = {band.dtype for band in facts.bands}
     if len(kinds) == 1:
         return None
@@ -216,7 +214,7 @@ def _common_type(facts: RasterFacts, _sample: Sample, _raster_type: RasterType, 
     )
 
 
-RULES: tuple[Callable[[RasterFacts, Sample, RasterType, Fixes], Found], ...] = (
+RULES: tuple[Callable[[RasterFacts, Sample, RasterType, Fixes], RuleResult], ...] = (
     _alpha,
     _undeclared_nodata,
     _width_of_integers,
@@ -226,7 +224,7 @@ RULES: tuple[Callable[[RasterFacts, Sample, RasterType, Fixes], Found], ...] = (
 
 
 def _sentinel(facts: RasterFacts, sample: Sample) -> float | None:
-    """One of the values that nobody measures, at an end of what was seen. GDAL has hidden the declared one."""
+    """A sentinel at an end of the range of valid values. Pixels with the declared nodata value are not valid."""
     for end in (sample.minimum, sample.maximum):
         if end in _SENTINELS and not facts.dtype.startswith("uint"):
             return end
@@ -236,7 +234,7 @@ def _sentinel(facts: RasterFacts, sample: Sample) -> float | None:
 
 
 def _collar(facts: RasterFacts, sample: Sample) -> float | None:
-    """The one value that fills at least two corners in every band, where the rest of the file has others."""
+    """The value that fills at least two corners in every band, if other pixels have other values."""
     dtype = np.dtype(facts.dtype)
     suspects = (0.0,) if dtype.kind == "f" else (0.0, float(np.iinfo(dtype).max))
     filled = [float(corner.flat[0]) for corner in sample.corners if corner.size and (corner == corner.flat[0]).all()]
@@ -252,5 +250,5 @@ def _has_mask(facts: RasterFacts, fixes: Fixes) -> bool:
     return has_alpha or has_own_mask(facts)
 
 
-def _say(value: float) -> str:
+def _text(value: float) -> str:
     return "NaN" if math.isnan(value) else f"{value:g}"

@@ -1,4 +1,4 @@
-"""The process that `limits.inspect` starts: it limits itself, checks one file, and answers on its standard output."""
+"""The process that `limits.inspect` starts: it limits itself, checks one file and writes the result to standard output."""
 
 import json
 import os
@@ -9,37 +9,37 @@ from typing import Any
 
 
 def main() -> None:
-    question = json.load(sys.stdin)
-    limits = question.pop("limits")
-    answers = _keep_standard_output_for_the_answer()
-    # The default action of the alarm ends the process, whatever library it is in.
+    request = json.load(sys.stdin)
+    limits = request.pop("limits")
+    output = _reserve_standard_output()
+    # The default action of the alarm ends the process, even within a library.
     signal.alarm(limits["seconds"] + 1)
-    # Imported before the limits: the libraries shall not fail, the file may.
+    # Imported before the limits are set, so that only the file can exceed them.
     from dagmaster.raster.validation import check, header_rules
 
     _limit(limits)
-    with os.fdopen(answers, "wb") as out:
-        out.write(_answer(question, check, header_rules))
+    with os.fdopen(output, "wb") as out:
+        out.write(_response(request, check, header_rules))
 
 
-def _answer(question: dict[str, Any], check: Any, header_rules: Any) -> bytes:
+def _response(request: dict[str, Any], check: Any, header_rules: Any) -> bytes:
     from dagmaster.errors import InvalidRequest, NotFound
 
-    ceilings = header_rules.Ceilings(**question.pop("ceilings"))
+    ceilings = header_rules.Ceilings(**request.pop("ceilings"))
     try:
-        checked = check.check(ceilings=ceilings, **question)
+        checked = check.check(ceilings=ceilings, **request)
     except (InvalidRequest, NotFound) as problem:
-        told = {"message": problem.message, "code": problem.code, "hint": problem.hint}
-        return json.dumps({"invalid": told, "missing": isinstance(problem, NotFound)}).encode()
+        error = {"message": problem.message, "code": problem.code, "hint": problem.hint}
+        return json.dumps({"invalid": error, "missing": isinstance(problem, NotFound)}).encode()
     return json.dumps({"checked": checked.to_dict()}).encode()
 
 
-def _keep_standard_output_for_the_answer() -> int:
-    """Libraries write to descriptor 1 whatever they like."""
-    answers = os.dup(1)
-    silence = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(silence, 1)
-    return answers
+def _reserve_standard_output() -> int:
+    """A copy of descriptor 1 for the response. Libraries that write to descriptor 1 write to /dev/null."""
+    output = os.dup(1)
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    return output
 
 
 def _limit(limits: dict[str, int]) -> None:
