@@ -356,7 +356,7 @@ def test_what_belongs_to_one_file_alone_cannot_be_stacked(tmp_path: Path, what: 
         case _:
             odd = write_raster(tmp_path / "a.tif", noise(40, 40), after=painted)
 
-    with pytest.raises(UnfitData, match="of its own bands only") as refused, stacked([odd], raster_type=DEM):
+    with pytest.raises(UnfitData, match="applies to its own bands only") as refused, stacked([odd], raster_type=DEM):
         pass
 
     assert refused.value.code == "raster.not-stackable"
@@ -365,10 +365,10 @@ def test_what_belongs_to_one_file_alone_cannot_be_stacked(tmp_path: Path, what: 
 def test_what_is_asked_for_wrongly_is_refused(tmp_path: Path) -> None:
     file = write_raster(tmp_path / "a.tif", noise(40, 40))
 
-    with pytest.raises(InvalidRequest, match="no files"), stacked([], raster_type=DEM):
+    with pytest.raises(InvalidRequest, match="there are no files"), stacked([], raster_type=DEM):
         pass
     with (
-        pytest.raises(InvalidRequest, match="2 names are given for 1 bands"),
+        pytest.raises(InvalidRequest, match="there are 2 names for 1 bands"),
         stacked([file], raster_type=DEM, names=["a", "b"]),
     ):
         pass

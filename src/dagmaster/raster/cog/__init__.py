@@ -1,1 +1,1 @@
-"""From pixels of a source to cloud-optimised GeoTIFFs on one output grid."""
+"""Write pixels of a source as cloud-optimised GeoTIFFs on one output grid."""

@@ -1,7 +1,7 @@
-"""Which tiles of the grid hold data, found out without making them.
+"""Determine which tiles of a grid have data, without writing them.
 
-Exact in one direction: a tile that holds a valid pixel is never left out. A part of the source is read only until a valid pixel
-shows, and no part twice, so only what is empty is read as a whole, and that compresses well.
+A tile with a valid pixel is never left out; a tile without one may be included. The source is read only until a valid
+pixel is found, and no part of it twice. So only empty areas are read completely, and they compress well.
 """
 
 from collections.abc import Iterable
@@ -29,24 +29,24 @@ def tiles_with_data(
     unset_alpha: bool = False,
     remote: bool = False,
 ) -> tuple[Tile, ...]:
-    """The tiles without those that lie outside the source or where it has nothing. Parameters as of `make_cog`."""
+    """The tiles without those that are outside the source or have only nodata. Parameters as in `make_cog`."""
     with opened(source, remote=remote) as dataset, rasterio.Env(GDAL_NUM_THREADS=1):
-        source_ = source_of(dataset, raster_type, nodata=nodata, source_crs=source_crs, unset_alpha=unset_alpha)
-        coverage = _Coverage(blocks_of(source_, grid, Resampling.bilinear))
+        pixels = source_of(dataset, raster_type, nodata=nodata, source_crs=source_crs, unset_alpha=unset_alpha)
+        coverage = _Coverage(blocks_of(pixels, grid, Resampling.bilinear))
         return tuple(tile for tile in tiles if coverage.has_data(tile.window))
 
 
 class _Coverage:
-    """What is known of the source, in cells of 512 × 512 of its pixels."""
+    """Which cells of 512 × 512 pixels of the source have data; each is read once."""
 
     def __init__(self, blocks: Blocks) -> None:
         self._blocks = blocks
         self._source = blocks.source
-        self._known: dict[tuple[int, int], bool] = {}
+        self._has_data: dict[tuple[int, int], bool] = {}
 
     def has_data(self, window: Window) -> bool:
         rows, cols = window.blocks()
-        # From the middle outwards: where a tile has data at all, its middle has most often.
+        # From the centre outwards: if a tile has data, its centre most often has.
         order = sorted(
             range(rows * cols), key=lambda i: abs(2 * (i // cols) - rows + 1) + abs(2 * (i % cols) - cols + 1)
         )
@@ -61,14 +61,14 @@ class _Coverage:
         return any(self._cell_has_data(row, col) for row in rows for col in cols)
 
     def _cell_has_data(self, row: int, col: int) -> bool:
-        if (row, col) not in self._known:
-            self._known[row, col] = self._look(row, col)
-        return self._known[row, col]
+        if (row, col) not in self._has_data:
+            self._has_data[row, col] = self._read_cell(row, col)
+        return self._has_data[row, col]
 
-    def _look(self, row: int, col: int) -> bool:
+    def _read_cell(self, row: int, col: int) -> bool:
         source = self._source
         if source.rules.validity is Validity.ALL:
             return True
         width, height = min(BLOCK, source.width - col * BLOCK), min(BLOCK, source.height - row * BLOCK)
-        found = source.read(Window(col * BLOCK, row * BLOCK, width, height))
-        return found.valid is None or bool(found.valid.any())
+        block = source.read(Window(col * BLOCK, row * BLOCK, width, height))
+        return block.valid is None or bool(block.valid.any())

@@ -1,16 +1,16 @@
-"""The output grid: where every pixel of a dataset's outputs lies, and the tiles it is cut into.
+"""The output grid: the position of every pixel of a dataset's outputs, and the tiles that it is divided into.
 
-One grid serves all tiles of a dataset, and its pixels are counted from a fixed origin of the CRS, so that neighbours (and files
-of one dataset at one resolution) agree to the pixel.
+All tiles of a dataset share one grid, and its pixels are counted from a fixed origin of the CRS, so that the pixels of
+neighbours (and of files of one dataset at one resolution) coincide.
 
     fixed origin of the CRS
       └ grid: origin, resolution, width × height
-          └ sections: one; two where a geographic grid crosses the antimeridian, which lies between them
-              └ tiles: windows of the grid, starting at multiples of 512 pixels of their section; neighbours share `overlap`
+          └ sections: one, or two if the grid crosses the antimeridian, which is the edge between them
+              └ tiles: windows of the grid that start at multiples of 512 pixels of their section; neighbours overlap
                   └ blocks: 512 × 512, the unit of warping and of the COG
 
-A grid that crosses the antimeridian has continuous longitudes (170 … 190); what lies beyond 180 is georeferenced one turn less, so
-that every COG is within -180 … 180. So it is in web Mercator, with metres.
+A grid that crosses the antimeridian has continuous longitudes (170 … 190). A tile beyond 180 is georeferenced one turn
+further west, so that every COG is within -180 … 180. Web Mercator is treated in the same way, in metres.
 """
 
 import functools
@@ -32,7 +32,7 @@ from dagmaster.raster.source.facts import RasterFacts
 from dagmaster.raster.source.points import Points, apply_affine, project
 from dagmaster.raster.source.window import BLOCK, Window
 
-_SLACK = 1e-6  # of a pixel: what rounding of a transform may leave
+_SLACK = 1e-6  # of a pixel: for rounding errors of a transform
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +55,12 @@ class OutputGrid:
 
     @property
     def turn(self) -> float | None:
-        """Once around the Earth, eastwards, where that leads back to the same place of the CRS."""
+        """The circumference of the Earth in units of the CRS, if its x coordinates repeat; else None."""
         return _turn(self.crs)
 
     @property
     def sections(self) -> tuple[tuple[int, int], ...]:
-        """The ranges of columns that tiles stay within: two where the antimeridian lies inside, on an edge of pixels."""
+        """Ranges of columns that no tile crosses: two if the antimeridian is inside the grid, on an edge of pixels."""
         if self.turn is None:
             return ((0, self.width),)
         edge = (self.turn / 2 - self.origin[0]) / self.resolution[0]
@@ -70,7 +70,7 @@ class OutputGrid:
         return ((0, self.width),)
 
     def transform_of(self, window: Window) -> Affine:
-        """Where a window's pixels lie; beyond the antimeridian one turn less."""
+        """The transform of a window; beyond the antimeridian it is one turn further west."""
         west = self.origin[0] + window.col * self.resolution[0]
         north = self.origin[1] - window.row * self.resolution[1]
         if self.turn is not None and west + self.resolution[0] / 2 > self.turn / 2:
@@ -84,15 +84,15 @@ class OutputGrid:
 
     def bounds_4326_of(self, window: Window) -> BBox:
         """The box around a window in degrees."""
-        place = self.transform_of(window)
-        bounds = geographic_bounds(parse_crs(self.crs), place[:6], window.width, window.height)
-        assert bounds is not None  # a grid is made of what lies on Earth
+        transform = self.transform_of(window)
+        bounds = geographic_bounds(parse_crs(self.crs), transform[:6], window.width, window.height)
+        assert bounds is not None  # a grid covers only places on Earth
         return bounds
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """One part of the grid that becomes one COG; `window` includes what it shares with its neighbours."""
+    """A part of the grid that becomes one COG; `window` includes the overlap with its neighbours."""
 
     tile_id: str
     row: int
@@ -113,10 +113,10 @@ class TilingScheme:
 def output_grid(
     facts: RasterFacts, target_crs: str = "EPSG:4326", resolution: float | tuple[float, float] | None = None
 ) -> OutputGrid:
-    """The grid a file goes to. Its own, where it is already in the target CRS and north-up and no resolution is asked for.
+    """The output grid of a file: its own grid if it is north-up in the target CRS and no resolution is requested.
 
-    Otherwise the resolution is the one gdalwarp would choose, unless given, and pixels are counted from the fixed origin of
-    the CRS: give one resolution to have several files share one grid.
+    Otherwise the default resolution is that of gdalwarp, and pixels are counted from the fixed origin of the CRS: pass
+    the same resolution for files that shall share one grid.
     """
     source, target = _crs(facts), parse_crs(target_crs)
     if resolution is None and source == target and _is_north_up(facts):
@@ -127,18 +127,18 @@ def output_grid(
 
 
 def auto_tile_size(band_count: int, dtype: str) -> int:
-    """8192 for three bands of a byte, and as many bytes for any other pixel; whole blocks.
+    """8192 for three bands of one byte; for other pixels about the same number of bytes, in whole blocks.
 
     >>> auto_tile_size(3, "uint8"), auto_tile_size(8, "uint16")
     (8192, 3072)
     """
-    bytes_a_pixel = band_count * np.dtype(dtype).itemsize
-    side = 8192 * math.sqrt(3 / bytes_a_pixel)
+    pixel_bytes = band_count * np.dtype(dtype).itemsize
+    side = 8192 * math.sqrt(3 / pixel_bytes)
     return min(8192, max(2 * BLOCK, int(side // BLOCK) * BLOCK))
 
 
 def tiles_of(grid: OutputGrid, tile_size: int, overlap: int = BLOCK) -> tuple[Tile, ...]:
-    """Cut the grid, row by row. Windows are at most `tile_size` wide and high and share `overlap` pixels with each neighbour."""
+    """Divide the grid, row by row, into windows of at most `tile_size` that overlap by `overlap` pixels."""
     _require_whole_blocks(tile_size, overlap)
     rows = _cuts(0, grid.height, tile_size, overlap)
     cols = [cut for start, stop in grid.sections for cut in _cuts(start, stop, tile_size, overlap)]
@@ -151,7 +151,7 @@ def tiles_of(grid: OutputGrid, tile_size: int, overlap: int = BLOCK) -> tuple[Ti
 
 
 def scheme_to_geojson(scheme: TilingScheme) -> dict[str, Any]:
-    """A FeatureCollection (RFC 7946) of the tiles, with the grid beside them."""
+    """A FeatureCollection (RFC 7946) of the tiles, with the grid as a member of its own."""
     grid = scheme.grid
     return {
         "type": "FeatureCollection",
@@ -171,18 +171,21 @@ def scheme_to_geojson(scheme: TilingScheme) -> dict[str, Any]:
 def scheme_from_geojson(document: dict[str, Any]) -> TilingScheme:
     """The scheme that `scheme_to_geojson` wrote."""
     try:
-        said = document["grid"]
-        grid = OutputGrid(said["crs"], tuple(said["origin"]), tuple(said["resolution"]), said["width"], said["height"])
+        header = document["grid"]
+        origin, resolution = tuple(header["origin"]), tuple(header["resolution"])
+        grid = OutputGrid(header["crs"], origin, resolution, header["width"], header["height"])
         tiles = tuple(_tile_from(grid, feature["properties"]) for feature in document["features"])
-        return TilingScheme(grid, said["tile_size"], said["overlap"], tiles)
+        return TilingScheme(grid, header["tile_size"], header["overlap"], tiles)
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidRequest(
-            f"not a tiling scheme: {error}", code="raster.bad-scheme", hint="make it with raster.generate_tiling_scheme"
+            f"not a tiling scheme: {error}",
+            code="raster.bad-scheme",
+            hint="create it with raster.generate_tiling_scheme",
         ) from error
 
 
 def require_aligned(grid: OutputGrid, window: Window) -> None:
-    """Neighbours agree because all cut the same blocks: a window starts on one, and stays within its section."""
+    """Tiles agree in their pixels because they have the same blocks: a window starts at one, within one section."""
     for start, stop in grid.sections:
         if start <= window.col < stop:
             inside = window.col + window.width <= stop and window.row >= 0 and window.row + window.height <= grid.height
@@ -196,7 +199,7 @@ def require_aligned(grid: OutputGrid, window: Window) -> None:
     raise InvalidRequest(
         f"window {window.col}, {window.row}, {window.width} × {window.height} is not one of the grid's",
         code="raster.bad-window",
-        hint=f"windows lie inside the grid and start at multiples of {BLOCK} pixels: take them from tiles_of",
+        hint=f"windows are inside the grid and start at multiples of {BLOCK} pixels: use those of tiles_of",
     )
 
 
@@ -227,10 +230,15 @@ def _feature(tile: Tile) -> dict[str, Any]:
     }
 
 
-def _tile_from(grid: OutputGrid, said: dict[str, Any]) -> Tile:
-    window = Window(**{key: int(value) for key, value in said["window"].items()})
+def _tile_from(grid: OutputGrid, properties: dict[str, Any]) -> Tile:
+    window = Window(**{key: int(value) for key, value in properties["window"].items()})
     return Tile(
-        said["tile_id"], said["grid_row"], said["grid_col"], window, grid.bounds_of(window), grid.bounds_4326_of(window)
+        properties["tile_id"],
+        properties["grid_row"],
+        properties["grid_col"],
+        window,
+        grid.bounds_of(window),
+        grid.bounds_4326_of(window),
     )
 
 
@@ -239,7 +247,7 @@ def _require_whole_blocks(tile_size: int, overlap: int) -> None:
         raise InvalidRequest(
             f"tiles of {tile_size} pixels that overlap by {overlap}",
             code="raster.bad-tile-size",
-            hint=f"give multiples of {BLOCK}, the overlap smaller than the tile",
+            hint=f"pass multiples of {BLOCK}, and an overlap that is smaller than the tile",
         )
 
 
@@ -250,9 +258,10 @@ def _own_grid(facts: RasterFacts, crs: str) -> OutputGrid:
 
 
 def _snapped(crs: str, target: CRS, bounds: Bounds, resolution: tuple[float, float]) -> OutputGrid:
-    """The smallest grid over the bounds whose edges are whole pixels away from the fixed origin of the CRS.
+    """The smallest grid around the bounds whose edges are whole pixels away from the fixed origin of the CRS.
 
-    Where there is an antimeridian, columns are counted from it, so that it is always an edge; degrees northwards from the pole.
+    If the CRS has an antimeridian, columns are counted from it, so that it is always an edge; rows in degrees are
+    counted from the north pole.
     """
     dx, dy = resolution
     turn = _turn(crs)
@@ -261,31 +270,31 @@ def _snapped(crs: str, target: CRS, bounds: Bounds, resolution: tuple[float, flo
     left, right = math.floor((west - x0) / dx + _SLACK), math.ceil((east - x0) / dx - _SLACK)
     top, bottom = math.floor((y0 - north) / dy + _SLACK), math.ceil((y0 - south) / dy - _SLACK)
     if turn is not None:
-        left = max(left, right - math.floor(turn / dx + _SLACK))  # not a pixel round the world twice
+        left = max(left, right - math.floor(turn / dx + _SLACK))  # no pixel twice around the Earth
     if target.is_geographic:
-        top, bottom = max(top, 0), min(bottom, round(180 / dy))  # nor beyond a pole
+        top, bottom = max(top, 0), min(bottom, round(180 / dy))  # and none beyond a pole
     return OutputGrid(crs, (x0 + left * dx, y0 - top * dy), (dx, dy), max(1, right - left), max(1, bottom - top))
 
 
 @dataclass(frozen=True, slots=True)
 class _Extent:
-    """What a file covers in another CRS, and the pixel size that gdalwarp would give it there."""
+    """The extent of a file in another CRS, and the resolution that gdalwarp would choose there."""
 
     bounds: Bounds
     resolution: tuple[float, float]
 
     @staticmethod
     def of(facts: RasterFacts, source: CRS, target: CRS) -> "_Extent":
-        across = _lies_across_the_antimeridian(facts, source, target)
+        crosses = _crosses_antimeridian(facts, source, target)
         points = _outer_points(facts, source, target)
-        x = np.mod(points.x, _turn(name_crs(target)) or math.inf) if across else points.x
+        x = np.mod(points.x, _turn(name_crs(target)) or math.inf) if crosses else points.x
         bounds = float(x.min()), float(points.y.min()), float(x.max()), float(points.y.max())
         bounds = _with_poles(facts, source, target, bounds)
-        return _Extent(bounds, _default_resolution(facts, source, _turned(target) if across else target))
+        return _Extent(bounds, _default_resolution(facts, source, _turned(target) if crosses else target))
 
 
 def _outer_points(facts: RasterFacts, source: CRS, target: CRS) -> Points:
-    """Its edges densely, and its inside coarsely: projected outlines bulge, and some inputs are larger than the CRS."""
+    """Points along its edges and inside: projected edges are curved, and a file may exceed the domain of the CRS."""
     along = np.linspace(0, 1, 101)
     inner_x, inner_y = (grid.ravel() for grid in np.meshgrid(np.linspace(0, 1, 21), np.linspace(0, 1, 21)))
     zeros, ones = np.zeros_like(along), np.ones_like(along)
@@ -294,14 +303,14 @@ def _outer_points(facts: RasterFacts, source: CRS, target: CRS) -> Points:
     points = project(source, target, *apply_affine(_affine(facts), u, v)).finite()
     if points.x.size == 0:
         raise UnfitData(
-            f"no part of the raster lies within {target.to_string()[:60]}",
+            f"no part of the raster is within the domain of {target.to_string()[:60]}",
             code="raster.outside-crs",
             hint="check its CRS and transform, or choose another target_crs",
         )
     return points
 
 
-def _lies_across_the_antimeridian(facts: RasterFacts, source: CRS, target: CRS) -> bool:
+def _crosses_antimeridian(facts: RasterFacts, source: CRS, target: CRS) -> bool:
     turn = _turn(name_crs(target))
     if turn is None or (target.is_geographic and _poles_inside(facts, source, target)):
         return False
@@ -318,7 +327,7 @@ def _poles_inside(facts: RasterFacts, source: CRS, target: CRS) -> tuple[float, 
     back = project(source, target, points.x, points.y)
     with np.errstate(invalid="ignore"):
         inside = (cols >= 0) & (cols <= facts.width) & (rows >= 0) & (rows <= facts.height)
-        # Cylindrical projections have no pole, but some answer for one.
+        # Cylindrical projections have no pole, but some return coordinates for one.
         inside &= np.abs(back.y - poles) < 1e-6
     return tuple(float(pole) for pole in poles[inside])
 
@@ -338,16 +347,16 @@ def _default_resolution(facts: RasterFacts, source: CRS, target: CRS) -> tuple[f
     corners = [(u, v, *(affine @ (u, v))) for u in (0, facts.width) for v in (0, facts.height)]
     if _is_north_up(facts):
         (_, _, left, top), (_, _, right, bottom) = corners[0], corners[3]
-        where: dict[str, Any] = {"left": left, "bottom": bottom, "right": right, "top": top}
+        extent: dict[str, Any] = {"left": left, "bottom": bottom, "right": right, "top": top}
     else:
-        # Bounds alone would lose the rotation; four corners as control points carry it.
-        where = {"gcps": [GroundControlPoint(row=v, col=u, x=x, y=y, z=0.0) for u, v, x, y in corners]}
-    suggested, _, _ = calculate_default_transform(source, target, facts.width, facts.height, **where)
+        # Bounds alone would lose the rotation; four corners as control points keep it.
+        extent = {"gcps": [GroundControlPoint(row=v, col=u, x=x, y=y, z=0.0) for u, v, x, y in corners]}
+    suggested, _, _ = calculate_default_transform(source, target, facts.width, facts.height, **extent)
     return suggested.a, -suggested.e
 
 
 def _turned(crs: CRS) -> CRS:
-    """The same CRS with the antimeridian in its middle."""
+    """The same CRS, centred on the antimeridian."""
     if not crs.is_geographic:
         return CRS.from_string(
             "+proj=merc +a=6378137 +b=6378137 +lat_ts=0 +lon_0=180 +k=1 +units=m +nadgrids=@null +wktext"
@@ -372,7 +381,7 @@ def _crs(facts: RasterFacts) -> CRS:
 def _affine(facts: RasterFacts) -> Affine:
     if facts.transform is None:
         raise UnfitData(
-            "raster has no georeference", code="raster.no-geotransform", hint="give it one, or rectify it first"
+            "raster has no georeference", code="raster.no-geotransform", hint="georeference it, or rectify it first"
         )
     return Affine(*facts.transform)
 
@@ -385,5 +394,7 @@ def _is_north_up(facts: RasterFacts) -> bool:
 def _pair(resolution: float | tuple[float, float]) -> tuple[float, float]:
     pair = resolution if isinstance(resolution, tuple) else (resolution, resolution)
     if min(pair) <= 0 or not all(math.isfinite(value) for value in pair):
-        raise InvalidRequest(f"resolution {resolution}", code="raster.bad-resolution", hint="give a positive number")
+        raise InvalidRequest(
+            f"the resolution is {resolution}", code="raster.bad-resolution", hint="pass a positive number"
+        )
     return float(pair[0]), float(pair[1])

@@ -1,6 +1,6 @@
-"""The tiers a COG is written in, and the resampling that suits what the numbers are.
+"""The tiers of COGs, and the resampling for each type of raster.
 
-A profile says how pixels are stored, never what they are: where they come from and where they go is the grid's.
+A profile determines how pixels are stored, not their values or positions.
 """
 
 from collections.abc import Sequence
@@ -14,14 +14,14 @@ from dagmaster.raster.source.facts import RasterType
 
 
 class Tier(StrEnum):
-    VISUALIZATION = "visualization"  # small and quick to look at; lossy
+    VISUALIZATION = "visualization"  # small, quick to display; lossy
     ANALYSIS = "analysis"  # lossless, quick to write and read everywhere
     ARCHIVE = "archive"  # lossless, smallest
 
 
 @dataclass(frozen=True, slots=True)
 class CogProfile:
-    """How the blocks of a COG are stored. `storage_tier` is what an object store should keep it in."""
+    """How the blocks of a COG are stored. `storage_tier` is the access tier for an object store."""
 
     tier: Tier = Tier.ANALYSIS
     jpeg_quality: int = 85
@@ -30,7 +30,7 @@ class CogProfile:
     def __post_init__(self) -> None:
         if not 1 <= self.jpeg_quality <= 100:
             raise InvalidRequest(
-                f"JPEG quality is {self.jpeg_quality}", code="raster.bad-quality", hint="give 1 to 100; 85 is usual"
+                f"JPEG quality is {self.jpeg_quality}", code="raster.bad-quality", hint="pass 1 to 100; 85 is usual"
             )
 
     @property
@@ -45,7 +45,7 @@ class CogProfile:
             case Tier.ANALYSIS:
                 return "DEFLATE"
             case Tier.ARCHIVE:
-                # Measured: with a predictor, bytes pack smaller in DEFLATE 12 than in ZSTD 22, and wider numbers in ZSTD.
+                # Measured: with a predictor, DEFLATE 12 is smaller than ZSTD 22 for bytes, and ZSTD is for wider types.
                 return "DEFLATE" if _is_byte(dtype) else "ZSTD"
 
     def options(self, dtype: str) -> dict[str, str | int]:
@@ -71,19 +71,19 @@ def profile_of(tier: str | Tier, jpeg_quality: int = 85) -> CogProfile:
     'cool'
     """
     try:
-        known = Tier(tier)
+        valid_tier = Tier(tier)
     except ValueError:
         raise InvalidRequest(
-            f"no tier '{tier}'", code="raster.unknown-tier", hint=f"one of {', '.join(Tier)}"
+            f"there is no tier '{tier}'", code="raster.unknown-tier", hint=f"one of {', '.join(Tier)}"
         ) from None
-    return CogProfile(known, jpeg_quality, "cool" if known is Tier.ARCHIVE else "hot")
+    return CogProfile(valid_tier, jpeg_quality, "cool" if valid_tier is Tier.ARCHIVE else "hot")
 
 
 def require_fit(profile: CogProfile, dtype: str, colors: Sequence[str]) -> None:
-    """Refuse what a tier cannot hold: JPEG is for pictures, and would silently spoil measurements."""
+    """Refuse data that a tier cannot store: JPEG is for pictures and would damage measurements."""
     if dtype.startswith("complex"):
         raise UnfitData(
-            "complex numbers cannot become a COG", code="raster.complex", hint="derive amplitude or phase first"
+            "complex numbers are not supported", code="raster.complex", hint="compute amplitude or phase first"
         )
     if not profile.is_lossy:
         return
@@ -98,16 +98,16 @@ def require_fit(profile: CogProfile, dtype: str, colors: Sequence[str]) -> None:
     else:
         return
     raise UnfitData(
-        f"the visualization tier is JPEG, for RGB or RGBA of 8 bits: {reason}",
+        f"the visualization tier is JPEG, which supports only RGB or RGBA of 8 bits: {reason}",
         code="raster.not-for-jpeg",
         hint="use the analysis tier",
     )
 
 
 def resampling_for(raster_type: RasterType, dtype: str, has_palette: bool = False) -> Resampling:
-    """How pixels are moved to another grid: classes are chosen, measurements and colours interpolated.
+    """How pixels are resampled to another grid: classes by nearest neighbour, other values by interpolation.
 
-    Whole numbers of which nothing is known may be classes: inventing values between them would be worse than a jagged edge.
+    Integers of unknown type may be classes, for which interpolation would produce classes that do not exist.
     """
     return Resampling.nearest if _are_classes(raster_type, dtype, has_palette) else Resampling.bilinear
 

@@ -1,7 +1,7 @@
-"""Overviews, made from the blocks as they come: each level from the one below, half as wide and high.
+"""Overviews, computed block by block: each level from the one below, half as wide and high.
 
-Nothing never mixes into data: only valid pixels are averaged, or counted where classes vote, and a pixel of an overview is data
-if any of the four below it is.
+Nodata does not affect valid pixels: only valid pixels are averaged, or counted for the most frequent class. A pixel of
+an overview is valid if any of the four pixels below it is.
 """
 
 from collections.abc import Callable
@@ -18,23 +18,23 @@ HALF = BLOCK // 2
 
 
 class Sink(Protocol):
-    """Where a level's blocks go."""
+    """Where the blocks of a level are written."""
 
     def write(self, window: Window, block: Block) -> None: ...
 
 
 def sizes(width: int, height: int) -> list[tuple[int, int]]:
-    """Of the image and its overviews: halved, rounded up, until one block holds it all."""
-    found = [(width, height)]
-    while max(found[-1]) > BLOCK:
-        width, height = found[-1]
-        found.append(((width + 1) // 2, (height + 1) // 2))
-    return found
+    """Sizes of the image and its overviews: halved and rounded up, until one block is enough."""
+    result = [(width, height)]
+    while max(result[-1]) > BLOCK:
+        width, height = result[-1]
+        result.append(((width + 1) // 2, (height + 1) // 2))
+    return result
 
 
 @dataclass(slots=True)
 class PyramidLevel:
-    """One image of the pyramid. Blocks are put row by row, and handed on to the next level, halved."""
+    """One image of the pyramid. Blocks are added row by row, halved, and passed to the next level."""
 
     width: int
     height: int
@@ -49,7 +49,7 @@ class PyramidLevel:
         return -(-self.height // BLOCK), -(-self.width // BLOCK)
 
     def put(self, row: int, col: int, block: Block | None) -> None:
-        """`block` None: there is nothing in it, and it is left out of the file."""
+        """A block without valid pixels is None, and is not written to the file."""
         window = self._window(row, col)
         if block is not None:
             block = _cropped(block, window)
@@ -62,20 +62,20 @@ class PyramidLevel:
             self._pieces[row % 2, col] = piece
         is_last_of_row = col == below[1] - 1
         if is_last_of_row and (row % 2 == 1 or row == below[0] - 1):
-            for mine in range(self.shape[1]):
-                self.put(row // 2, mine, self._joined(self._window(row // 2, mine), mine))
+            for own_col in range(self.shape[1]):
+                self.put(row // 2, own_col, self._joined(self._window(row // 2, own_col), own_col))
             self._pieces.clear()
 
     def _joined(self, window: Window, col: int) -> Block | None:
         places = [(half, 2 * col + side) for half in (0, 1) for side in (0, 1)]
-        found = {place: self._pieces[place] for place in places if place in self._pieces}
-        if not found:
+        pieces = {place: self._pieces[place] for place in places if place in self._pieces}
+        if not pieces:
             return None
-        some = next(iter(found.values()))
-        depth = max((len(piece.valid) for piece in found.values() if piece.valid is not None), default=1)
-        values = np.full((len(some.values), window.height, window.width), self.fill, some.values.dtype)
+        first = next(iter(pieces.values()))
+        depth = max((len(piece.valid) for piece in pieces.values() if piece.valid is not None), default=1)
+        values = np.full((len(first.values), window.height, window.width), self.fill, first.values.dtype)
         valid = np.zeros((depth, window.height, window.width), dtype=np.bool_)
-        for (half, side), piece in found.items():
+        for (half, side), piece in pieces.items():
             height, width = piece.values.shape[1:]
             top, left = half * HALF, (side - 2 * col) * HALF
             values[:, top : top + height, left : left + width] = piece.values
@@ -88,20 +88,20 @@ class PyramidLevel:
 
 
 def halving(resampling: Resampling, rules: Rules) -> Callable[[Block], Block]:
-    """The function that makes an overview's part of a block."""
+    """The function that reduces a block to its part of the overview."""
     reduce = _vote if resampling is Resampling.mode else _average
 
     def halve(block: Block) -> Block:
         values, valid = _even(block.values), None if block.valid is None else _even(block.valid)
         if valid is None:
-            made = Block(reduce(values, None))
+            halved = Block(reduce(values, None))
         else:
             any_valid = valid[:, 0::2, 0::2] | valid[:, 0::2, 1::2] | valid[:, 1::2, 0::2] | valid[:, 1::2, 1::2]
-            made = Block(reduce(values, valid), any_valid)
-            np.copyto(made.values, made.values.dtype.type(rules.fill), where=~any_valid)
+            halved = Block(reduce(values, valid), any_valid)
+            np.copyto(halved.values, halved.values.dtype.type(rules.fill), where=~any_valid)
         if reduce is _average:
-            rules.avoid_nodata(made.values, made.valid)
-        return made
+            rules.avoid_nodata(halved.values, halved.valid)
+        return halved
 
     return halve
 
@@ -131,7 +131,7 @@ def _average_of_floats(values: Values, valid: Valid | None) -> Values:
 
 
 def _vote(values: Values, valid: Valid | None) -> Values:
-    """The class that most of the four have; the first of them in a tie."""
+    """The most frequent class of the four; the first of them in a tie."""
     four = np.stack(_corners(values))
     may_vote = (
         np.ones(four.shape, np.bool_) if valid is None else np.broadcast_to(np.stack(_corners(valid)), four.shape)
@@ -155,7 +155,7 @@ def _four(array: Values) -> Values:
 
 
 def _even(array: Any) -> Any:
-    """With a last row and column that stand for themselves twice, where their number is odd."""
+    """With the last row and column repeated, if their number is odd."""
     height, width = array.shape[1:]
     if height % 2 or width % 2:
         return np.pad(array, ((0, 0), (0, height % 2), (0, width % 2)), mode="edge")
@@ -170,6 +170,6 @@ def _cropped(block: Block, window: Window) -> Block:
 
 
 def _wider(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """A type that holds four of them and half as much again; sums of 64 bits are taken as they come."""
+    """A type for the sum of four values with a margin; 64-bit sums may overflow."""
     kind = "u" if dtype.kind == "u" else "i"
     return np.dtype(f"{kind}{min(8, 2 * dtype.itemsize)}")

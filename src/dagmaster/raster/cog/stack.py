@@ -1,13 +1,13 @@
-"""CombinedRaster files as one raster: bands upon each other, or neighbours side by side.
+"""Files combined into one raster: their bands stacked, or neighbours merged.
 
-Nothing is copied beforehand: what is asked for is read from the files, window by window, straight into the COG. They must go
-together as they are, and what does not is told: one CRS, one grid of pixels, one type, one nodata value.
+The files are not copied first: windows are read from them directly for the COG. They must have the same CRS, grid of
+pixels, type and nodata value; an error names the file that differs.
 
-    stacked   all bands of all files, in their order, where every file covers the same pixels
-    merged    one band for each band, where files lie beside each other; where they overlap, later ones lie on top
+    stacked   all bands of all files, in their order; all files cover the same pixels
+    merged    the same bands, of files next to each other; where files overlap, the later one is used
 
-    with merged(["west.tif", "east.tif"], raster_type=RasterType.DEM) as whole:
-        write_cog(whole.pixels, whole.bands, Path("both.tif"), output_grid(whole.facts), raster_type=RasterType.DEM)
+    with merged(["west.tif", "east.tif"], raster_type=RasterType.DEM) as both:
+        write_cog(both.pixels, both.bands, Path("both.tif"), output_grid(both.facts), raster_type=RasterType.DEM)
 """
 
 import contextlib
@@ -46,15 +46,15 @@ from dagmaster.raster.source.window import Window
 from dagmaster.raster.validation.header_rules import Ceilings
 
 _MOST_OPEN = 64
-_MOST_BANDS = 256  # all of them are in memory for a block
+_MOST_BANDS = 256  # all bands of a block are in memory
 _RGB = (ColorInterp.red, ColorInterp.green, ColorInterp.blue)
-_OFF = 0.01  # of a pixel, that grids may differ by over all their length
+_OFF = 0.01  # of a pixel, by which grids may differ over their whole length
 _CACHE_BYTES = 256 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class CombinedRaster:
-    """`facts` are those of the whole, for its grid; `pixels` and `bands` become the COG."""
+    """`facts` describe the combined raster, for its grid; `pixels` and `bands` become the COG."""
 
     facts: RasterFacts
     pixels: Pixels
@@ -71,26 +71,27 @@ def stacked(
     names: Sequence[str] = (),
     remote: bool = False,
 ) -> Iterator[CombinedRaster]:
-    """All bands of all files as those of one. `names` describe bands that do not describe themselves."""
+    """All bands of all files as one raster. `names` are for bands without a description."""
     with _opened(paths, raster_type, nodata=nodata, source_crs=source_crs, remote=remote) as files:
         first = files.parts[0]
         _require_alike(files.parts, _FITTING)
         for part in files.parts:
             _require_same_ground(part, first)
             _require_stackable(part)
-        bands = _upon_each_other(files.parts, raster_type, names)
+        bands = _stacked_bands(files.parts, raster_type, names)
         if len(bands.colors) > _MOST_BANDS:
             raise UnfitData(
                 f"{len(bands.colors)} bands are more than {_MOST_BANDS}",
                 code="raster.too-many-bands",
-                hint="make several stacks",
+                hint="create more than one stack",
             )
         facts = replace(
             first.facts,
             bands=tuple(band for part in files.parts for band in part.facts.bands),
             size_bytes=sum(part.facts.size_bytes for part in files.parts),
         )
-        yield CombinedRaster(facts, _Stack(files, first.rules), bands)
+        pixels = _Stack(files, first.rules, first.crs, first.transform, facts.width, facts.height)
+        yield CombinedRaster(facts, pixels, bands)
 
 
 @contextlib.contextmanager
@@ -102,7 +103,7 @@ def merged(
     source_crs: str | None = None,
     remote: bool = False,
 ) -> Iterator[CombinedRaster]:
-    """Files that lie on one grid of pixels as one. Where nothing marks what is missing, a mask says what no file covers."""
+    """Files of one grid of pixels as one raster. Without a nodata value or alpha, a mask marks uncovered pixels."""
     with _opened(paths, raster_type, nodata=nodata, source_crs=source_crs, remote=remote) as files:
         _require_alike(files.parts, _SAME_BANDS)
         first = files.parts[0]
@@ -110,17 +111,24 @@ def merged(
         left, top = places[:, :2].min(axis=0)
         width, height = places[:, 2:].max(axis=0) - (left, top)
         transform = first.transform @ Affine.translation(int(left), int(top))
-        facts = _facts_of_whole(files.parts, transform, int(width), int(height))
+        facts = _merged_facts(files.parts, transform, int(width), int(height))
         rules = first.rules if first.rules.validity in (Validity.NODATA, Validity.ALPHA) else Rules(Validity.MASK)
         pixels = _Merged(
-            files, rules, transform, facts.width, facts.height, places - (left, top, left, top), first.bands
+            files,
+            rules,
+            first.crs,
+            transform,
+            facts.width,
+            facts.height,
+            places - (left, top, left, top),
+            first.bands,
         )
         yield CombinedRaster(facts, pixels, first.bands)
 
 
 @dataclass(frozen=True, slots=True)
 class _SourceFile:
-    """One file, as its header has it."""
+    """One file, from its header."""
 
     path: str | Path
     facts: RasterFacts
@@ -135,7 +143,7 @@ class _SourceFile:
 
 
 class _Files:
-    """The files, of which not too many are open at a time."""
+    """The files, of which a limited number is open at a time."""
 
     def __init__(self, *, remote: bool) -> None:
         self.parts: list[_SourceFile] = []
@@ -164,7 +172,7 @@ def _opened(
     paths: Sequence[str | Path], raster_type: RasterType, *, nodata: float | None, source_crs: str | None, remote: bool
 ) -> Iterator[_Files]:
     if not paths:
-        raise InvalidRequest("no files are given", code="raster.no-files")
+        raise InvalidRequest("there are no files to combine", code="raster.no-files")
     override = parse_crs(source_crs) if source_crs else None
     files = _Files(remote=remote)
     with restricted_gdal(), rasterio.Env(GDAL_CACHEMAX=_CACHE_BYTES):
@@ -184,27 +192,11 @@ def _opened(
 class _Stack:
     files: _Files
     rules: Rules
+    crs: CRS
+    transform: Affine
+    width: int
+    height: int
     clamped: int = 0
-
-    @property
-    def _first(self) -> _SourceFile:
-        return self.files.parts[0]
-
-    @property
-    def width(self) -> int:
-        return self._first.facts.width
-
-    @property
-    def height(self) -> int:
-        return self._first.facts.height
-
-    @property
-    def crs(self) -> CRS:
-        return self._first.crs
-
-    @property
-    def transform(self) -> Affine:
-        return self._first.transform
 
     def read(self, window: Window) -> Block:
         values = np.concatenate([self.files.read(part, window).values for part in self.files.parts])
@@ -213,10 +205,11 @@ class _Stack:
 
 @dataclass(frozen=True, slots=True)
 class _Merged:
-    """`places`: of each file, where it begins and ends: column, row, column, row."""
+    """`places`: first column and row and end column and row of each file."""
 
     files: _Files
     rules: Rules
+    crs: CRS
     transform: Affine
     width: int
     height: int
@@ -224,16 +217,12 @@ class _Merged:
     bands: Bands
     clamped: int = 0
 
-    @property
-    def crs(self) -> CRS:
-        return self.files.parts[0].crs
-
     def read(self, window: Window) -> Block:
         shape = window.height, window.width
         values: Values = np.full((len(self.bands.colors), *shape), self.rules.fill, self.bands.dtype)
         covered: Valid = np.zeros((1, *shape), np.bool_)
         for at in self._files_in(window):
-            self._lay(at, window, values, covered)
+            self._add(at, window, values, covered)
         if self.rules.validity is Validity.MASK:
             return Block(values, none_if_all(covered))
         return Block(values, self.rules.valid_of(values))
@@ -243,51 +232,51 @@ class _Merged:
         across = (left < window.col + window.width) & (right > window.col)
         return np.flatnonzero(across & (top < window.row + window.height) & (bottom > window.row))
 
-    def _lay(self, at: int, window: Window, values: Values, covered: Valid) -> None:
-        """What one file has for the window, on top of what is there."""
+    def _add(self, at: int, window: Window, values: Values, covered: Valid) -> None:
+        """Write the valid pixels of one file over those of earlier files."""
         left, top, right, bottom = (int(edge) for edge in self.places[at])
         first_col, first_row = max(left, window.col), max(top, window.row)
         last_col, last_row = min(right, window.col + window.width), min(bottom, window.row + window.height)
         part = Window(first_col - left, first_row - top, last_col - first_col, last_row - first_row)
-        found = self.files.read(self.files.parts[at], part)
+        block = self.files.read(self.files.parts[at], part)
         area = np.s_[:, first_row - window.row : last_row - window.row, first_col - window.col : last_col - window.col]
-        if found.valid is None:
-            values[area] = found.values
+        if block.valid is None:
+            values[area] = block.values
             covered[area] = True
         else:
-            np.copyto(values[area], found.values, where=found.valid)
-            covered[area] |= found.valid.any(axis=0)
+            np.copyto(values[area], block.values, where=block.valid)
+            covered[area] |= block.valid.any(axis=0)
 
 
-# What must be the same
+# Requirements
 
 
 @dataclass(frozen=True, slots=True)
 class _Demand:
     code: str
-    what: str  # the verb before what is found
+    verb: str  # before the value in the error
     of: Callable[[_SourceFile], Any]
     hint: str
 
 
 def _marks(part: _SourceFile) -> str:
-    """How it marks what is missing, as far as it matters that all do it alike."""
+    """How it marks nodata; files with and without a mask can be combined."""
     match part.rules.validity:
         case Validity.NODATA:
             return f"the nodata value {part.rules.nodata:g}"
         case Validity.ALPHA:
             return "alpha"
         case Validity.MASK | Validity.ALL:
-            return "a mask, or by nothing"
+            return "a mask, or not at all"
 
 
-_ONE_NODATA = "give all of them one nodata value: `gdal_edit.py -a_nodata VALUE file.tif`, or pass nodata"
+_ONE_NODATA = "declare the same nodata value in all files: `gdal_edit.py -a_nodata VALUE file.tif`, or pass nodata"
 _FITTING = (
     _Demand("raster.crs-differs", "is in", lambda part: part.crs, "reproject them to one CRS first"),
     _Demand(
         "raster.types-differ", "holds", lambda part: part.bands.dtype, "convert them to one type: `gdal_translate -ot`"
     ),
-    _Demand("raster.nodata-differs", "marks what is missing by", _marks, _ONE_NODATA),
+    _Demand("raster.nodata-differs", "marks nodata by", _marks, _ONE_NODATA),
 )
 _SAME_BANDS = (
     *_FITTING,
@@ -295,13 +284,13 @@ _SAME_BANDS = (
         "raster.bands-differ",
         "has this number of bands:",
         lambda part: part.facts.count,
-        "leave out those that are of another kind",
+        "leave out files with other bands",
     ),
     _Demand(
         "raster.colors-differ",
         "has bands of",
         lambda part: ", ".join(color.name for color in part.bands.colors),
-        "give them the same colours: `gdal_edit.py -colorinterp_1 red …`",
+        "declare the same colours: `gdal_edit.py -colorinterp_1 red …`",
     ),
     _Demand(
         "raster.scales-differ",
@@ -310,17 +299,17 @@ _SAME_BANDS = (
         "unpack them first: `gdal_translate -unscale -ot Float32`",
     ),
     _Demand("raster.units-differ", "is in units of", lambda part: part.bands.units, "convert them to one unit"),
-    _Demand("raster.palettes-differ", "has the palette", lambda part: part.bands.palette, "give them one palette"),
+    _Demand("raster.palettes-differ", "has the palette", lambda part: part.bands.palette, "use one palette"),
 )
 
 
 def _require_alike(parts: Sequence[_SourceFile], demands: Sequence[_Demand]) -> None:
     first, *others = parts
     for part, demand in itertools.product(others, demands):
-        theirs, ours = demand.of(part), demand.of(first)
-        if theirs != ours:
+        value, expected = demand.of(part), demand.of(first)
+        if value != expected:
             raise UnfitData(
-                f"'{part.name}' {demand.what} {_short(theirs)}, '{first.name}' {_short(ours)}",
+                f"'{part.name}' {demand.verb} {_short(value)}, '{first.name}' {_short(expected)}",
                 code=demand.code,
                 hint=demand.hint,
             )
@@ -337,32 +326,34 @@ def _require_stackable(part: _SourceFile) -> None:
         alone = "a palette"
     if alone:
         raise UnfitData(
-            f"'{part.name}' has {alone}, which is of its own bands only",
+            f"'{part.name}' has {alone}, which applies to its own bands only",
             code="raster.not-stackable",
-            hint="mark what is missing by a nodata value" if part.bands.palette is None else "leave the palette out",
+            hint="mark nodata by a value instead" if part.bands.palette is None else "remove the palette",
         )
 
 
 def _place_of(part: _SourceFile, first: _SourceFile) -> tuple[int, int, int, int]:
-    """Where a file begins and ends among the pixels of the first: column, row, column, row."""
+    """First column and row, and end column and row, of a file in pixels of the first file."""
     width, height = part.facts.width, part.facts.height
     steps = ~first.transform @ part.transform
     drift = max(abs(steps.a - 1) * width, abs(steps.d) * width, abs(steps.e - 1) * height, abs(steps.b) * height)
     if drift > _OFF:
-        size, wanted = (" × ".join(f"{side:.10g}" for side in each.facts.resolution or ()) for each in (part, first))
-        turned = "" if size != wanted else " and turned otherwise"
+        size, first_size = (
+            " × ".join(f"{side:.10g}" for side in each.facts.resolution or ()) for each in (part, first)
+        )
+        turned = "" if size != first_size else " with another rotation"
         raise UnfitData(
-            f"the pixels of '{part.name}' are {size}{turned}, those of '{first.name}' {wanted}",
+            f"the pixels of '{part.name}' are {size}{turned}, those of '{first.name}' {first_size}",
             code="raster.grids-differ",
-            hint="bring them to one resolution first",
+            hint="resample them to one resolution first",
         )
     col, row = round(steps.c), round(steps.f)
-    beside = max(abs(steps.c - col), abs(steps.f - row))
-    if beside > _OFF:
+    shift = max(abs(steps.c - col), abs(steps.f - row))
+    if shift > _OFF:
         raise UnfitData(
-            f"the pixels of '{part.name}' lie {beside:.2g} of a pixel beside those of '{first.name}'",
+            f"the pixels of '{part.name}' are {shift:.2g} pixels away from those of '{first.name}'",
             code="raster.grids-differ",
-            hint="bring them to one grid first: `gdalwarp -tap -tr`",
+            hint="resample them to one grid first: `gdalwarp -tap -tr`",
         )
     return col, row, col + width, row + height
 
@@ -370,21 +361,23 @@ def _place_of(part: _SourceFile, first: _SourceFile) -> tuple[int, int, int, int
 def _require_same_ground(part: _SourceFile, first: _SourceFile) -> None:
     if _place_of(part, first) != (0, 0, first.facts.width, first.facts.height):
         raise UnfitData(
-            f"'{part.name}' covers other ground than '{first.name}'",
+            f"'{part.name}' has another extent than '{first.name}'",
             code="raster.grids-differ",
-            hint="bring them to one extent first: `gdalwarp -te`",
+            hint="crop them to one extent first: `gdalwarp -te`",
         )
 
 
-# What comes of them together
+# Facts and bands of the combined raster
 
 
-def _upon_each_other(parts: Sequence[_SourceFile], raster_type: RasterType, names: Sequence[str]) -> Bands:
+def _stacked_bands(parts: Sequence[_SourceFile], raster_type: RasterType, names: Sequence[str]) -> Bands:
     every = [part.bands for part in parts]
     descriptions = tuple(text for bands in every for text in bands.descriptions)
     if names and len(names) != len(descriptions):
         raise InvalidRequest(
-            f"{len(names)} names are given for {len(descriptions)} bands", code="raster.names", hint="give one for each"
+            f"there are {len(names)} names for {len(descriptions)} bands",
+            code="raster.names",
+            hint="pass one name per band",
         )
     colors = tuple(color for bands in every for color in bands.colors)
     if raster_type is RasterType.RGB and len(colors) == len(_RGB):
@@ -392,7 +385,7 @@ def _upon_each_other(parts: Sequence[_SourceFile], raster_type: RasterType, name
     return Bands(
         dtype=every[0].dtype,
         colors=colors,
-        descriptions=tuple(own or given for own, given in itertools.zip_longest(descriptions, names)),
+        descriptions=tuple(own or name for own, name in itertools.zip_longest(descriptions, names)),
         units=tuple(unit for bands in every for unit in bands.units),
         scales=tuple(scale for bands in every for scale in bands.scales),
         offsets=tuple(offset for bands in every for offset in bands.offsets),
@@ -400,13 +393,13 @@ def _upon_each_other(parts: Sequence[_SourceFile], raster_type: RasterType, name
     )
 
 
-def _facts_of_whole(parts: Sequence[_SourceFile], transform: Affine, width: int, height: int) -> RasterFacts:
+def _merged_facts(parts: Sequence[_SourceFile], transform: Affine, width: int, height: int) -> RasterFacts:
     ceilings, first = Ceilings(), parts[0]
     if max(width, height) > ceilings.side or width * height > ceilings.pixels:
         raise UnfitData(
             f"together they span {width:,} × {height:,} pixels",
             code="raster.too-large",
-            hint="merge neighbours only, or leave out those that lie far away",
+            hint="merge neighbours only, or leave out files that are far away",
         )
     six: Affine6 = tuple(transform[:6])
     return replace(

@@ -1,12 +1,13 @@
 """Join images into a cloud-optimised GeoTIFF.
 
-GDAL encodes each image of the pyramid into a small tiled TIFF of its own, as the blocks come: its tags and compressed blocks are
-right, only their order in the file is not yet that of a COG. Here the blocks are copied, not decoded, into one file:
+GDAL encodes each image of the pyramid into a separate tiled TIFF: its tags and compressed blocks are final, but the
+order of a COG is different. This module copies the blocks, without decoding them, into one file:
 
-    header · ghost area (GDAL's promises about the layout) · directories: image, mask, overviews … · blocks, smallest overview first
+    header · ghost area (GDAL's description of the layout) · directories: image, mask, overviews …
+    · blocks, smallest overview first
 
-Around each block stand its size and its last four bytes again, as the ghost area promises, so that a reader gets a block whose
-size it does not know with one request.
+Each block is preceded by its size and followed by a copy of its last four bytes, as the ghost area declares, so that a
+reader gets a block of unknown size with one request.
 """
 
 import hashlib
@@ -24,23 +25,23 @@ _SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12
 _SHORT, _LONG, _LONG8 = 3, 4, 16
 _SUBFILE_TYPE, _PHOTOMETRIC, _TILE_OFFSETS, _TILE_SIZES = 254, 262, 324, 325
 _MASK_PHOTOMETRIC = 4
-_CLASSIC_LIMIT = 2**31  # some readers take offsets for signed
+_CLASSIC_LIMIT = 2**31  # some readers use signed offsets
 
-_PROMISES = (
+_LAYOUT = (
     "LAYOUT=IFDS_BEFORE_DATA\nBLOCK_ORDER=ROW_MAJOR\nBLOCK_LEADER=SIZE_AS_UINT4\n"
     "BLOCK_TRAILER=LAST_4_BYTES_REPEATED\nKNOWN_INCOMPATIBLE_EDITION=NO\n "
 )
-_GHOST = f"GDAL_STRUCTURAL_METADATA_SIZE={len(_PROMISES):06} bytes\n{_PROMISES}".encode()
+_GHOST = f"GDAL_STRUCTURAL_METADATA_SIZE={len(_LAYOUT):06} bytes\n{_LAYOUT}".encode()
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A tiled BigTIFF of one directory, and what it is in the whole."""
+    """A tiled BigTIFF of one directory, and its role in the COG."""
 
     path: Path
     is_overview: bool = False
     is_mask: bool = False
-    at_least: int = 0  # blocks that it must hold
+    at_least: int = 0  # blocks that it must contain
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class Joined:
 @dataclass(slots=True)
 class _Directory:
     entries: dict[int, tuple[int, int, bytes]]  # tag: type, count, value
-    blocks: list[tuple[int, int]]  # place and size in the file it comes from; 0, 0: left out
+    blocks: list[tuple[int, int]]  # offset and size in the source file; 0, 0: not stored
     file: BinaryIO
 
     def stored_bytes(self) -> int:
@@ -60,19 +61,19 @@ class _Directory:
 
 
 def join(images: Sequence[Image], target: Path) -> Joined:
-    """Write `target` from the images: the full one first, each mask after what it masks, overviews from large to small."""
+    """Write `target` from the images: the full one first, each mask after its image, overviews from large to small."""
     with ExitStack() as files:
         directories = [_directory(image, files) for image in images]
         total = sum(directory.stored_bytes() for directory in directories)
-        form = _OffsetFormat(is_big=total + 2**20 > _CLASSIC_LIMIT)
+        offset_format = _OffsetFormat(is_big=total + 2**20 > _CLASSIC_LIMIT)
         hasher = hashlib.sha256()
         size = 0
         with target.open("wb") as file:
-            for part in _parts(directories, form):
+            for part in _parts(directories, offset_format):
                 hasher.update(part)
                 file.write(part)
                 size += len(part)
-            _settle(file)
+            _sync(file)
     return Joined(size, hasher.hexdigest())
 
 
@@ -169,8 +170,8 @@ def _directory(image: Image, files: ExitStack) -> _Directory:
     if image.is_mask:
         entries[_PHOTOMETRIC] = _SHORT, 1, struct.pack("<H", _MASK_PHOTOMETRIC)
     if sum(size > 0 for size in sizes) < image.at_least:
-        # GDAL writes late, and tells no one when it cannot.
-        raise Unavailable("blocks of a COG were not written", code="raster.write-failed", hint="is the disk full?")
+        # GDAL writes late, and reports no error if it cannot.
+        raise Unavailable("blocks of a COG were not written", code="raster.write-failed", hint="check for a full disk")
     return _Directory(entries, list(zip(offsets, sizes, strict=True)), file)
 
 
@@ -182,12 +183,12 @@ def _entry(file: BinaryIO, entry: bytes) -> tuple[int, tuple[int, int, bytes]]:
     return tag, (kind, count, value)
 
 
-def _read(file: BinaryIO, place: int, size: int) -> bytes:
-    # Not a map of the file: its pages would count as this process's memory.
-    found = os.pread(file.fileno(), size, place)
-    if len(found) != size:
-        raise Unavailable("a part of a COG is cut off", code="raster.write-failed", hint="is the disk full?")
-    return found
+def _read(file: BinaryIO, offset: int, size: int) -> bytes:
+    # Not mmap: its pages would count as memory of this process.
+    content = os.pread(file.fileno(), size, offset)
+    if len(content) != size:
+        raise Unavailable("a part of a COG is cut off", code="raster.write-failed", hint="check for a full disk")
+    return content
 
 
 def _numbers(kind: int, count: int, value: bytes) -> tuple[int, ...]:
@@ -199,6 +200,6 @@ def _even(size: int) -> int:
     return size + size % 2
 
 
-def _settle(file: BinaryIO) -> None:
+def _sync(file: BinaryIO) -> None:
     file.flush()
     os.fsync(file.fileno())

@@ -1,11 +1,11 @@
 """Pixels of a source on the output grid, one block of 512 × 512 at a time.
 
-A block depends on nothing but the source, the grid and its own place: not on the tile that asks for it, nor on what was read
-before. That is why neighbouring tiles agree in every pixel. GDAL's transformer interpolates along each run of columns, and its
-error grows with the run's length and depends on where the run starts; here a run never leaves its block.
+A block depends only on the source, the grid and its own position: not on the tile that needs it, nor on earlier reads.
+Therefore neighbouring tiles agree in every pixel. GDAL's transformer interpolates along each run of columns, and its
+error grows with the length of the run and depends on where the run starts; in this module a run never leaves its block.
 
-    Copy       where the source's pixels are the grid's: read as they are
-    Warp       anything else; the slower kernel that looks at validity only runs where something is invalid
+    Copy       if the pixels of the source coincide with those of the grid: they are copied
+    Warp       otherwise; the slower kernel that respects nodata runs only for blocks with invalid pixels
 """
 
 import math
@@ -33,33 +33,33 @@ _RADIUS = {
     Resampling.lanczos: 3,
 }
 _MOST_REDUCTION = 32
-_OPAQUE = 100  # of a mask that rides along as a band: fits every type
+_OPAQUE = 100  # the value of valid pixels in a mask that is warped as a band; it fits every type
 _WORLD = 360.0
-_EXACT = 2e-5  # of a pixel: so rarely is another one the nearest
-_CLOSE = 4e-3  # of a pixel: what interpolated values hardly show
+_EXACT = 2e-5  # pixels; the share of pixels for which another one is the nearest
+_CLOSE = 4e-3  # pixels; an error that interpolated values hardly show
 
 
 class Blocks(Protocol):
-    """Where blocks come from."""
+    """Blocks of the grid."""
 
     source: Pixels
     reprojects: bool
 
     def block(self, col: int, row: int) -> Block | None:
-        """512 × 512 pixels of the grid from a place on, fewer at its end; None where there is nothing in them."""
+        """512 × 512 pixels of the grid from this position on, fewer at its end; None if none is valid."""
 
     def source_windows(self, col: int, row: int) -> Iterator[Window]:
-        """The parts of the source that a block is made of."""
+        """The parts of the source that a block is computed from."""
 
 
 def blocks_of(source: Pixels, grid: OutputGrid, resampling: Resampling) -> Blocks:
-    """The source on the grid: copied where their pixels coincide, else warped."""
+    """The source on the grid: copied if their pixels coincide, else warped."""
     offset = _whole_offset(source, grid)
     return Copy(source, grid, *offset) if offset else Warp(source, grid, resampling)
 
 
 class Copy:
-    """Pixels as they are. `cols` and `rows` lead from the grid's first pixel to the source's."""
+    """Pixels of the source, unchanged. `cols` and `rows` are its offset in the grid."""
 
     reprojects = False
 
@@ -71,36 +71,37 @@ class Copy:
 
     def source_windows(self, col: int, row: int) -> Iterator[Window]:
         wanted = Window(col - self._cols, row - self._rows, BLOCK, BLOCK)
-        if found := _clipped(wanted, self.source):
-            yield found
+        if window := _clipped(wanted, self.source):
+            yield window
 
     def block(self, col: int, row: int) -> Block | None:
         for window in self.source_windows(col, row):
-            found = self.source.read(window)
-            if found.valid is not None and not found.valid.any():
+            block = self.source.read(window)
+            if block.valid is not None and not block.valid.any():
                 return None
             if window.width == window.height == BLOCK:
-                return found
-            return self._placed(found, window, col, row)
+                return block
+            return self._placed(block, window, col, row)
         return None
 
-    def _placed(self, found: Block, window: Window, col: int, row: int) -> Block:
-        """A part of a block; the rest is nothing."""
+    def _placed(self, part: Block, window: Window, col: int, row: int) -> Block:
+        """The window at its position in a block; other pixels are nodata."""
         top, left = window.row + self._rows - row, window.col + self._cols - col
         rows, cols = slice(top, top + window.height), slice(left, left + window.width)
-        depth = 1 if found.valid is None else len(found.valid)
+        depth = 1 if part.valid is None else len(part.valid)
         valid = np.zeros((depth, BLOCK, BLOCK), dtype=np.bool_)
-        valid[:, rows, cols] = True if found.valid is None else found.valid
-        values = _filled(len(found.values), found.values.dtype, self._rules)
-        values[:, rows, cols] = found.values
+        valid[:, rows, cols] = True if part.valid is None else part.valid
+        values = _filled(len(part.values), part.values.dtype, self._rules)
+        values[:, rows, cols] = part.values
         return Block(values, valid)
 
 
 @dataclass(frozen=True, slots=True)
 class _SourcePart:
-    """What a block takes from the source: after so many turns round the Earth, from this window of it.
+    """The part of the source that a block is computed from, shifted by a number of turns around the Earth.
 
-    `pixels` are places in the source, 32 pixels of the block apart; `is_inside`: the block takes nothing from beyond the source.
+    `pixels` are positions in the source, 32 pixels of the block apart. `is_inside`: the block needs no pixel outside of
+    the source.
     """
 
     turn: int
@@ -110,13 +111,13 @@ class _SourcePart:
 
     @property
     def run(self) -> int:
-        """The longest run of columns over which GDAL's straight interpolation stays close enough to the truth."""
+        """The longest run of columns for which GDAL's linear interpolation is accurate enough."""
         bulge = max(_bulge(self.pixels.x), _bulge(self.pixels.y))
         return next((run for run in (512, 256, 128) if bulge * (run / 32) ** 2 <= _CLOSE), 64)
 
 
 class Warp:
-    """Pixels in another place."""
+    """Pixels of the source, reprojected or resampled."""
 
     reprojects = True
 
@@ -128,11 +129,11 @@ class Warp:
         self._resampling = resampling
         self._reduction = self._source_pixels_per_pixel()
         if max(self._reduction) > _MOST_REDUCTION:
-            # A block is made from all that lies under it, at once.
+            # All source pixels of a block are read at once.
             raise InvalidRequest(
                 f"the output is {max(self._reduction):.0f} times coarser than the source",
                 code="raster.too-coarse",
-                hint=f"give a resolution at most {_MOST_REDUCTION} times coarser; overviews go on from there",
+                hint=f"pass a resolution at most {_MOST_REDUCTION} times coarser; the COG has coarser overviews",
             )
 
     def source_windows(self, col: int, row: int) -> Iterator[Window]:
@@ -140,44 +141,44 @@ class Warp:
             yield part.window
 
     def block(self, col: int, row: int) -> Block | None:
-        make = self._nearest if self._resampling is Resampling.nearest else self._interpolated
-        found = [block for part in self._parts(col, row) if (block := make(col, row, part)) is not None]
-        return _merged(found) if found else None
+        compute = self._nearest if self._resampling is Resampling.nearest else self._interpolated
+        blocks = [block for part in self._parts(col, row) if (block := compute(col, row, part)) is not None]
+        return _merged(blocks) if blocks else None
 
     def _parts(self, col: int, row: int) -> Iterator[_SourcePart]:
-        """One for each turn round the Earth that reaches the source; nearly always one."""
+        """One for each turn around the Earth that reaches the source; nearly always one."""
         lattice = self._lattice(col, row, 32)
         for turn in self._turns(lattice.x):
             pixels = self._in_source(lattice, turn)
-            known = pixels.finite()
-            if known.x.size == 0:
+            finite = pixels.finite()
+            if finite.x.size == 0:
                 continue
             pad_x, pad_y = self._padding(pixels)
-            left, right = math.floor(known.x.min() - pad_x), math.ceil(known.x.max() + pad_x)
-            top, bottom = math.floor(known.y.min() - pad_y), math.ceil(known.y.max() + pad_y)
+            left, right = math.floor(finite.x.min() - pad_x), math.ceil(finite.x.max() + pad_x)
+            top, bottom = math.floor(finite.y.min() - pad_y), math.ceil(finite.y.max() + pad_y)
             wanted = Window(left, top, right - left, bottom - top)
-            if found := _clipped(wanted, self.source):
-                yield _SourcePart(turn, found, found == wanted and pixels.are_finite, pixels)
+            if window := _clipped(wanted, self.source):
+                yield _SourcePart(turn, window, window == wanted and pixels.are_finite, pixels)
 
     def _size(self, col: int, row: int) -> tuple[int, int]:
         """Rows and columns of a block."""
         return min(BLOCK, self._grid.height - row), min(BLOCK, self._grid.width - col)
 
     def _lattice(self, col: int, row: int, step: int) -> Points:
-        """Corners of a mesh over the block, in the source's CRS."""
+        """Points of a mesh over the block, in the source's CRS."""
         down, across = (_mesh(size, step) for size in self._size(col, row))
         return self._projected(col, row, *np.meshgrid(across, down))
 
     def _projected(self, col: int, row: int, u: Floats, v: Floats) -> Points:
         x, y = apply_affine(self._place(col, row), u.ravel(), v.ravel())
-        found = project(self._crs, self.source.crs, x, y)
-        return Points(found.x.reshape(u.shape), found.y.reshape(u.shape))
+        points = project(self._crs, self.source.crs, x, y)
+        return Points(points.x.reshape(u.shape), points.y.reshape(u.shape))
 
     def _place(self, col: int, row: int) -> Affine:
         return self._grid.transform_of(Window(col, row, BLOCK, BLOCK))
 
     def _turns(self, x: Floats) -> list[int]:
-        """How often to go round the Earth to reach the source's longitudes; a file may count 0 … 360."""
+        """The turns around the Earth to the longitudes of the source, which may be 0 … 360."""
         if not self.source.crs.is_geographic:
             return [0]
         middle, _ = self.source.transform @ (self.source.width / 2, self.source.height / 2)
@@ -188,32 +189,32 @@ class Warp:
         return Points(*apply_affine(~self.source.transform, points.x + turn * _WORLD, points.y))
 
     def _padding(self, pixels: Points) -> tuple[float, float]:
-        """The kernel's reach, and what the block may bulge between the lattice's points, or beyond the last that has a place."""
+        """The radius of the kernel, and how far the block may extend between or beyond the points of the lattice."""
         radius = _RADIUS.get(self._resampling, 1)
         reach = [radius * max(1.0, reduction) + 2 for reduction in self._reduction]
         more = [_bulge(axis) if pixels.are_finite else _stride(axis) for axis in (pixels.x, pixels.y)]
         return reach[0] + more[0], reach[1] + more[1]
 
     def _nearest(self, col: int, row: int, part: _SourcePart) -> Block | None:
-        """GDAL's own would be off in a pixel of a thousand, for its transformer is; this one is right but for one in 100,000."""
+        """GDAL's transformer would choose a wrong pixel in one of a thousand cases; this does in one of 100,000."""
         window = part.window
-        found = self.source.read(window)
+        block = self.source.read(window)
         pixels = self._pixel_centres(col, row, part)
         with np.errstate(invalid="ignore"):
-            # A hair is added as in GDAL, so that both take the same pixel where an edge is met.
+            # A small number is added as in GDAL, so that both choose the same pixel on an edge.
             cols, rows = np.floor(pixels.x + 1e-10) - window.col, np.floor(pixels.y + 1e-10) - window.row
             inside = (cols >= 0) & (cols < window.width) & (rows >= 0) & (rows < window.height)
         if not inside.any():
             return None
         flat = (np.where(inside, rows, 0) * window.width + np.where(inside, cols, 0)).astype(np.intp)
-        values = found.values.reshape(len(found.values), -1)[:, flat]
+        values = block.values.reshape(len(block.values), -1)[:, flat]
         valid = inside[np.newaxis]
-        if found.valid is not None:
-            valid = found.valid.reshape(len(found.valid), -1)[:, flat] & inside
+        if block.valid is not None:
+            valid = block.valid.reshape(len(block.valid), -1)[:, flat] & inside
         return self._settled(values, none_if_all(valid))
 
     def _pixel_centres(self, col: int, row: int, part: _SourcePart) -> Points:
-        """Where the centre of each of the block's pixels lies in the source: between lattice points, as fine as it takes."""
+        """Positions of the block's pixel centres in the source, interpolated in a lattice that is as fine as needed."""
         for step in (32, 16, 8, 4):
             pixels = part.pixels if step == 32 else self._in_source(self._lattice(col, row, step), part.turn)
             bulge = max(_bulge(pixels.x), _bulge(pixels.y))
@@ -227,59 +228,59 @@ class Warp:
         return self._in_source(self._projected(col, row, *centres), part.turn)
 
     def _interpolated(self, col: int, row: int, part: _SourcePart) -> Block | None:
-        found = self.source.read(part.window)
-        if found.valid is not None and not found.valid.any():
+        block = self.source.read(part.window)
+        if block.valid is not None and not block.valid.any():
             return None
         corner = self.source.transform @ Affine.translation(part.window.col, part.window.row)
-        where: dict[str, Any] = {
+        geometry: dict[str, Any] = {
             "src_transform": Affine.translation(-part.turn * _WORLD, 0) @ corner,
             "dst_transform": self._place(col, row),
             "size": self._size(col, row),
             "run": part.run,
         }
-        if part.is_inside and found.valid is None and not self._is_translucent(found.values):
-            values = self._kernel(found.values, **where)
+        if part.is_inside and block.valid is None and not self._is_translucent(block.values):
+            values = self._kernel(block.values, **geometry)
             self._rules.avoid_nodata(values)
             return Block(values)
         match self._rules.validity:
             case Validity.NODATA:
-                return self._with_nodata(found, where)
+                return self._with_nodata(block, geometry)
             case Validity.ALPHA:
                 assert self._rules.alpha is not None
                 alpha = self._rules.alpha + 1
-                values = self._kernel(found.values, src_alpha=alpha, dst_alpha=alpha, **where)
+                values = self._kernel(block.values, src_alpha=alpha, dst_alpha=alpha, **geometry)
                 return self._settled(values, self._rules.valid_of(values))
             case Validity.MASK | Validity.ALL:
-                return self._with_mask(found, where)
+                return self._with_mask(block, geometry)
 
-    def _with_nodata(self, found: Block, where: dict[str, Any]) -> Block | None:
+    def _with_nodata(self, block: Block, geometry: dict[str, Any]) -> Block | None:
         assert self._rules.nodata is not None
-        if found.valid is not None and found.values.dtype.kind == "f":
-            # NaN beside another nodata value: the kernel knows one.
-            np.copyto(found.values, self._rules.nodata, where=np.isnan(found.values))
+        if block.valid is not None and block.values.dtype.kind == "f":
+            # NaN in addition to a nodata value: the kernel accepts only one.
+            np.copyto(block.values, self._rules.nodata, where=np.isnan(block.values))
         values = self._kernel(
-            found.values,
+            block.values,
             src_nodata=self._rules.nodata,
             dst_nodata=self._rules.nodata,
             UNIFIED_SRC_NODATA="YES" if self._rules.together else "NO",
-            **where,
+            **geometry,
         )
         return self._settled(values, self._rules.valid_of(values))
 
-    def _with_mask(self, found: Block, where: dict[str, Any]) -> Block | None:
-        """The mask rides along as an alpha band."""
-        shape = found.values.shape[1:]
-        mask = np.full((1, *shape), _OPAQUE, found.values.dtype)
-        if found.valid is not None:
-            mask[~found.valid] = 0
-        count = len(found.values) + 1
+    def _with_mask(self, block: Block, geometry: dict[str, Any]) -> Block | None:
+        """The mask is warped as an alpha band."""
+        shape = block.values.shape[1:]
+        mask = np.full((1, *shape), _OPAQUE, block.values.dtype)
+        if block.valid is not None:
+            mask[~block.valid] = 0
+        count = len(block.values) + 1
         values = self._kernel(
-            np.concatenate([found.values, mask]),
+            np.concatenate([block.values, mask]),
             src_alpha=count,
             dst_alpha=count,
             SRC_ALPHA_MAX=_OPAQUE,
             DST_ALPHA_MAX=_OPAQUE,
-            **where,
+            **geometry,
         )
         return self._settled(values[:-1], none_if_all(values[-1:] != 0))
 
@@ -287,7 +288,7 @@ class Warp:
         self, values: Values, *, size: tuple[int, int], run: int, dst_transform: Affine, **options: Any
     ) -> Values:
         height, width = size
-        # Left alone GDAL guesses a scale for each piece and smooths what it takes for a reduction.
+        # Otherwise GDAL guesses a scale for each piece, and smooths if it assumes a reduction.
         scale_x, scale_y = (1 / reduction if reduction >= 2 else 1 for reduction in self._reduction)
         runs = []
         for start in range(0, width, run):
@@ -319,22 +320,25 @@ class Warp:
         return Block(values, valid)
 
     def _source_pixels_per_pixel(self) -> tuple[float, float]:
-        """Columns and rows of the source in a pixel of the grid, as a rule: more than one where the output is coarser."""
+        """The median number of source columns and rows per pixel of the grid: above one if the output is coarser."""
         u, v = (
             axis.ravel()
             for axis in np.meshgrid(*(size * np.arange(1, 8) / 8 for size in (self._grid.width, self._grid.height)))
         )
-        places = [apply_affine(self._grid.transform, u + right, v + below) for right, below in ((0, 0), (1, 0), (0, 1))]
-        here, beside, below = (self._in_source(project(self._crs, self.source.crs, *place), 0) for place in places)
+        places = [apply_affine(self._grid.transform, u + du, v + dv) for du, dv in ((0, 0), (1, 0), (0, 1))]
+        origin, right, down = (self._in_source(project(self._crs, self.source.crs, *place), 0) for place in places)
         with np.errstate(invalid="ignore"):
-            cols, rows = np.hypot(beside.x - here.x, below.x - here.x), np.hypot(beside.y - here.y, below.y - here.y)
-        if not (known := np.isfinite(cols) & np.isfinite(rows)).any():
+            cols, rows = (
+                np.hypot(right.x - origin.x, down.x - origin.x),
+                np.hypot(right.y - origin.y, down.y - origin.y),
+            )
+        if not (finite := np.isfinite(cols) & np.isfinite(rows)).any():
             return 1.0, 1.0
-        return float(np.median(cols[known])), float(np.median(rows[known]))
+        return float(np.median(cols[finite])), float(np.median(rows[finite]))
 
 
 def _whole_offset(source: Pixels, grid: OutputGrid) -> tuple[int, int] | None:
-    """How many pixels of the grid lie before the source's first; None if theirs do not coincide."""
+    """The offset of the source in the grid, in pixels; None if their pixels do not coincide."""
     if source.crs != parse_crs(grid.crs):
         return None
     cols, rows = ~grid.transform @ (source.transform.c, source.transform.f)
@@ -353,25 +357,25 @@ def _clipped(window: Window, source: Pixels) -> Window | None:
 
 
 def _merged(blocks: list[Block]) -> Block:
-    """Blocks of the same place, from either side of the source's seam."""
+    """Blocks of the same position, from both sides of the source's edge at the antimeridian."""
     first, *others = blocks
     for other in others:
         if first.valid is None:
             break
         missing = ~first.valid
-        taken = missing if other.valid is None else missing & other.valid
-        np.copyto(first.values, other.values, where=taken)
-        first = replace(first, valid=none_if_all(first.valid | taken))
+        filled = missing if other.valid is None else missing & other.valid
+        np.copyto(first.values, other.values, where=filled)
+        first = replace(first, valid=none_if_all(first.valid | filled))
     return first
 
 
 def _bulge(lattice: Floats) -> float:
-    """How far from straight the lines of a lattice are, at most, between two of its points."""
+    """The largest deviation from a straight line between two points of a lattice."""
     return _largest_difference(lattice, 2) / 8
 
 
 def _stride(lattice: Floats) -> float:
-    """How far apart neighbours in a lattice are, at most."""
+    """The largest distance between neighbours in a lattice."""
     return _largest_difference(lattice, 1)
 
 
@@ -382,7 +386,7 @@ def _largest_difference(lattice: Floats, order: int) -> float:
 
 
 def _mesh(size: int, step: int) -> Floats:
-    """From 0 on, as many steps as it takes to reach the end; three points at least, for two show no bend."""
+    """Points from 0 to at least `size`; three or more, because two show no curvature."""
     return np.arange(max(2, -(-size // step)) + 1, dtype=np.float64) * step
 
 

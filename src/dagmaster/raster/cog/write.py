@@ -1,11 +1,11 @@
-"""A window of the grid becomes a cloud-optimised GeoTIFF, straight from the source.
+"""Write a window of the grid as a cloud-optimised GeoTIFF, directly from the source.
 
-One pass: each block of 512 × 512 is read, warped, encoded and halved into the overviews while it is at hand. Nothing is held but
-a row of blocks for each overview, and no raw copy is written anywhere. What is being made lies in a hidden folder beside the
-target, and is renamed to it when it is whole: a reader sees the finished COG or none.
+One pass: each block of 512 × 512 is read, warped, encoded and halved for the overviews. Only one row of blocks per
+overview is in memory, and no uncompressed copy is written. The COG is written to a hidden folder next to the target and
+renamed when it is complete: a reader sees the finished COG or none.
 
     grid = output_grid(read_facts("scene.tif"))
-    made = make_cog("scene.tif", Path("scene_cog.tif"), grid, raster_type=RasterType.RGB)
+    cog = make_cog("scene.tif", Path("scene_cog.tif"), grid, raster_type=RasterType.RGB)
 """
 
 import contextlib
@@ -44,7 +44,7 @@ _MB = 2**20
 
 @dataclass(frozen=True, slots=True)
 class CogFacts:
-    """What was made. `validity` says how nothing is marked in it: a nodata value, alpha, a mask, or not at all."""
+    """Facts about a COG that was written. `validity` is how it marks nodata."""
 
     path: Path
     size_bytes: int
@@ -63,15 +63,15 @@ class CogFacts:
     tier: str
     resampling: str
     reprojection_performed: bool
-    overviews: tuple[int, ...]  # by how much each is smaller
-    is_empty: bool  # no pixel of it is data
-    clamped: int  # values read that its type cannot hold, and that became the nearest it can
+    overviews: tuple[int, ...]  # factors
+    is_empty: bool  # no pixel is valid
+    clamped: int  # values that did not fit its type and became the nearest that fits
     seconds: dict[str, float]  # by step: read_and_warp, overviews, encode, join
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """Everything decided before the first pixel is read."""
+    """All decisions, made before the first pixel is read."""
 
     grid: OutputGrid
     window: Window
@@ -82,14 +82,14 @@ class _Plan:
     overview_resampling: Resampling
 
     @property
-    def kept(self) -> list[int]:
-        """The bands that are written: JPEG has no place for alpha, a mask stands for it."""
+    def written_bands(self) -> list[int]:
+        """Indices of the bands that are written: in JPEG a mask replaces alpha."""
         every = range(len(self.bands.colors))
         return [band for band in every if not (self.profile.is_lossy and band == self.rules.alpha)]
 
     @property
     def nodata(self) -> float | None:
-        # A lossy pixel may come to look like nodata, or no longer look like it.
+        # Lossy compression may change a value to or from the nodata value.
         return None if self.profile.is_lossy else self.rules.nodata
 
     @property
@@ -130,10 +130,10 @@ def make_cog(
 ) -> CogFacts:
     """Write the window of the grid (all of it by default) as a COG.
 
-    `nodata` stands for nothing where the source has no mask, no alpha and no nodata value of its own, or another is meant.
-    `unset_alpha`: the band that is marked as alpha is data like the others.
-    `dtype` stores whole numbers as others; what does not fit becomes the nearest that does, and is counted as `clamped`.
-    `on_progress` hears the part that is done, from 0 to 1; what it raises ends the work, and no target is left.
+    `nodata` replaces the nodata value of a source that has no mask and no alpha.
+    `unset_alpha`: the band that is marked as alpha holds data.
+    `dtype` converts integers; a value that does not fit becomes the nearest that fits, and is counted in `clamped`.
+    `on_progress` is called with the finished share, from 0 to 1; if it raises, no target is left.
     """
     with opened(source, remote=remote) as dataset:
         pixels = source_of(
@@ -159,7 +159,7 @@ def write_cog(
     resampling: Resampling | None = None,
     on_progress: Callable[[float], None] | None = None,
 ) -> CogFacts:
-    """The same of what is open already, and may be more than one file (see `several`)."""
+    """As `make_cog`, for a source that is open already and may consist of more than one file (see `cog.stack`)."""
     window = window or grid.window
     require_aligned(grid, window)
     require_fit(profile, bands.dtype, [color.name for color in bands.colors])
@@ -176,17 +176,17 @@ def write_cog(
     blocks = blocks_of(source, grid, plan.resampling)
     watch = _Watch()
     with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as scratch:
-        made = _Scratch(Path(scratch), plan, watch)
-        with made:
-            _fill(made, blocks, plan, watch, on_progress)
+        images = _Scratch(Path(scratch), plan, watch)
+        with images:
+            _fill(images, blocks, plan, watch, on_progress)
         with watch("join"):
-            joined = join(made.images(), Path(scratch) / "joined")
+            joined = join(images.images(), Path(scratch) / "joined")
             (Path(scratch) / "joined").replace(target)
-    return _facts(target, plan, made, joined, blocks, seconds=watch.seconds)
+    return _facts(target, plan, images, joined, blocks, seconds=watch.seconds)
 
 
 def _cache_bytes(dataset: Any, window: Window) -> int:
-    """For GDAL: what a row of blocks is read from, so that nothing is unpacked twice; a striped source is read in full width."""
+    """GDAL's cache: the source of a row of blocks, so that each block is decompressed once."""
     rows, cols = dataset.block_shapes[0]
     width = dataset.width if cols >= dataset.width else min(dataset.width, window.width + 2 * cols)
     pixel = sum(np.dtype(dtype).itemsize for dtype in dataset.dtypes)
@@ -194,20 +194,20 @@ def _cache_bytes(dataset: Any, window: Window) -> int:
 
 
 def _fill(
-    made: "_Scratch", blocks: Blocks, plan: _Plan, watch: _Watch, on_progress: Callable[[float], None] | None
+    images: "_Scratch", blocks: Blocks, plan: _Plan, watch: _Watch, on_progress: Callable[[float], None] | None
 ) -> None:
     rows, cols = plan.window.blocks()
     for row in range(rows):
         for col in range(cols):
             with watch("read_and_warp"):
                 block = blocks.block(plan.window.col + col * BLOCK, plan.window.row + row * BLOCK)
-            made.put(row, col, block)
+            images.put(row, col, block)
         if on_progress is not None:
             on_progress((row + 1) / rows)
 
 
 class _Scratch:
-    """The images of the pyramid, each a TIFF of its own that GDAL encodes."""
+    """The images of the pyramid, each in a separate TIFF that GDAL encodes."""
 
     def __init__(self, folder: Path, plan: _Plan, watch: _Watch) -> None:
         self._watch = watch
@@ -255,12 +255,12 @@ class _Scratch:
 
 
 class _Sink:
-    """One image, and its mask where there may be need of one."""
+    """One image, and its mask if it may need one."""
 
     def __init__(self, folder: Path, plan: _Plan, level: int, size: tuple[int, int], watch: _Watch) -> None:
         width, height = self.width, self.height = size
-        self.blocks = 0  # that hold data
-        self._told = 0  # blocks that must be found in the file
+        self.blocks = 0  # with data
+        self._not_blank = 0  # blocks that must be stored in the file
         self._complete = 0
         self._plan, self._level, self._watch = plan, level, watch
         self._paths = folder / f"{level}.tif", folder / f"{level}.mask.tif"
@@ -276,10 +276,14 @@ class _Sink:
     def write(self, window: Window, block: Block) -> None:
         with self._watch("encode"):
             area = rasterio.windows.Window(window.col, window.row, window.width, window.height)
-            values = block.values if len(self._plan.kept) == len(block.values) else block.values[self._plan.kept]
+            values = (
+                block.values
+                if len(self._plan.written_bands) == len(block.values)
+                else block.values[self._plan.written_bands]
+            )
             self._image.write(values, window=area)
             self.blocks += 1
-            self._told += bool((values != values.dtype.type(self._plan.nodata or 0)).any())
+            self._not_blank += bool((values != values.dtype.type(self._plan.nodata or 0)).any())
             self._complete += block.valid is None
             if self._mask is not None:
                 valid = (
@@ -293,24 +297,24 @@ class _Sink:
             self._mask.close()
 
     def images(self, *, with_mask: bool) -> Iterator[Image]:
-        yield Image(self._paths[0], is_overview=self._level > 0, at_least=self._told)
+        yield Image(self._paths[0], is_overview=self._level > 0, at_least=self._not_blank)
         if with_mask:
             yield Image(self._paths[1], is_overview=self._level > 0, is_mask=True)
 
 
 def _create(path: Path, plan: _Plan, width: int, height: int, *, is_full: bool) -> Any:
-    bands, kept = plan.bands, plan.kept
-    place: dict[str, Any] = {}
+    bands, written_bands = plan.bands, plan.written_bands
+    georeference: dict[str, Any] = {}
     if is_full:
-        place = {"crs": parse_crs(plan.grid.crs), "transform": plan.grid.transform_of(plan.window)}
+        georeference = {"crs": parse_crs(plan.grid.crs), "transform": plan.grid.transform_of(plan.window)}
     image = _new(
         path,
         width,
         height,
-        count=len(kept),
+        count=len(written_bands),
         dtype=bands.dtype,
         nodata=plan.nodata,
-        **place,
+        **georeference,
         **plan.profile.options(bands.dtype),
     )
     if bands.palette is not None:
@@ -318,16 +322,16 @@ def _create(path: Path, plan: _Plan, width: int, height: int, *, is_full: bool) 
     elif not plan.profile.is_lossy:
         image.colorinterp = bands.colors
     if is_full:
-        _describe(image, bands, kept)
+        _describe(image, bands, written_bands)
     return image
 
 
-def _describe(image: Any, bands: Bands, kept: list[int]) -> None:
-    image.descriptions = tuple(bands.descriptions[band] for band in kept)
-    image.units = tuple(bands.units[band] or "" for band in kept)
+def _describe(image: Any, bands: Bands, written_bands: list[int]) -> None:
+    image.descriptions = tuple(bands.descriptions[band] for band in written_bands)
+    image.units = tuple(bands.units[band] or "" for band in written_bands)
     if any(scale != 1 for scale in bands.scales) or any(bands.offsets):
-        image.scales = tuple(bands.scales[band] for band in kept)
-        image.offsets = tuple(bands.offsets[band] for band in kept)
+        image.scales = tuple(bands.scales[band] for band in written_bands)
+        image.offsets = tuple(bands.offsets[band] for band in written_bands)
     image.update_tags(AREA_OR_POINT="Point" if bands.is_point else "Area")
 
 
@@ -345,17 +349,17 @@ def _new(path: Path, width: int, height: int, **options: Any) -> Any:
             )  # fmt: skip
         except RasterioError as error:
             raise Unavailable(
-                "cannot write beside the target", code="raster.write-failed", hint="is the disk full?"
+                "cannot write to the folder of the target", code="raster.write-failed", hint="check for a full disk"
             ) from error
 
 
 def _facts(
-    target: Path, plan: _Plan, made: _Scratch, joined: Joined, blocks: Blocks, *, seconds: dict[str, float]
+    target: Path, plan: _Plan, images: _Scratch, joined: Joined, blocks: Blocks, *, seconds: dict[str, float]
 ) -> CogFacts:
     grid, window = plan.grid, plan.window
     validity = plan.rules.validity
     if plan.may_need_mask:
-        validity = Validity.MASK if made.is_masked else Validity.ALL
+        validity = Validity.MASK if images.is_masked else Validity.ALL
     return CogFacts(
         path=target,
         size_bytes=joined.size_bytes,
@@ -367,15 +371,15 @@ def _facts(
         bounds=grid.bounds_of(window),
         bounds_4326=grid.bounds_4326_of(window),
         dtype=plan.bands.dtype,
-        band_count=len(plan.kept),
+        band_count=len(plan.written_bands),
         nodata=plan.nodata,
         validity=validity,
         compression=plan.profile.compression(plan.bands.dtype),
         tier=str(plan.profile.tier),
         resampling=plan.resampling.name if blocks.reprojects else "none",
         reprojection_performed=blocks.reprojects,
-        overviews=made.overviews,
-        is_empty=made.is_empty,
+        overviews=images.overviews,
+        is_empty=images.is_empty,
         clamped=blocks.source.clamped,
         seconds={step: round(spent, 3) for step, spent in seconds.items()},
     )

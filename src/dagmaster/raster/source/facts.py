@@ -157,8 +157,8 @@ def read_facts(
         >>> facts.crs, facts.width, facts.dtype
         ('EPSG:32633', 24000, 'uint8')
 
-    `source_crs` (a code or WKT) is for a file that has no CRS or a wrong one. Raises UnfitData for a file that is no raster
-    or is damaged. `remote` accepts GDAL's paths of object stores; `size_bytes` is the size of such an object.
+    `source_crs` (a code or WKT) is for a file that has no CRS or a wrong one. Raises UnfitData for a file that is no
+    raster or is damaged. `remote` accepts GDAL's paths of object stores; `size_bytes` is the size of such an object.
     """
     override = parse_crs(source_crs) if source_crs else None
     with opened(path, remote=remote) as dataset:
@@ -224,8 +224,8 @@ def _lenient(read: Callable[[], T], otherwise: T) -> T:
 
 
 def _vrt_of(dataset: Any) -> str:
-    """The dataset as GDAL's XML. It has two facts that rasterio hides: that there is no geotransform (not the same as the
-    identity), and a nodata value that the type cannot hold."""
+    """The dataset as GDAL's XML. It has two facts that rasterio hides: that there is no geotransform (not the same as
+    the identity), and a nodata value that the type cannot hold."""
     with MemoryFile(ext=".vrt") as memory:
         rasterio.shutil.copy(dataset, memory.name, driver="VRT")
         return bytes(memory.read()).decode("utf-8", errors="replace")

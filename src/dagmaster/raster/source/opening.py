@@ -1,8 +1,9 @@
 """Open untrusted raster files.
 
 GDAL follows almost anything: an XML file that names another file or a URL, a side-car file that replaces the
-georeference, a name that is a command (`DERIVED_SUBDATASET:…`). In this module a name is the path of one file, the format
-is one of a few that keep everything inside, no other file is read or written, and errors name the file without its folder.
+georeference, a name that is a command (`DERIVED_SUBDATASET:…`). In this module a name is the path of one file, the
+format is one of a few that keep everything inside, no other file is read or written, and errors name the file without
+its folder.
 """
 
 import contextlib
@@ -68,7 +69,7 @@ _SIGNATURES: tuple[tuple[bytes, str, str], ...] = (
 def opened(path: str | Path, *, remote: bool = False) -> Iterator[Any]:
     """The open dataset (rasterio's). Raises UnfitData if the file is damaged or its format is not supported.
 
-    `remote` also accepts GDAL's paths of object stores (`/vsiaz/…`, `/vsis3/…`), for callers that built the path themselves.
+    `remote` also accepts GDAL's paths of object stores (`/vsiaz/…`, `/vsis3/…`), for callers that built the path.
     """
     with restricted_gdal(), open_file(path, remote=remote) as dataset:
         yield dataset

@@ -1,7 +1,7 @@
 """Check a raster file, in the order of cost: name and format, headers, block table, a few pixels.
 
-The first stage with an error ends the check, so that an invalid file is not read further. For untrusted files outside of
-a worker use `limits.inspect`, which does the same in a process that can be killed.
+The first stage with an error ends the check, so that an invalid file is not read further. For untrusted files outside
+of a worker use `limits.inspect`, which does the same in a process that can be killed.
 """
 
 from collections.abc import Iterator

@@ -10,7 +10,7 @@ from dagmaster.raster.source.sample import Array, Sample, alpha_band, color_band
 _INDEX = re.compile(r"(?<![a-z])(ndvi|evi2?|savi|msavi|ndwi|ndmi|gndvi|lai|fapar|vegetation.?index)(?![a-z])")
 _HEIGHT = re.compile(r"(?<![a-z])(dem|dtm|dsm|dhm|elevation|elev|altitude|terrain|srtm|bathymetry|height)(?![a-z])")
 _CLASSES = re.compile(
-    r"(?<![a-z])(class|classes|classification|land.?cover|landcover|landuse|land.?use|lulc|category|categories|mask)(?![a-z])"
+    r"(?<![a-z])(class|classes|classification|land.?cover|land.?use|lulc|category|categories|mask)(?![a-z])"
 )
 _NIR = re.compile(r"(?<![a-z])(nir\d?|near.?infra.?red)(?![a-z])")
 _HEIGHT_UNITS = {"m", "metre", "meter", "metres", "meters", "ft", "feet", "foot", "us survey foot"}

@@ -129,7 +129,7 @@ def _georeference(facts: RasterFacts) -> Iterator[Finding]:
         yield error(
             "raster.no-georeference",
             f"the file has no georeference{note}",
-            "world files and other side-car files are not read: write it to the file with `gdal_translate in.tif out.tif`",
+            "side-car files (world files) are not read: write it to the file with `gdal_translate in.tif out.tif`",
         )
 
 

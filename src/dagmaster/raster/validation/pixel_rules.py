@@ -148,7 +148,7 @@ def _collar_without_nodata(facts: RasterFacts, sample: Sample, raster_type: Rast
 
 
 def _width_of_integers(facts: RasterFacts, sample: Sample, raster_type: RasterType, fixes: Fixes) -> RuleResult:
-    """32 bits and more where 8 or 16 are enough, and 8-bit colours in 16 bits. Converted only if all pixels were read."""
+    """32 bits and more where 8 or 16 are enough, and 8-bit colours in 16 bits; converted if all pixels were read."""
     dtype = np.dtype(facts.dtype)
     is_wide = dtype.itemsize > 2 or (dtype.itemsize == 2 and raster_type in (RasterType.RGB, RasterType.RGBA))
     if dtype.kind not in "iu" or not is_wide or len({band.dtype for band in facts.bands}) > 1:

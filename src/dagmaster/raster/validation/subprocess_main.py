@@ -1,4 +1,4 @@
-"""The process that `limits.inspect` starts: it limits itself, checks one file and writes the result to standard output."""
+"""The process that `limits.inspect` starts: it limits itself, checks one file and prints the result."""
 
 import json
 import os
