@@ -1,7 +1,7 @@
-"""Rasters: what a file is, whether it is good, the grid it goes to, COGs, mosaics and statistics.
+"""Rasters: facts about files, validation, output grids, COGs, mosaics and statistics.
 
-A library. It knows nothing of jobs, databases or storage: functions take paths and values and return values, so that they are
-as pleasant in a notebook as in a handler. What is used most is here by name, and imported when it is first asked for:
+A library without jobs, databases or storage: functions take paths and values and return values, in a notebook as in a
+handler. The most used names are available from this package, and are imported on first use:
 
     from dagmaster import raster
 
@@ -42,10 +42,31 @@ _HOMES = {
 }
 
 __all__ = [
-    "BandStatistics", "Checked", "CogFacts", "CogProfile", "OutputGrid", "RasterFacts", "RasterType", "Tier", "Tile",
-    "Verdict", "Window", "auto_tile_size", "band_statistics", "inspect", "make_cog", "merged", "mosaic_asset",
-    "output_grid", "profile_of", "read_facts", "stacked", "tiles_of", "tiles_with_data", "write_cog",
-]  # fmt: skip
+    "BandStatistics",
+    "Checked",
+    "CogFacts",
+    "CogProfile",
+    "OutputGrid",
+    "RasterFacts",
+    "RasterType",
+    "Tier",
+    "Tile",
+    "Verdict",
+    "Window",
+    "auto_tile_size",
+    "band_statistics",
+    "inspect",
+    "make_cog",
+    "merged",
+    "mosaic_asset",
+    "output_grid",
+    "profile_of",
+    "read_facts",
+    "stacked",
+    "tiles_of",
+    "tiles_with_data",
+    "write_cog",
+]
 
 
 def __getattr__(name: str) -> Any:

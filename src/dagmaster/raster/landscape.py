@@ -1,11 +1,11 @@
-"""A made-up landscape as a GeoTIFF: something to try things on that looks like a scene of a satellite, made in seconds.
+"""An artificial landscape as a GeoTIFF that looks like a satellite scene, to try things out; written in seconds.
 
-Ranges with snow, valleys with rivers in them, lakes, forests and a patchwork of fields, lit from the north-west, on a footprint
-that is tilted against the grid, as orbits are. The same seed gives the same pixels.
+It has mountains with snow, valleys with rivers, lakes, forests and fields, lit from the north-west, on a footprint that
+is tilted against the grid, like that of an orbit. The same seed gives the same pixels.
 
     noise on a coarse grid ─▶ smooth surfaces by splines, block by block ─▶ ground cover and light ─▶ RGB
 
-Memory is that of the coarse grid and a few blocks, whatever the size.
+It needs memory for the coarse grid and a few blocks, whatever the size.
 """
 
 import os
@@ -62,15 +62,29 @@ def make_landscape(
 
 def _profile(size: int) -> dict[str, Any]:
     return {
-        "driver": "GTiff", "width": size, "height": size, "count": 3, "dtype": "uint8", "crs": CRS, "nodata": NODATA,
-        "transform": from_origin(*_ORIGIN, PIXEL_METRES, PIXEL_METRES), "photometric": "RGB", "interleave": "pixel",
-        "tiled": True, "blockxsize": BLOCK, "blockysize": BLOCK, "compress": "DEFLATE", "predictor": 2, "zlevel": 1,
-        "num_threads": _threads(), "bigtiff": "IF_SAFER",
-    }  # fmt: skip
+        "driver": "GTiff",
+        "width": size,
+        "height": size,
+        "count": 3,
+        "dtype": "uint8",
+        "crs": CRS,
+        "nodata": NODATA,
+        "transform": from_origin(*_ORIGIN, PIXEL_METRES, PIXEL_METRES),
+        "photometric": "RGB",
+        "interleave": "pixel",
+        "tiled": True,
+        "blockxsize": BLOCK,
+        "blockysize": BLOCK,
+        "compress": "DEFLATE",
+        "predictor": 2,
+        "zlevel": 1,
+        "num_threads": _threads(),
+        "bigtiff": "IF_SAFER",
+    }
 
 
 def _in_order(land: "_Land", corners: list[tuple[int, int]]) -> Iterator[tuple[tuple[int, int], NDArray[np.uint8]]]:
-    """Blocks are drawn side by side, a few ahead of the one that is written."""
+    """Blocks are computed in parallel, a few ahead of the one that is written."""
     ahead: deque[tuple[tuple[int, int], Future[NDArray[np.uint8]]]] = deque()
     with ThreadPoolExecutor(_threads()) as threads:
         for corner in corners:
@@ -89,13 +103,13 @@ def _threads() -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Land:
-    """Surfaces on the coarse grid, and what is the same for every block."""
+    """Surfaces on the coarse grid, and data that all blocks share."""
 
     size: int
     height: Plane  # 0 is the valleys' floor, 1 the highest peaks
-    stream: Plane  # pixels to the next river, less than 0 on its other side
+    stream: Plane  # pixels to the next river, negative on its other side
     damp: Plane  # 0 dry to 1 wet
-    grain: Plane  # what is finer than the coarse grid, a texture that repeats; and how it rises
+    grain: Plane  # details finer than the coarse grid, a repeating texture; and its slope
     grain_light: Plane
     cover: NDArray[np.uint8]  # colours by height and dampness
 
@@ -111,9 +125,14 @@ class _Land:
         height = np.maximum(height, 0) + 0.012 * np.abs(valleys)
         grain = _noise(random, _TEXTURE, slope=1.1, longest=40)
         return cls(
-            size, (height / np.percentile(height, 99.6)).astype(np.float32), _distance(valleys),
-            _spread(_noise(random, points, slope=1.9)), grain, _rise(grain, 1) * 0.75 + _rise(grain, 0) * 0.65, _cover(),
-        )  # fmt: skip
+            size,
+            (height / np.percentile(height, 99.6)).astype(np.float32),
+            _distance(valleys),
+            _spread(_noise(random, points, slope=1.9)),
+            grain,
+            _rise(grain, 1) * 0.75 + _rise(grain, 0) * 0.65,
+            _cover(),
+        )
 
     def block(self, row: int, col: int) -> NDArray[np.uint8]:
         """The pixels of one block, band by band."""
@@ -141,7 +160,7 @@ class _Land:
         return ground
 
     def _cut(self, block: NDArray[np.uint8], row: int, col: int) -> NDArray[np.uint8]:
-        """What lies beside the strip that was flown over is without data."""
+        """Pixels outside the tilted footprint become nodata."""
         down, across = np.ogrid[row : row + BLOCK, col : col + BLOCK]
         left = self.size * 0.115 - _TILT * down
         right = self.size * 1.025 - _TILT * down
@@ -170,7 +189,7 @@ def _spread(noise: Plane) -> Plane:
 
 
 def _splines() -> Plane:
-    """How much each of four neighbouring points counts in the pixels between them."""
+    """Weights of four neighbouring points for the pixels between them."""
     t = (np.arange(_STEP) + 0.5) / _STEP
     weights = np.array([(1 - t) ** 3, 3 * t**3 - 6 * t**2 + 4, -3 * t**3 + 3 * t**2 + 3 * t + 1, t**3]) / 6
     return weights.astype(np.float32)
@@ -180,7 +199,7 @@ _WEIGHTS = _splines()
 
 
 def _surface(coarse: Plane, row: int, col: int) -> Plane:
-    """What a surface is like in a block."""
+    """A surface in a block."""
     points = BLOCK // _STEP + 3
     part = coarse[row // _STEP : row // _STEP + points, col // _STEP : col // _STEP + points]
     return _finer(_finer(part.T).T)
@@ -197,7 +216,7 @@ def _finer(points: Plane) -> Plane:
 
 
 def _rise(surface: Plane, axis: int) -> Plane:
-    """From each pixel to the next; at the end as before it."""
+    """Differences from each pixel to the next; the last one is repeated."""
     rise = np.diff(surface, axis=axis)
     return np.concatenate([rise, rise.take([-1], axis)], axis)
 
@@ -223,16 +242,29 @@ def _flood(land: Plane, height: Plane, away: Plane, grain: Plane) -> None:
 _LONG, _WIDE = np.float32(54), np.float32(30)  # a field, in pixels
 _CROPS = np.array(
     [
-        (124, 138, 72), (158, 150, 88), (96, 122, 62), (178, 162, 104), (140, 118, 84), (110, 134, 66), (84, 110, 58),
-        (168, 158, 78), (132, 142, 86), (152, 132, 96), (104, 126, 74), (190, 176, 118), (92, 116, 56), (120, 104, 78),
-        (146, 152, 94), (114, 140, 82),
+        (124, 138, 72),
+        (158, 150, 88),
+        (96, 122, 62),
+        (178, 162, 104),
+        (140, 118, 84),
+        (110, 134, 66),
+        (84, 110, 58),
+        (168, 158, 78),
+        (132, 142, 86),
+        (152, 132, 96),
+        (104, 126, 74),
+        (190, 176, 118),
+        (92, 116, 56),
+        (120, 104, 78),
+        (146, 152, 94),
+        (114, 140, 82),
     ],
     np.float32,
-).T.copy()  # fmt: skip
+).T.copy()
 
 
 def _fields(row: int, col: int, damp: Plane) -> Plane:
-    """Parcels in quarters that lie askew to one another, with a hedge or track between them."""
+    """Fields in blocks of different orientation, with a hedge or track between them."""
     down = np.arange(row, row + BLOCK, dtype=np.float32)[:, None]
     across = np.arange(col, col + BLOCK, dtype=np.float32)[None, :]
     bend = damp * 150

@@ -1,1 +1,1 @@
-"""What is measured of finished rasters: statistics, footprints and the mosaic over them."""
+"""Statistics and footprints of finished rasters, and the mosaic of them."""

@@ -1,8 +1,9 @@
-"""From the steps of pixels to the line that they stand for.
+"""Straight edges and corners from the outline of a mask.
 
-The edge of a mask is a staircase. Where a side of the data runs aslant, the middles of its steps lie along the true edge: the
-bends are found among them, a line is fitted to those between two bends, and lines meet in the corners. So a rotated scene has the
-four corners that it has on the ground, to a fraction of a pixel, and not some hundred.
+The outline of a mask consists of steps of one pixel. Along a slanted edge, the middles of the steps are close to the
+true edge: bends are detected among them, a line is fitted to the middles between two bends, and lines meet in the
+corners. So a rotated scene has the four corners that it has on the ground, accurate to a fraction of a pixel, and not
+some hundred.
 """
 
 import itertools
@@ -16,20 +17,20 @@ from shapely.geometry import LineString, Polygon
 
 Floats = NDArray[np.float64]
 
-# Pixels. A step's middle is at most half a pixel from a line of 45°, and so may its neighbours be on the other side; the corner
-# of a single pixel is further from the line between its neighbours, and stays.
+# Pixels. The middle of a step is at most half a pixel from a line of 45°, and its neighbours may be as far on the other
+# side. The corner of a single pixel is further from the line between its neighbours, and is kept.
 _RAGGED = 0.7
-_ENOUGH = 3  # middles of steps, between two bends, to fit a line to
-_PARALLEL = 0.02  # sine of the angle below which two lines meet nowhere in particular
-_NEAR = 2.0  # pixels that a corner may move
-_BLUNT = 8.0  # pixels that the edge may be long which a staircase has in place of a sharp corner
+_ENOUGH = 3  # middles of steps between two bends that are needed to fit a line
+_PARALLEL = 0.02  # sine of the angle below which two lines count as parallel
+_NEAR = 2.0  # pixels by which a corner may be moved
+_BLUNT = 8.0  # pixels; the longest edge that replaces a sharp corner in a mask
 
 
-def without_steps(polygon: Polygon, swelling: float = 0.0) -> Polygon:
-    """The polygon with straight edges. Corners of the data that are no steps stay where they are.
+def straightened(polygon: Polygon, swelling: float = 0.0) -> Polygon:
+    """The polygon with straight edges. Corners of the data that are no steps are kept.
 
-    `swelling`: by how many pixels the mask reaches beyond the data in each direction of the axes, on the average. An overview is
-    data where any pixel below it is; slanting edges are moved back by what that adds to them.
+    `swelling`: by how many pixels the mask extends beyond the data along each axis, on average. A pixel of an overview
+    is valid if any pixel below it is; slanted edges are moved back by the same distance.
     """
     shell = _straight(polygon.exterior, swelling)
     return Polygon(shell, [_straight(ring, -swelling) for ring in polygon.interiors])
@@ -38,14 +39,14 @@ def without_steps(polygon: Polygon, swelling: float = 0.0) -> Polygon:
 @dataclass(frozen=True, slots=True)
 class _Line:
     point: Floats
-    direction: Floats  # of length 1; what the ring encloses is on its left
-    start: Floats  # the bend that it begins at
+    direction: Floats  # of length 1; the inside of the ring is on its left
+    start: Floats  # the bend at its start
     length: float
     is_fitted: bool = False
 
     @classmethod
     def through(cls, points: Floats, swelling: float) -> "_Line":
-        """Two bends and the points between them."""
+        """The line through two bends, fitted to the points between them."""
         along = points[-1] - points[0]
         inner = points[1:-1]
         length = float(np.hypot(*along))
@@ -59,13 +60,13 @@ class _Line:
         return cls(middle + back, direction, points[0], length, is_fitted=True)
 
     def nearest(self, point: Floats) -> Floats:
-        found: Floats = self.point + self.direction * ((point - self.point) @ self.direction)
-        return found
+        nearest_point: Floats = self.point + self.direction * ((point - self.point) @ self.direction)
+        return nearest_point
 
     def meets(self, other: "_Line") -> Floats:
-        """The corner before `other`: where both meet; where they hardly do, between what each has nearest to the bend."""
-        if (found := self.crosses(other)) is not None:
-            return found if np.hypot(*(found - other.start)) <= _NEAR + _BLUNT else other.start
+        """The corner before `other`: where both cross; if they are parallel, the mean of their points nearest the bend."""
+        if (corner := self.crosses(other)) is not None:
+            return corner if np.hypot(*(corner - other.start)) <= _NEAR + _BLUNT else other.start
         return (self.nearest(other.start) + other.nearest(other.start)) / 2
 
     def crosses(self, other: "_Line") -> Floats | None:
@@ -73,10 +74,10 @@ class _Line:
         if abs(sine) <= _PARALLEL:
             return None
         apart = other.point - self.point
-        found: Floats = (
+        crossing: Floats = (
             self.point + self.direction * (apart[0] * other.direction[1] - apart[1] * other.direction[0]) / sine
         )
-        return found
+        return crossing
 
 
 def _straight(ring: Any, swelling: float) -> Floats:
@@ -85,7 +86,7 @@ def _straight(ring: Any, swelling: float) -> Floats:
         return points
     if not shapely.is_ccw(shapely.linearrings(points)):
         points = points[::-1]
-    # What lies farthest out is a corner, and not in the middle of an edge.
+    # The point farthest from the centre is a corner, and not in the middle of an edge.
     far = int(np.hypot(*(points - points.mean(axis=0)).T).argmax())
     points = np.roll(points, -far, axis=0)
     points = np.concatenate([points, points[:1]])
@@ -98,7 +99,7 @@ def _straight(ring: Any, swelling: float) -> Floats:
 
 
 def _sharpened(lines: list[_Line]) -> list[_Line]:
-    """Without the short edges that blunt a corner of two slanting ones."""
+    """Without short edges that replace the corner of two slanted ones."""
     kept = lines
     fitted = [at for at, line in enumerate(lines) if line.is_fitted]
     for at, following in zip(fitted, [*fitted[1:], *fitted[:1]], strict=True):
@@ -112,23 +113,23 @@ def _sharpened(lines: list[_Line]) -> list[_Line]:
 
 
 def _middles(ring: Any) -> Floats:
-    """A slanting edge comes as steps of one pixel. Through their middles it is a line; real corners stay."""
+    """Middles of the steps of one pixel, which are on a line along a slanted edge, and all other corners."""
     corners: Floats = shapely.get_coordinates(ring)[:-1]
     following = np.roll(corners, -1, axis=0)
     is_step = np.abs(following - corners).sum(axis=1) <= 1
     is_corner = ~(is_step | np.roll(is_step, 1))
     points = np.stack([corners, (corners + following) / 2], axis=1).reshape(-1, 2)
     smooth = points[np.stack([is_corner, is_step], axis=1).ravel()]
-    # A line of single pixels has nothing but steps.
+    # A line of single pixels has only steps.
     return smooth if len(smooth) > 4 else corners
 
 
 def _bends(points: Floats) -> list[int]:
-    """Places of the points that a line with few of them cannot do without."""
+    """Indices of the points that remain when the line is simplified."""
     simple = shapely.simplify(LineString(points), _RAGGED, preserve_topology=False)
-    wanted = [tuple(point) for point in shapely.get_coordinates(simple).tolist()]
-    found: list[int] = []
+    kept = [tuple(point) for point in shapely.get_coordinates(simple).tolist()]
+    bends: list[int] = []
     for at, point in enumerate(points.tolist()):
-        if len(found) < len(wanted) and tuple(point) == wanted[len(found)]:
-            found.append(at)
-    return found
+        if len(bends) < len(kept) and tuple(point) == kept[len(bends)]:
+            bends.append(at)
+    return bends

@@ -1,11 +1,12 @@
-"""Where on Earth the data of a raster lie, as GeoJSON in EPSG:4326.
+"""The position of a raster's data on Earth, as GeoJSON in EPSG:4326.
 
-`footprint` follows the data (nodata collars are left out), `outline` the grid. Both are split at the antimeridian and reach
-over a pole where the raster does. Work is bounded: the mask comes from an overview of about a megapixel, and where it is
-ragged from a coarser one. What is returned lies within a pixel of the overview used.
+`footprint` follows the data and leaves out nodata collars; `outline` follows the grid. Both are split at the
+antimeridian, and include a pole if the raster does. The amount of work is bounded: the mask comes from an overview of
+about a megapixel, or from a coarser one if its outline is irregular. The result is accurate to one pixel of that
+overview.
 
-How a polygon gets to degrees: its edges are divided until they are straight there too, longitudes are unrolled along each
-ring, and a ring that goes once around the Earth is closed over the pole which it encloses.
+To convert a polygon to degrees, its edges are divided until they are straight in degrees too, longitudes are unrolled
+along each ring, and a ring that goes once around the Earth is closed over the pole that it encloses.
 """
 
 import math
@@ -26,16 +27,16 @@ from shapely.geometry import MultiPolygon, Point, Polygon, box, mapping, shape
 
 from dagmaster.bbox import BBox
 from dagmaster.errors import UnfitData
-from dagmaster.raster.analysis.corners import without_steps
+from dagmaster.raster.analysis.corners import straightened
 from dagmaster.raster.source.points import Floats, apply_affine, project_each
 from dagmaster.raster.source.reading import data_bands, is_all_valid, open_raster, read_with_validity
 
 MASK_PIXELS = 1_048_576
-MOST_EDGES = 60_000  # sides of pixels between data and nothing that are worth following
+MOST_EDGES = 60_000  # sides of pixels between valid and nodata pixels that are traced
 MOST_VERTICES = 1_000
 DECIMALS = 7
-_NO_CORNER = 0.25  # pixels by which an edge may bend and still be one
-_STRAIGHT = 0.03  # pixels by which an edge in degrees may miss the true one
+_NO_CORNER = 0.25  # pixels; a smaller bend is not a corner
+_STRAIGHT = 0.03  # pixels by which an edge in degrees may differ from the true one
 _NEAR_A_POLE = 0.02  # pixels
 _CELLS = 256  # along a side
 
@@ -45,14 +46,14 @@ ToDegrees: TypeAlias = Callable[[Floats], Floats]  # (n, 2) pixels to (n, 2) lon
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """`geometry` is a GeoJSON Polygon or MultiPolygon; in `bbox` west > east where it crosses the antimeridian."""
+    """`geometry` is a GeoJSON Polygon or MultiPolygon, split at the antimeridian."""
 
     geometry: dict[str, Any]
     bbox: BBox
 
 
 def footprint(path: str | PurePath, *, max_pixels: int = MASK_PIXELS) -> Footprint | None:
-    """The ground that a raster has data for; None where it has none at all.
+    """The area that a raster has data for; None if it has no data.
 
     >>> from dagmaster.raster.analysis.footprint import footprint
     >>> footprint("scene.tif").bbox                                     # doctest: +SKIP
@@ -60,7 +61,7 @@ def footprint(path: str | PurePath, *, max_pixels: int = MASK_PIXELS) -> Footpri
     with open_raster(path) as dataset:
         grid = _Grid.of(dataset)
         if any(is_all_valid(dataset, band) for band in data_bands(dataset)):
-            return _published(_all_of(grid))
+            return _as_footprint(_whole_grid(grid))
         level = _overview(dataset, max_pixels)
         factor = 1 if level is None else dataset.overviews(1)[level]
         if level is None:
@@ -71,27 +72,27 @@ def footprint(path: str | PurePath, *, max_pixels: int = MASK_PIXELS) -> Footpri
     if not mask.any():
         return None
     pixels, size = _polygons(mask, grid, factor)
-    return _published(_in_degrees(pixels, grid, pixel=size))
+    return _as_footprint(_in_degrees(pixels, grid, pixel=size))
 
 
 def outline(path: str | PurePath) -> Footprint:
-    """The ground that the grid of a raster covers, data or not."""
+    """The area of a raster's grid, with and without data."""
     with open_raster(path) as dataset:
         grid = _Grid.of(dataset)
-    return _published(_all_of(grid))
+    return _as_footprint(_whole_grid(grid))
 
 
 def degrees_of_a_pixel(dataset: Any) -> float:
-    """The shorter side of a pixel in the middle of an open raster, in degrees of a great circle."""
+    """The shorter side of a pixel in the centre of an open raster, in degrees of a great circle."""
     grid = _Grid.of(dataset)
     return _degrees_of_a_pixel(box(0, 0, grid.width, grid.height), _projection(grid))
 
 
 def union(footprints: Iterable[Footprint | None]) -> Footprint | None:
-    """The ground of all together; None where there is none."""
-    found = [shape(footprint.geometry) for footprint in footprints if footprint]
-    # Corners of tiles that lie on a common edge are none of the whole.
-    return _published(shapely.simplify(shapely.unary_union(found), 10**-DECIMALS)) if found else None
+    """The area of all footprints; None if there is none."""
+    polygons = [shape(footprint.geometry) for footprint in footprints if footprint]
+    # Corners of tiles on a common edge are no corners of the union.
+    return _as_footprint(shapely.simplify(shapely.unary_union(polygons), 10**-DECIMALS)) if polygons else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,7 @@ class _Grid:
         return bool(self.crs.is_geographic and self.crs.units_factor[0].startswith("degree"))
 
 
-def _all_of(grid: _Grid) -> Polygons:
+def _whole_grid(grid: _Grid) -> Polygons:
     pixel = max(1.0, math.sqrt(grid.width * grid.height / MASK_PIXELS))
     return _in_degrees(box(0, 0, grid.width, grid.height), grid, pixel=pixel)
 
@@ -124,7 +125,7 @@ def _all_of(grid: _Grid) -> Polygons:
 
 
 def _overview(dataset: Any, max_pixels: int) -> int | None:
-    """The finest overview that is small enough, else the coarsest there is; None for the raster itself."""
+    """The finest overview that is small enough, else the coarsest one; None for the raster itself."""
     if dataset.width * dataset.height <= max_pixels:
         return None
     factors = dataset.overviews(1)
@@ -134,7 +135,7 @@ def _overview(dataset: Any, max_pixels: int) -> int | None:
 
 
 def _data_mask(dataset: Any, max_pixels: int) -> NDArray[np.bool_]:
-    """Where any band has data; read with fewer pixels where there is no overview that is small enough."""
+    """Pixels that are valid in any band; read at a lower resolution if no overview is small enough."""
     shrink = max(1.0, math.sqrt(dataset.width * dataset.height / max_pixels))
     shape_ = (max(1, int(dataset.height / shrink)), max(1, int(dataset.width / shrink)))
     mask = np.zeros(shape_, dtype=np.bool_)
@@ -146,35 +147,35 @@ def _data_mask(dataset: Any, max_pixels: int) -> NDArray[np.bool_]:
 
 
 def _polygons(mask: NDArray[np.bool_], grid: _Grid, factor: int = 1) -> tuple[Polygons, float]:
-    """In pixels of the full grid, simplified, with the size of the pixels that were followed.
+    """Simplified polygons in pixels of the full grid, and the size of the mask's pixels.
 
-    `factor`: of the overview that the mask is of, which is data where any pixel below it is; so is what is made coarser here.
+    `factor` is that of the overview of the mask. A pixel of it is valid if any pixel below is, also after coarsening.
     """
     rows, columns = mask.shape
     if (rows, columns) == (math.ceil(grid.height / factor), math.ceil(grid.width / factor)):
-        across = down = float(factor)  # the last ones may reach beyond the grid
+        across = down = float(factor)  # the last ones may extend beyond the grid
     else:
         across, down = grid.width / columns, grid.height / rows
-    while (found := _traced(mask, swelling=(factor - 1) / 2 / across)) is None:
+    while (traced := _traced(mask, swelling=(factor - 1) / 2 / across)) is None:
         mask, factor, across, down = _coarser(mask), 2 * factor, 2 * across, 2 * down
-    scaled = shapely.transform(found, lambda xy: xy * (across, down)).intersection(box(0, 0, grid.width, grid.height))
+    scaled = shapely.transform(traced, lambda xy: xy * (across, down)).intersection(box(0, 0, grid.width, grid.height))
     pixel = min(across, down)
     return _only_polygons(shapely.simplify(scaled, _NO_CORNER * pixel)), pixel
 
 
 def _traced(mask: NDArray[np.bool_], swelling: float) -> Polygons | None:
-    """None where there is too much to follow."""
+    """None if the outline is too long or has too many corners."""
     if min(mask.shape) > 8 and _edges(mask) > MOST_EDGES:
         return None
     mask = _unpinched(mask)
-    traced = [without_steps(shape(geometry), swelling) for geometry, _ in shapes(mask.astype(np.uint8), mask=mask)]
-    found = shapely.unary_union(shapely.make_valid(traced))
-    too_many = shapely.get_num_coordinates(found) > MOST_VERTICES
-    return None if too_many and min(mask.shape) > 8 else _only_polygons(found)
+    parts = [straightened(shape(geometry), swelling) for geometry, _ in shapes(mask.astype(np.uint8), mask=mask)]
+    polygons = shapely.unary_union(shapely.make_valid(parts))
+    too_many = shapely.get_num_coordinates(polygons) > MOST_VERTICES
+    return None if too_many and min(mask.shape) > 8 else _only_polygons(polygons)
 
 
 def _unpinched(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Pixels that touch at a corner only are joined: the tip of a slanting scene is no island."""
+    """Join pixels that touch only at a corner, so that the tip of a rotated scene is not separate."""
     falling = mask[:-1, :-1] & mask[1:, 1:] & ~mask[:-1, 1:] & ~mask[1:, :-1]
     rising = mask[:-1, 1:] & mask[1:, :-1] & ~mask[:-1, :-1] & ~mask[1:, 1:]
     joined = mask.copy()
@@ -188,7 +189,7 @@ def _edges(mask: NDArray[np.bool_]) -> int:
 
 
 def _coarser(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Half as fine: data where any of four pixels is."""
+    """At half the resolution: valid if any of four pixels is."""
     rows, columns = (size + size % 2 for size in mask.shape)
     even = np.zeros((rows, columns), dtype=np.bool_)
     even[: mask.shape[0], : mask.shape[1]] = mask
@@ -203,7 +204,7 @@ def _in_degrees(pixels: Polygons, grid: _Grid, *, pixel: float) -> Polygons:
     if grid.is_in_degrees:
         return shapely.unary_union([_wrapped(part) for part in _parts(_shifted(pixels, grid))])
     to_degrees = _projection(grid)
-    pixels = _on_the_map(pixels, grid, to_degrees)
+    pixels = _within_domain(pixels, grid, to_degrees)
     tolerance = _STRAIGHT * pixel * _degrees_of_a_pixel(pixels, to_degrees)
     poles = {latitude: point for latitude in (90.0, -90.0) if (point := _pole(grid, latitude))}
     pieces = [_projected(part, to_degrees, tolerance, poles, pixel) for part in _parts(pixels)]
@@ -211,7 +212,7 @@ def _in_degrees(pixels: Polygons, grid: _Grid, *, pixel: float) -> Polygons:
 
 
 def _shifted(pixels: Polygons, grid: _Grid) -> Polygons:
-    """Degrees stay degrees; a change of datum must not change on which turn around the globe a longitude is."""
+    """For a grid in degrees: a datum shift must not move a longitude to another turn around the Earth."""
     wgs84 = CRS.from_epsg(4326)
 
     def to_degrees(points: Floats) -> Floats:
@@ -235,21 +236,21 @@ def _projection(grid: _Grid) -> ToDegrees:
     return to_degrees
 
 
-def _on_the_map(pixels: Polygons, grid: _Grid, to_degrees: ToDegrees) -> Polygons:
-    """Without what lies outside the domain of the projection, such as the corners around a full disk: to a coarse cell."""
+def _within_domain(pixels: Polygons, grid: _Grid, to_degrees: ToDegrees) -> Polygons:
+    """Without parts outside the domain of the projection (the corners of a full disk), accurate to a coarse cell."""
     if np.isfinite(to_degrees(_divided(shapely.get_coordinates(shapely.envelope(pixels)), 8))).all():
         return pixels
     side = np.linspace(0, 1, _CELLS + 1)
     corners = np.stack(np.meshgrid(side * grid.width, side * grid.height), axis=-1).reshape(-1, 2)
-    known = np.isfinite(to_degrees(corners)).all(axis=1).reshape(_CELLS + 1, _CELLS + 1)
-    cells = known[1:, 1:] & known[1:, :-1] & known[:-1, 1:] & known[:-1, :-1]
+    finite = np.isfinite(to_degrees(corners)).all(axis=1).reshape(_CELLS + 1, _CELLS + 1)
+    cells = finite[1:, 1:] & finite[1:, :-1] & finite[:-1, 1:] & finite[:-1, :-1]
     if not cells.any():
-        raise UnfitData("the raster lies outside the domain of its projection", code="raster.off-the-map")
+        raise UnfitData("the raster is outside the domain of its projection", code="raster.off-the-map")
     return pixels.intersection(_polygons(cells, grid)[0])
 
 
 def _degrees_of_a_pixel(pixels: Polygons, to_degrees: ToDegrees) -> float:
-    """How long the shorter side of a pixel is, on a great circle, in the middle of the data."""
+    """The shorter side of a pixel near the centre of the data, on a great circle."""
     x, y = pixels.representative_point().coords[0]
     at, right, below = to_degrees(np.array([(x, y), (x + 1, y), (x, y + 1)]))
     return min(_distance(at, right), _distance(at, below))
@@ -261,7 +262,7 @@ def _distance(one: Floats, other: Floats) -> float:
 
 
 def _pole(grid: _Grid, latitude: float) -> Point | None:
-    """In pixels; None where the projection has none."""
+    """The pole in pixels; None if the projection has none."""
     try:
         (x,), (y,) = transform_points(CRS.from_epsg(4326), grid.crs, [0.0], [latitude])[:2]
     except (CPLE_BaseError, RasterioError):
@@ -274,12 +275,12 @@ def _projected(
 ) -> Polygons:
     polygon, touched = _kept_off_poles(polygon, poles, pixel)
     pieces = [_projected_clear(part, to_degrees, tolerance, poles) for part in _parts(polygon)]
-    found = shapely.unary_union(pieces)
-    return shapely.transform(found, lambda lonlat: _onto_poles(lonlat, touched, tolerance)) if touched else found
+    polygons = shapely.unary_union(pieces)
+    return shapely.transform(polygons, lambda lonlat: _onto_poles(lonlat, touched, tolerance)) if touched else polygons
 
 
 def _kept_off_poles(polygon: Polygon, poles: dict[float, Point], pixel: float) -> tuple[Polygons, set[float]]:
-    """A ring through a pole has no longitude there: a tiny disc is taken out, and its edge later moved onto the pole."""
+    """A ring through a pole has no longitude there: remove a tiny disc; later its edge is moved onto the pole."""
     touched = set()
     for latitude, pole in poles.items():
         if polygon.boundary.distance(pole) < _NEAR_A_POLE * pixel / 2:
@@ -297,16 +298,16 @@ def _onto_poles(lonlat: Floats, poles: set[float], tolerance: float) -> Floats:
 
 
 def _projected_clear(polygon: Polygon, to_degrees: ToDegrees, tolerance: float, poles: dict[float, Point]) -> Polygons:
-    """A polygon with no pole on its boundary. Rings that go around the Earth are closed over a pole inside; what is within
-    an odd number of rings is data."""
+    """A polygon with no pole on its boundary. Rings that go around the Earth are closed over a pole inside; points
+    within an odd number of rings are in the polygon."""
     rings = [_unrolled(np.array(ring.coords), to_degrees, tolerance) for ring in (polygon.exterior, *polygon.interiors)]
     inside = [latitude for latitude, pole in poles.items() if polygon.contains(pole)]
     over = inside[0] if inside else 90.0
-    found = Polygon()
+    polygons = Polygon()
     for ring in rings:
         if len(ring) > 3:
-            found = found.symmetric_difference(_wrapped(_closed(ring, over)))
-    return found
+            polygons = polygons.symmetric_difference(_wrapped(_closed(ring, over)))
+    return polygons
 
 
 def _unrolled(ring: Floats, to_degrees: ToDegrees, tolerance: float) -> Floats:
@@ -328,15 +329,15 @@ def _unrolled(ring: Floats, to_degrees: ToDegrees, tolerance: float) -> Floats:
 
 
 def _divided(ring: Floats, pieces: int) -> Floats:
-    """With points between, so that an edge which is bent symmetrically is noticed."""
+    """With additional points, so that a symmetric bend of an edge is detected."""
     steps = np.linspace(0, 1, pieces, endpoint=False)[None, :, None]
     between = ring[:-1, None, :] + steps * (ring[1:, None, :] - ring[:-1, None, :])
     return np.concatenate([between.reshape(-1, 2), ring[-1:]])
 
 
 def _bent(degrees: Floats, true: Floats, tolerance: float) -> NDArray[np.bool_]:
-    """Edges whose true middle is not in the middle, or that are too long to tell which way around they go."""
-    with np.errstate(invalid="ignore"):  # outside the projection's domain nothing is bent
+    """Edges whose true middle is not in their middle, or that are too long to know their direction around the Earth."""
+    with np.errstate(invalid="ignore"):  # points outside the domain of the projection do not count
         across = _turn(np.diff(degrees[:, 0]))
         latitude = (degrees[1:, 1] + degrees[:-1, 1]) / 2
         off_north = np.abs(true[:, 1] - latitude)
@@ -357,7 +358,7 @@ def _closed(ring: Floats, pole: float) -> Polygons:
 
 
 def _wrapped(polygon: Polygons) -> Polygons:
-    """Cut at the antimeridian; the pieces are moved to between -180 and 180."""
+    """Split at the antimeridian, with all pieces moved to between -180 and 180."""
     west, _, east, _ = polygon.bounds
     turns = range(math.floor((west + 180) / 360), math.ceil((east - 180) / 360) + 1)
     pieces = [polygon.intersection(box(360 * turn - 180, -90, 360 * turn + 180, 90)) for turn in turns]
@@ -369,16 +370,16 @@ def _mover(degrees: float) -> Callable[[Floats], Floats]:
     return lambda lonlat: lonlat + np.array([degrees, 0])
 
 
-# What is given away
+# Results
 
 
-def _published(polygons: Polygons) -> Footprint:
-    """Rounded, valid, exteriors anticlockwise, in an order that depends on the ground alone."""
-    found = _only_polygons(shapely.set_precision(polygons, 10**-DECIMALS))
-    if found.is_empty:
-        raise UnfitData("the data cover no area that can be told in degrees", code="raster.no-footprint")
-    found = shapely.orient_polygons(shapely.normalize(found))
-    return Footprint(_plain(mapping(found)), BBox.shortest_union(_rounded(part.bounds) for part in _parts(found)))
+def _as_footprint(polygons: Polygons) -> Footprint:
+    """Rounded, valid, with counter-clockwise exteriors, in an order that depends on the shape alone."""
+    polygons = _only_polygons(shapely.set_precision(polygons, 10**-DECIMALS))
+    if polygons.is_empty:
+        raise UnfitData("the data covers no area at this precision", code="raster.no-footprint")
+    polygons = shapely.orient_polygons(shapely.normalize(polygons))
+    return Footprint(_plain(mapping(polygons)), BBox.shortest_union(_rounded(part.bounds) for part in _parts(polygons)))
 
 
 def _plain(geometry: Any) -> dict[str, Any]:
@@ -399,15 +400,15 @@ def _parts(polygons: Polygons) -> Iterator[Polygon]:
     yield from polygons.geoms if hasattr(polygons, "geoms") else [polygons]
 
 
-def _only_polygons(found: Any) -> Polygons:
-    """Cutting and mending leave points and lines behind."""
-    parts = [part for part in _flat(found) if isinstance(part, Polygon) and not part.is_empty]
+def _only_polygons(geometry: Any) -> Polygons:
+    """Without the points and lines that splitting and repairing leave behind."""
+    parts = [part for part in _flat(geometry) if isinstance(part, Polygon) and not part.is_empty]
     return parts[0] if len(parts) == 1 else MultiPolygon(parts)
 
 
-def _flat(found: Any) -> Iterator[Any]:
-    if hasattr(found, "geoms"):
-        for part in found.geoms:
+def _flat(geometry: Any) -> Iterator[Any]:
+    if hasattr(geometry, "geoms"):
+        for part in geometry.geoms:
             yield from _flat(part)
     else:
-        yield found
+        yield geometry

@@ -1,19 +1,21 @@
 """MosaicJSON 0.0.3: which COG holds which part of the map.
 
-The index lists, for every quadkey (a square of the web map at `quadkey_zoom`), each COG whose outline overlaps it: the true
-shape, turned or curved as it may be, on both sides of the antimeridian. Names are relative, so that a mosaic tells nothing of
-where it was made; `asset_prefix` says where the COGs are published. The same COGs give the same bytes.
+The index lists, for every quadkey (a square of the web map at `quadkey_zoom`), each COG whose outline overlaps it: the
+true shape, even if it is rotated, curved or on both sides of the antimeridian. Names are relative, so that a mosaic
+does not contain internal locations; `asset_prefix` is where the COGs are published. The same COGs give the same bytes.
 
     assets = [mosaic_asset(path, name=path.name) for path in tiles]
     document = mosaic(assets, asset_prefix="https://data.example.org/cogs/roads/v1/r1/")
     encode(document)
 
 Choices
-- `maxzoom` is what rio-tiler gives for the finest COG. (At a pole or the antimeridian its own is far too low.)
-- `minzoom` is what rio-tiler would give if all COGs were one raster, raised until no tile needs more than `assets_per_tile`.
-- `quadkey_zoom` is the finest at which the index has at most eight entries per COG on average. That is about the zoom at
-  which a COG is one or two squares wide: fewer squares would list COGs that are not there, more would only repeat them.
-- `bounds` are -180 to 180 where the mosaic crosses the antimeridian, because maps take no box whose west is east of its east.
+- `maxzoom` is that of rio-tiler for the finest COG. (At a pole or the antimeridian, rio-tiler's value is far too low.)
+- `minzoom` is that of rio-tiler for one raster of all COGs, increased until no tile needs more than `assets_per_tile`.
+- `quadkey_zoom` is the finest at which the index has at most eight entries per COG on average. At about this zoom a COG
+  is one or two squares wide: with larger squares the index would list COGs that are not needed, smaller ones only
+  repeat.
+- `bounds` are -180 to 180 if the mosaic crosses the antimeridian, because maps do not accept a west greater than the
+  east.
 """
 
 import json
@@ -45,16 +47,18 @@ _WORLD = 2 * math.pi * 6_378_137  # metres around the equator, the width of the 
 _END_OF_MAP = 85.06  # degrees north and south
 _DATA_TYPES = {"complex_int16": "cint16", "complex64": "cfloat32", "complex128": "cfloat64"}
 _KNOWN_TYPES = {
-    "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64", *_DATA_TYPES.values()
-}  # fmt: skip
+    *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)),
+    *("float16", "float32", "float64"),
+    *_DATA_TYPES.values(),
+}
 _RELATIVE = re.compile(r"(?!/)(?!.*//)[\w.@+=,~ /-]+")
 
-Tile: TypeAlias = tuple[int, int]  # column, row
+MapTile: TypeAlias = tuple[int, int]  # column, row
 
 
 @dataclass(frozen=True, slots=True)
 class MosaicAsset:
-    """What the mosaic has to know of one COG. Plain values, so that it can travel as JSON."""
+    """The facts about one COG that a mosaic needs. Plain values, which can be passed as JSON."""
 
     name: str
     geometry: Mapping[str, Any]  # its outline, GeoJSON in degrees, split at the antimeridian
@@ -64,13 +68,13 @@ class MosaicAsset:
 
 
 def mosaic_asset(path: str | PurePath, *, name: str) -> MosaicAsset:
-    """Read from the header of a COG; `name` is its name in the mosaic."""
+    """From the header of a COG; `name` is its name in the mosaic."""
     _refuse_internal_name(name)
     with open_raster(path) as dataset:
-        found = outline(path)
-        resolution = _resolution(dataset, found.bbox)
+        ground = outline(path)
+        resolution = _resolution(dataset, ground.bbox)
         data_type = _DATA_TYPES.get(dataset.dtypes[0], dataset.dtypes[0])
-    return MosaicAsset(name, found.geometry, found.bbox, resolution, data_type)
+    return MosaicAsset(name, ground.geometry, ground.bbox, resolution, data_type)
 
 
 def mosaic(
@@ -112,12 +116,12 @@ def mosaic(
 
 
 def encode(document: Mapping[str, Any]) -> bytes:
-    """As bytes, always the same for the same mosaic."""
+    """The document as bytes: always the same for the same mosaic."""
     return (json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n").encode()
 
 
 def assets_at(document: Mapping[str, Any], longitude: float, latitude: float) -> list[str]:
-    """The COGs listed for the square that holds a point, with their prefix: every one that holds it, perhaps neighbours too."""
+    """The COGs of the square at a point, with their prefix: all that contain the point, and perhaps neighbours."""
     zoom = document["quadkey_zoom"]
     column, row = (math.floor(number) for number in _place(longitude, latitude, zoom))
     last = 2**zoom - 1
@@ -129,35 +133,35 @@ def assets_at(document: Mapping[str, Any], longitude: float, latitude: float) ->
 
 
 def _index(assets: Sequence[MosaicAsset], zoom: int) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = defaultdict(list)
+    names_by_quadkey: dict[str, list[str]] = defaultdict(list)
     for asset in assets:
         for column, row in sorted(_tiles_of(asset, zoom)):
-            found[_quadkey(column, row, zoom)].append(asset.name)
-    return dict(sorted(found.items()))
+            names_by_quadkey[_quadkey(column, row, zoom)].append(asset.name)
+    return dict(sorted(names_by_quadkey.items()))
 
 
-def _tiles_of(asset: MosaicAsset, zoom: int) -> set[Tile]:
-    """Every tile that the outline overlaps; an edge in common is no overlap."""
-    found: set[Tile] = set()
+def _tiles_of(asset: MosaicAsset, zoom: int) -> set[MapTile]:
+    """Every tile that the outline overlaps; a common edge is no overlap."""
+    tiles: set[MapTile] = set()
     for part in _parts(asset.geometry):
         candidates = list(_tiles_around(part.bounds, zoom))
         if part.equals(box(*part.bounds)):
-            found.update(candidates)
+            tiles.update(candidates)
             continue
         squares = [box(*_bounds(column, row, zoom)) for column, row in candidates]
         shapely.prepare(part)
         overlaps = shapely.intersects(part, squares) & ~shapely.touches(part, squares)
-        found.update(tile for tile, overlap in zip(candidates, overlaps, strict=True) if overlap)
-    return found
+        tiles.update(tile for tile, overlap in zip(candidates, overlaps, strict=True) if overlap)
+    return tiles
 
 
-def _tiles_around(bounds: Sequence[float], zoom: int) -> Iterator[Tile]:
+def _tiles_around(bounds: Sequence[float], zoom: int) -> Iterator[MapTile]:
     (left, right), (top, bottom) = _ranges(bounds, zoom)
     return ((column, row) for row in range(top, bottom + 1) for column in range(left, right + 1))
 
 
 def _ranges(bounds: Sequence[float], zoom: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """First and last column, first and last row. What lies beyond the web map's end in the north and south is in its last rows."""
+    """First and last column, first and last row. The last rows include everything beyond the ends of the web map."""
     west, south, east, north = bounds
     left, top = _place(west, north, zoom)
     right, bottom = _place(east, south, zoom)
@@ -170,14 +174,14 @@ def _range(low: float, high: float, number: int) -> tuple[int, int]:
 
 
 def _place(longitude: float, latitude: float, zoom: int) -> tuple[float, float]:
-    """On the web map, counted in tiles from its north-western corner."""
+    """The position on the web map, in tiles from its north-western corner."""
     latitude = min(max(latitude, -89.99), 89.99)
     north = math.asinh(math.tan(math.radians(latitude))) / math.pi
     return (longitude + 180) / 360 * 2**zoom, (1 - north) / 2 * 2**zoom
 
 
 def _bounds(column: int, row: int, zoom: int) -> BBox:
-    """A tile in degrees; the rows at the ends reach to the poles, as the index takes them."""
+    """A tile in degrees; the first and last row extend to the poles, as in the index."""
     number = 2**zoom
 
     def latitude(edge: int) -> float:
@@ -193,8 +197,8 @@ def _quadkey(column: int, row: int, zoom: int) -> str:
 
 
 def _parts(geometry: Mapping[str, Any]) -> list[Any]:
-    found = shape(geometry)
-    return list(found.geoms) if hasattr(found, "geoms") else [found]
+    polygons = shape(geometry)
+    return list(polygons.geoms) if hasattr(polygons, "geoms") else [polygons]
 
 
 # Zooms
@@ -225,7 +229,7 @@ def _minzoom(
 
 
 def _overviews(bounds: BBox, resolution: float) -> int:
-    """How often a raster of these bounds can be halved until its shorter side fits a tile."""
+    """How often a raster with these bounds is halved until its shorter side fits into a tile."""
     west, south, east, north = bounds.unrolled()
     left, top = _place(west, min(north, _END_OF_MAP), 0)
     right, bottom = _place(east, max(south, -_END_OF_MAP), 0)
@@ -237,7 +241,7 @@ def _overviews(bounds: BBox, resolution: float) -> int:
 
 
 def _busiest(tiles: Mapping[str, Sequence[str]], zoom: int) -> int:
-    """The most assets that a tile of this zoom can need."""
+    """The largest number of assets that a tile of this zoom can need."""
     needed: dict[str, set[str]] = defaultdict(set)
     for quadkey, names in tiles.items():
         needed[quadkey[:zoom]].update(names)
@@ -245,13 +249,13 @@ def _busiest(tiles: Mapping[str, Sequence[str]], zoom: int) -> int:
 
 
 def _zoom(resolution: float) -> int:
-    """The nearest zoom, as GDAL and rio-tiler choose it."""
+    """The nearest zoom, as in GDAL and rio-tiler."""
     exact = math.log2(_WORLD / _TILE_PIXELS / resolution)
     return min(max(math.ceil(exact - 0.5), 0), DEEPEST)
 
 
 def _resolution(dataset: Any, bounds: BBox) -> float:
-    """Metres per pixel on the web map, as GDAL would choose it."""
+    """Metres per pixel on the web map, as in GDAL."""
     web_map = CRS.from_epsg(3857)
     if dataset.crs == web_map:
         return float(max(abs(dataset.transform.a), abs(dataset.transform.e)))
@@ -259,7 +263,7 @@ def _resolution(dataset: Any, bounds: BBox) -> float:
     if not bounds.crosses_antimeridian and south > -_END_OF_MAP and north < _END_OF_MAP:
         place, *_ = calculate_default_transform(dataset.crs, web_map, dataset.width, dataset.height, *dataset.bounds)
         return float(max(abs(place.a), abs(place.e)))
-    # There GDAL would take the whole width of the map, or its infinite height, for the extent: the middle tells better.
+    # GDAL would use the whole width of the map, or its infinite height, as the extent: use the centre instead.
     middle = (max(south, -_END_OF_MAP) + min(north, _END_OF_MAP)) / 2
     return degrees_of_a_pixel(dataset) / 360 * _WORLD / math.cos(math.radians(middle))
 
@@ -269,7 +273,7 @@ def _common_type(assets: Sequence[MosaicAsset]) -> str:
     return types.pop() if len(types) == 1 and types <= _KNOWN_TYPES else "other"
 
 
-# What must not be published
+# Checks before publication
 
 
 def _refuse_bad_assets(assets: Sequence[MosaicAsset], prefix: str | None) -> None:
@@ -289,12 +293,12 @@ def _refuse_internal_name(name: str) -> None:
         raise InvalidRequest(
             "a COG of a mosaic needs a relative name",
             code="mosaic.name-not-relative",
-            hint="put what is common into `asset_prefix`",
+            hint="put the common part into `asset_prefix`",
         )
 
 
 def _refuse_internal_prefix(prefix: str) -> None:
-    """A public address or a relative path, that ends in a slash."""
+    """It must be a public address or a relative path, and end in a slash."""
     address = urlsplit(prefix)
     is_public = (
         address.scheme in ("http", "https")

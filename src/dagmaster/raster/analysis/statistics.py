@@ -1,15 +1,15 @@
 """Statistics of each band over any number of rasters, from overviews or exactly.
 
-Rasters are read in chunks, so that memory stays bounded, and each gives a `Partial` per band. Partials merge: the same result
-comes out whatever the order and however the rasters were dealt out to workers (moments but for the last digits, the rest exactly).
-To make this possible values are counted in bins whose width is a power of two and whose edges are multiples of it. Two such
-counts can always be brought to a common width without touching a pixel again.
+Rasters are read in chunks, so that memory is bounded. Each chunk gives a `Partial` per band, and partials are merged.
+The result does not depend on their order or on how rasters are distributed to workers (mean and deviation may differ in
+the last digits). Values are counted in bins whose width is a power of two and whose edges are multiples of it, so that
+two histograms can always be converted to a common width without reading a pixel again.
 
     partials = [measure("a.tif"), measure("b.tif", window=(512, 0, 7680, 8192))]
     red, green, blue = summarize(combine(partials))
 
-A `window` (column, row, width, height, in full-resolution pixels) names the part of a raster to count, so that ground which
-overlapping tiles share counts once. Values are as stored: scale and offset are not applied.
+A `window` (column, row, width, height, in full-resolution pixels) is the part of a raster to count, so that the overlap
+of tiles counts once. Values are as stored: scale and offset are not applied.
 """
 
 import base64
@@ -28,7 +28,7 @@ from dagmaster.errors import UnfitData
 from dagmaster.raster.source.reading import open_raster, read_with_validity
 
 PERCENTILES = (2, 25, 50, 75, 98)
-BINS = 65_536  # every value of a 16-bit band has a bin of its own
+BINS = 65_536  # one for every value of a 16-bit band
 CHUNK_PIXELS = 4_194_304
 
 Area: TypeAlias = tuple[int, int, int, int]  # column, row, width, height
@@ -48,7 +48,7 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class BandStatistics:
-    """Counts are of full-resolution pixels; from an overview they are what its pixels stand for."""
+    """Counts are of full-resolution pixels; if an overview is read, each of its pixels counts as those below it."""
 
     minimum: float
     maximum: float
@@ -79,7 +79,7 @@ _NUMBERS = ("minimum", "maximum", "mean", "stddev", "valid_percent", "count")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Partial:
-    """What is known of one band so far. `counts[i]` values lie in [(first + i) · 2^scale, (first + i + 1) · 2^scale)."""
+    """Statistics of a part of one band. `counts[i]` is for [(first + i) · 2^scale, (first + i + 1) · 2^scale)."""
 
     total: int = 0
     count: int = 0
@@ -93,7 +93,7 @@ class Partial:
     is_integer: bool = True
 
     def pack(self) -> dict[str, Any]:
-        """As JSON, to travel from one task to another."""
+        """As JSON, to pass it from one task to another."""
         packed = {name: getattr(self, name) for name in _PACKED}
         if not self.count:
             packed |= {"minimum": None, "maximum": None}
@@ -101,9 +101,9 @@ class Partial:
 
     @classmethod
     def unpack(cls, packed: Mapping[str, Any]) -> "Partial":
-        known = {name: packed[name] for name in _PACKED if packed[name] is not None}
+        numbers = {name: packed[name] for name in _PACKED if packed[name] is not None}
         counts = np.frombuffer(zlib.decompress(base64.b64decode(packed["counts"])), dtype="<i8").astype(np.int64)
-        return cls(**known, counts=counts)
+        return cls(**numbers, counts=counts)
 
 
 _PACKED = ("total", "count", "minimum", "maximum", "mean", "squares", "scale", "first", "is_integer")
@@ -118,7 +118,7 @@ def band_statistics(
     overview_level: int = 2,
     buckets: int = 64,
 ) -> tuple[BandStatistics | None, ...]:
-    """Statistics per band over (path, window) parts; None for a band without a single valid pixel.
+    """Statistics per band over (path, window) parts; None for a band without valid pixels.
 
     >>> from dagmaster.raster.analysis.statistics import band_statistics
     >>> [elevation] = band_statistics([("dem.tif", None)])              # doctest: +SKIP
@@ -131,7 +131,7 @@ def band_statistics(
 def measure(
     path: str | PurePath, window: Area | Window | None = None, *, exact: bool = False, overview_level: int = 2
 ) -> Partials:
-    """A partial per band of one raster: from the overview asked for, or the next finer one there is, or every pixel."""
+    """A partial per band of one raster: from the requested overview, or the next finer one, or every pixel."""
     with open_raster(path) as dataset:
         area = _area(dataset, window)
         full = (dataset.height, dataset.width)
@@ -144,24 +144,25 @@ def measure(
 
 
 def owned(windows: Sequence[Area]) -> list[Area]:
-    """For tiles of one grid that overlap, given by their windows in it: the part of each to count, in its own pixels.
+    """The part of each tile to count, in its own pixels, so that overlaps count once. `windows` are those of tiles in a
+    grid.
 
-    Ground that several tiles share belongs to the first, from the west and from the north.
+    An overlap belongs to the first tile, from the west and from the north.
 
     >>> owned([(0, 0, 100, 50), (80, 0, 100, 50)])
     [(0, 0, 100, 50), (20, 0, 80, 50)]
     """
     columns = _shared({(column, width) for column, _, width, _ in windows})
     rows = _shared({(row, height) for _, row, _, height in windows})
-    found = []
+    areas = []
     for column, row, width, height in windows:
         left, top = columns[column, width], rows[row, height]
-        found.append((left, top, width - left, height - top))
-    return found
+        areas.append((left, top, width - left, height - top))
+    return areas
 
 
 def _shared(ranges: set[tuple[int, int]]) -> dict[tuple[int, int], int]:
-    """How much of each range, given by start and length, the ranges before it cover already."""
+    """The length of each range (start, length) that the ranges before it cover already."""
     shared, covered = {}, None
     for start, length in sorted(ranges):
         shared[start, length] = 0 if covered is None else min(max(covered - start, 0), length)
@@ -170,21 +171,21 @@ def _shared(ranges: set[tuple[int, int]]) -> dict[tuple[int, int], int]:
 
 
 def combine(partials: Iterable[Partials]) -> Partials:
-    """Partials of several rasters as if they were one."""
-    together: Partials = ()
+    """Partials of all rasters, as if they were one raster."""
+    combined: Partials = ()
     for bands in partials:
-        if together and len(bands) != len(together):
-            message = f"rasters differ in their number of bands: {len(together)} and {len(bands)}"
+        if combined and len(bands) != len(combined):
+            message = f"rasters differ in their number of bands: {len(combined)} and {len(bands)}"
             raise UnfitData(message, code="raster.bands-differ")
-        together = tuple(map(merge, together, bands)) if together else bands
-    return together
+        combined = tuple(map(merge, combined, bands)) if combined else bands
+    return combined
 
 
 def merge(one: Partial, other: Partial) -> Partial:
-    """Chan's method for the moments; counts are brought to a common bin width."""
+    """Chan's method for the moments; counts are converted to a common bin width."""
     if not one.count or not other.count:
-        some = one if one.count else other
-        return replace(some, total=one.total + other.total, is_integer=one.is_integer and other.is_integer)
+        not_empty = one if one.count else other
+        return replace(not_empty, total=one.total + other.total, is_integer=one.is_integer and other.is_integer)
     count = one.count + other.count
     distance = other.mean - one.mean
     minimum, maximum = min(one.minimum, other.minimum), max(one.maximum, other.maximum)
@@ -223,7 +224,7 @@ def _summary(partial: Partial, buckets: int) -> BandStatistics:
 
 
 def _percentile(partial: Partial, rank: float) -> float:
-    """By linear interpolation between the two nearest values, as numpy does: exact where each value has its bin."""
+    """By linear interpolation between the two nearest values, as in numpy: exact if each value has its own bin."""
     position = rank / 100 * (partial.count - 1)
     below = _in_order(partial, math.floor(position))
     above = _in_order(partial, math.ceil(position))
@@ -231,7 +232,7 @@ def _percentile(partial: Partial, rank: float) -> float:
 
 
 def _in_order(partial: Partial, place: int) -> float:
-    """The value at this place of all values in order; within a bin they are taken as evenly spread."""
+    """The value at this position of all values in order; values in a bin are assumed to be spread evenly."""
     cumulative = np.cumsum(partial.counts)
     bin_ = int(np.searchsorted(cumulative, place, side="right"))
     left = math.ldexp(partial.first + bin_, partial.scale)
@@ -254,10 +255,10 @@ def _histogram(partial: Partial, buckets: int) -> Histogram:
     return Histogram(partial.minimum, partial.maximum, tuple(filled.tolist()))
 
 
-def _number_of_buckets(partial: Partial, wanted: int) -> int:
-    """Never more than there are whole numbers, or some would stay empty; never less than three, as STAC asks."""
-    distinct = int(partial.maximum - partial.minimum) + 1 if _has_bin_per_value(partial) else wanted
-    return max(3, min(wanted, distinct))
+def _number_of_buckets(partial: Partial, requested: int) -> int:
+    """At most one per integer, or some would be empty; at least three, as STAC requires."""
+    distinct = int(partial.maximum - partial.minimum) + 1 if _has_bin_per_value(partial) else requested
+    return max(3, min(requested, distinct))
 
 
 def _has_bin_per_value(partial: Partial) -> bool:
@@ -268,13 +269,13 @@ def _measured(dataset: Any, area: Area, *, weight: int) -> Partials:
     partials = [Partial(is_integer=np.dtype(dtype).kind in "iu") for dtype in dataset.dtypes]
     for chunk in _chunks(dataset, area):  # bands within chunks: interleaved blocks are decoded once
         for place, band in enumerate(dataset.indexes):
-            values, good = read_with_validity(dataset, band, chunk)
-            partials[place] = merge(partials[place], partial_of(values[good], total=good.size, weight=weight))
+            values, valid = read_with_validity(dataset, band, chunk)
+            partials[place] = merge(partials[place], partial_of(values[valid], total=valid.size, weight=weight))
     return tuple(partials)
 
 
 def partial_of(values: NDArray[Any], *, total: int | None = None, weight: int = 1) -> Partial:
-    """The partial of valid values; `total` counts the pixels that were looked at, `weight` says how many each stands for."""
+    """The partial of valid values; `total` is the number of pixels read, `weight` the number that each counts for."""
     total = weight * (values.size if total is None else total)
     is_integer = values.dtype.kind in "iu"
     if not values.size:
@@ -325,8 +326,8 @@ def _counted(values: NDArray[Any], minimum: float, scale: int, is_integer: bool)
 
 
 def _scale(minimum: float, maximum: float, is_integer: bool) -> int:
-    """The finest bins that are not too many. It grows with the range alone, so that the order of merging cannot matter."""
-    # Bins finer than the numbers themselves would be empty, and would not fit an integer.
+    """The finest allowed bins. It depends on the range alone, so that the order of merging does not matter."""
+    # Bins finer than the precision of the values would be empty, and their numbers would not fit an integer.
     size = math.frexp(max(abs(minimum), abs(maximum)))[1]
     finest = max(size - 52, 0) if is_integer else max(size - 40, -900)
     span = maximum - minimum
@@ -338,7 +339,7 @@ def _scale(minimum: float, maximum: float, is_integer: bool) -> int:
 
 
 def _coarsened(partial: Partial, scale: int) -> tuple[int, NDArray[np.int64]]:
-    shift = min(scale - partial.scale, 62)  # by then only the sign is left
+    shift = min(scale - partial.scale, 62)  # then only the sign is left
     if not shift:
         return partial.first, partial.counts
     first = partial.first >> shift
@@ -357,7 +358,7 @@ def _added(one: tuple[int, NDArray[np.int64]], other: tuple[int, NDArray[np.int6
 
 
 def _area(dataset: Any, window: Area | Window | None) -> Area:
-    """Within the raster, whatever the window says."""
+    """The window, or the whole raster; clipped to the raster."""
     if window is None:
         return (0, 0, dataset.width, dataset.height)
     column, row, width, height = (
@@ -368,14 +369,14 @@ def _area(dataset: Any, window: Area | Window | None) -> Area:
     return (left, top, max(right - left, 0), max(bottom - top, 0))
 
 
-def _overview(dataset: Any, wanted: int) -> int | None:
-    """Small rasters have fewer overviews than large ones: the coarsest of those up to the wanted level."""
-    found = len(dataset.overviews(1))
-    return min(wanted, found - 1) if found and wanted >= 0 else None
+def _overview(dataset: Any, requested: int) -> int | None:
+    """The coarsest overview up to the requested level: small rasters have fewer."""
+    count = len(dataset.overviews(1))
+    return min(requested, count - 1) if count and requested >= 0 else None
 
 
 def _shrunk(area: Area, down: float, across: float) -> Area:
-    """The overview's pixels whose centres lie in the area, so that areas which share an edge share no pixel."""
+    """The overview's pixels whose centres are in the area, so that areas with a common edge share no pixel."""
     column, row, width, height = area
     left, right = math.ceil(column / across - 0.5), math.ceil((column + width) / across - 0.5)
     top, bottom = math.ceil(row / down - 0.5), math.ceil((row + height) / down - 0.5)
@@ -383,7 +384,7 @@ def _shrunk(area: Area, down: float, across: float) -> Area:
 
 
 def _chunks(dataset: Any, area: Area) -> Iterator[Window]:
-    """The area in windows of whole blocks, few enough pixels each to stay small in memory."""
+    """The area in windows of whole blocks that fit into memory."""
     column, row, width, height = area
     block_rows, block_columns = dataset.block_shapes[0]
     wide = block_columns * max(1, math.isqrt(CHUNK_PIXELS) // block_columns)

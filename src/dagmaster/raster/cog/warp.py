@@ -70,8 +70,8 @@ class Copy:
         self._cols, self._rows = cols, rows
 
     def source_windows(self, col: int, row: int) -> Iterator[Window]:
-        wanted = Window(col - self._cols, row - self._rows, BLOCK, BLOCK)
-        if window := _clipped(wanted, self.source):
+        block = Window(col - self._cols, row - self._rows, BLOCK, BLOCK)
+        if window := _clipped(block, self.source):
             yield window
 
     def block(self, col: int, row: int) -> Block | None:
@@ -156,9 +156,9 @@ class Warp:
             pad_x, pad_y = self._padding(pixels)
             left, right = math.floor(finite.x.min() - pad_x), math.ceil(finite.x.max() + pad_x)
             top, bottom = math.floor(finite.y.min() - pad_y), math.ceil(finite.y.max() + pad_y)
-            wanted = Window(left, top, right - left, bottom - top)
-            if window := _clipped(wanted, self.source):
-                yield _SourcePart(turn, window, window == wanted and pixels.are_finite, pixels)
+            needed = Window(left, top, right - left, bottom - top)
+            if window := _clipped(needed, self.source):
+                yield _SourcePart(turn, window, window == needed and pixels.are_finite, pixels)
 
     def _size(self, col: int, row: int) -> tuple[int, int]:
         """Rows and columns of a block."""

@@ -142,9 +142,16 @@ def make_cog(
         bands = Bands.of(dataset, raster_type, unset_alpha=unset_alpha, dtype=dtype)
         with rasterio.Env(GDAL_CACHEMAX=_cache_bytes(dataset, window or grid.window)):
             return write_cog(
-                pixels, bands, target, grid, window=window, profile=profile, raster_type=raster_type,
-                resampling=resampling, on_progress=on_progress,
-            )  # fmt: skip
+                pixels,
+                bands,
+                target,
+                grid,
+                window=window,
+                profile=profile,
+                raster_type=raster_type,
+                resampling=resampling,
+                on_progress=on_progress,
+            )
 
 
 def write_cog(
@@ -344,9 +351,20 @@ def _new(path: Path, width: int, height: int, **options: Any) -> Any:
         warnings.simplefilter("ignore", NotGeoreferencedWarning)
         try:
             return rasterio.open(
-                path, "w", driver="GTiff", width=width, height=height, tiled=True, blockxsize=BLOCK, blockysize=BLOCK,
-                interleave="pixel", bigtiff="YES", sparse_ok=True, endianness="LITTLE", **options,
-            )  # fmt: skip
+                path,
+                "w",
+                driver="GTiff",
+                width=width,
+                height=height,
+                tiled=True,
+                blockxsize=BLOCK,
+                blockysize=BLOCK,
+                interleave="pixel",
+                bigtiff="YES",
+                sparse_ok=True,
+                endianness="LITTLE",
+                **options,
+            )
         except RasterioError as error:
             raise Unavailable(
                 "cannot write to the folder of the target", code="raster.write-failed", hint="check for a full disk"

@@ -1,4 +1,4 @@
-"""Where on Earth a grid of pixels lies, in degrees.
+"""The position of a grid of pixels on Earth, in degrees.
 
 The outline is projected in small steps, so that edges that are curved in degrees are followed. Longitudes are unrolled
 along the outline, so that it may cross the antimeridian. An outline that goes once around the Earth has a pole inside.
