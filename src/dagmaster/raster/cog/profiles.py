@@ -98,7 +98,7 @@ def require_fit(profile: CogProfile, dtype: str, colors: Sequence[str]) -> None:
     else:
         return
     raise UnfitData(
-        f"the visualization tier is JPEG, which supports only RGB or RGBA of 8 bits: {reason}",
+        f"the visualization tier is JPEG, for RGB or RGBA of 8 bits: {reason}",
         code="raster.not-for-jpeg",
         hint="use the analysis tier",
     )

@@ -114,14 +114,7 @@ def merged(
         facts = _merged_facts(files.parts, transform, int(width), int(height))
         rules = first.rules if first.rules.validity in (Validity.NODATA, Validity.ALPHA) else Rules(Validity.MASK)
         pixels = _Merged(
-            files,
-            rules,
-            first.crs,
-            transform,
-            facts.width,
-            facts.height,
-            places - (left, top, left, top),
-            first.bands,
+            files, rules, first.crs, transform, facts.width, facts.height, places - (left, top, left, top), first.bands
         )
         yield CombinedRaster(facts, pixels, first.bands)
 

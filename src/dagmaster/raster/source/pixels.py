@@ -232,9 +232,7 @@ def _cast_to(dtype: str, common: np.dtype[Any]) -> Cast | None:
         return None
     if target.kind not in "iu" or common.kind not in "iu":
         raise InvalidRequest(
-            f"{common} cannot be stored as '{dtype}'",
-            code="raster.bad-dtype",
-            hint="only integers can be converted",
+            f"{common} cannot be stored as '{dtype}'", code="raster.bad-dtype", hint="only integers can be converted"
         )
     return Cast(target)
 

@@ -159,11 +159,7 @@ def _grid(facts: RasterFacts) -> Iterator[Finding]:
 
 def _reference_system(facts: RasterFacts) -> Iterator[Finding]:
     if facts.crs is None:
-        yield error(
-            "raster.no-crs",
-            "the file has no CRS",
-            "pass `source_crs`, e.g. EPSG:32633",
-        )
+        yield error("raster.no-crs", "the file has no CRS", "pass `source_crs`, e.g. EPSG:32633")
         return
     crs = describe_crs(facts.crs)
     if not crs.is_earth:
