@@ -74,7 +74,7 @@ def profile_of(tier: str | Tier, jpeg_quality: int = 85) -> CogProfile:
         valid_tier = Tier(tier)
     except ValueError:
         raise InvalidRequest(
-            f"there is no tier '{tier}'", code="raster.unknown-tier", hint=f"one of {', '.join(Tier)}"
+            f"no tier '{tier}'", code="raster.unknown-tier", hint=f"one of {', '.join(Tier)}"
         ) from None
     return CogProfile(valid_tier, jpeg_quality, "cool" if valid_tier is Tier.ARCHIVE else "hot")
 
