@@ -17,7 +17,6 @@ import psycopg
 
 from dagmaster.database.ledger.postgres import PostgresLedger
 from dagmaster.database.maintenance.history import HistoryReport, verify
-from dagmaster.database.notify.notifier import JOBS
 from dagmaster.database.notify.postgres import PostgresNotifier
 from dagmaster.database.schema.deploy import deploy
 from dagmaster.jobs.model import Submission
@@ -93,9 +92,7 @@ class Platform:
 
     async def submit(self, workflow_id: str, jobs: int = 1, **inputs: Any) -> list[UUID]:
         asked = [prepare(WORKFLOWS, Submission(workflow_id=workflow_id, input_params=inputs)) for _ in range(jobs)]
-        ids = await self.ledger.create_jobs(asked)
-        self.notifier.notify(JOBS)
-        return ids
+        return await self.ledger.create_jobs(asked)
 
     async def finished(self, ids: list[UUID]) -> None:
         await self.until(
@@ -155,7 +152,8 @@ async def platform(
 ) -> AsyncIterator[Platform]:
     dsn = server.cluster.dsn_of(database)
     connection = await psycopg.AsyncConnection.connect(dsn, autocommit=True)
-    ledger, notifier = PostgresLedger(dsn, "bench"), PostgresNotifier(dsn)
+    notifier = PostgresNotifier(dsn)
+    ledger = PostgresLedger(dsn, "bench", notifier)
     notifier.start()
     try:
         with roles(dsn, orchestrators, workers, api=api) as pids:

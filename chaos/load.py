@@ -20,7 +20,6 @@ from uuid import UUID
 from chaos import effects
 from chaos.effects import BULK_BYTES
 from dagmaster.database.ledger.postgres import PostgresLedger
-from dagmaster.database.notify.notifier import JOBS
 from dagmaster.database.notify.postgres import PostgresNotifier
 from dagmaster.errors import Conflict, Unavailable
 from dagmaster.jobs.model import Submission
@@ -277,8 +276,8 @@ class Load:
 
     def __post_init__(self) -> None:
         self.catalog = catalog()
-        self._ledger = PostgresLedger(self.dsn, "chaos")
         self._notifier = PostgresNotifier(self.dsn)
+        self._ledger = PostgresLedger(self.dsn, "chaos", self._notifier)
         self._cancelling: set[asyncio.Task[None]] = set()
 
     async def stream(self) -> None:
@@ -323,7 +322,6 @@ class Load:
         effects.note(self.notes, key, answer.job_id, wish.kind, json.dumps(wish.result).replace(" ", ""))
         self.acknowledged[answer.job_id] = Acknowledged(wish, answer.job_id, key)
         self.counts[wish.kind] += 1
-        self._notifier.notify(JOBS)
         if wish.cancel_after is not None:
             cancelling = asyncio.create_task(self._cancel(answer.job_id, wish.cancel_after))
             self._cancelling.add(cancelling)
@@ -334,7 +332,6 @@ class Load:
         await asyncio.sleep(seconds)
         with suppress(Unavailable, Conflict):
             await cancel(self._ledger, job_id)
-            self._notifier.notify(JOBS)
 
     def poison(self, name: str) -> Wish:
         return Wish(f"poison {name}", f"chaos_poison_{name}", {}, ("failed",))

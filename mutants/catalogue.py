@@ -51,7 +51,7 @@ class Mutant:
 
 SQL: Final = "src/dagmaster/database/sql"
 MEMORY: Final = "src/dagmaster/testing/memory_ledger.py"
-POSTGRES: Final = "src/dagmaster/database/ledger/postgres.py"
+ORCHESTRATOR: Final = "src/dagmaster/database/ledger/orchestrator.py"
 
 _CONFORMANCE: Final = (
     "tests/database/test_ledger_conformance.py", "-k", "postgres",
@@ -129,7 +129,7 @@ MUTANTS: Final = (
         9, "settle before claim", CONFORMANCE, _CONFORMANCE,
         [
             Edit(
-                POSTGRES,
+                ORCHESTRATOR,
                 'async with self._transaction("take_messages") as connection:\n'
                 "            cursor = connection.cursor(row_factory=class_row(JobMessage))",
                 "async with self._connected() as connection:\n"

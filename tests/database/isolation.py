@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 import psycopg
+from psycopg.rows import namedtuple_row
 
 from dagmaster.database import pipeline
 from dagmaster.database.connect import Connection, connect
@@ -153,7 +154,8 @@ async def go_by_steps(connection: Any, steps: Sequence[pipeline.Step]) -> dict[s
     for step in steps:
         match step:
             case pipeline.Call(name, values):
-                cursor = await connection.execute(all_queries()[name], values)
+                cursor = connection.cursor(row_factory=namedtuple_row)
+                await cursor.execute(all_queries()[name], values)
                 answers[name] = await cursor.fetchall() if cursor.description else []
             case pipeline.TransactionCommand(text):
                 await connection.execute(text)

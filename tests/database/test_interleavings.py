@@ -21,15 +21,14 @@ from tests.database.isolation import WRITING, GatedConnection, Interleaver, IsSt
 from dagmaster.database import pipeline
 from dagmaster.database.ledger.postgres import PostgresLedger
 from dagmaster.database.ledger.protocol import (
-    Advanced,
     Claim,
     Demand,
-    Held,
-    Look,
     NewJob,
     OrchestratorInfo,
     Report,
     Running,
+    Step,
+    StepScope,
     WorkerInfo,
 )
 from dagmaster.database.maintenance.history import verify
@@ -38,6 +37,7 @@ from dagmaster.database.maintenance.retention import PostgresRetention
 from dagmaster.database.notify.notifier import JOBS
 from dagmaster.errors import Conflict, NotFound
 from dagmaster.handlers.registry import installed
+from dagmaster.jobs.changes import Changes
 from dagmaster.jobs.model import DeadLetter, JobMessage, new_job_id
 from dagmaster.jobs.payload import reference_to
 from dagmaster.jobs.plan import Planner
@@ -126,30 +126,28 @@ class Stage:
     restored: int = 0
     needs_room: bool = False
 
-    def advance(
-        self, ledger: PostgresLedger, owner: UUID, claims: Sequence[Claim], look: Look, views: dict[UUID, JobView]
-    ) -> Awaitable[Advanced]:
-        planner = Planner(ROUTER, Random(1))
-
-        def decide(held: Held) -> list[Any]:
-            return [
-                planner.decide(
-                    views[job_id],
-                    held.news.get(job_id, ()),
-                    epoch=held.epochs[job_id],
-                    sequence=held.sequences[job_id],
-                    look_at_all=True,
-                    stop=held.stops.get(job_id),
-                ).changes
-                for job_id in held.epochs
-            ]
-
-        return ledger.advance(owner, claims, look, decide)
+    async def advance(
+        self, ledger: PostgresLedger, owner: UUID, claims: Sequence[Claim], scope: StepScope, views: dict[UUID, JobView]
+    ) -> frozenset[UUID]:
+        """Returns the jobs that were fenced."""
+        async with ledger.open_jobs(owner, claims, scope) as step:
+            await step.commit(_decide(step, views))
+        return step.fenced
 
     async def rows(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
         assert self.connection is not None
         cursor = await self.connection.execute(sql, values or None)
         return await cursor.fetchall() if cursor.description else []
+
+
+def _decide(step: Step, views: dict[UUID, JobView]) -> list[Changes]:
+    planner = Planner(ROUTER, Random(1))
+    return [
+        planner.decide(
+            views[job_id], job.news, epoch=job.epoch, sequence=job.sequence, look_at_all=True, stop=job.stop
+        ).changes
+        for job_id, job in step.jobs.items()
+    ]
 
 
 _GRAPHS: dict[str, Graph] = {}
@@ -186,7 +184,7 @@ async def _start(stage: Stage, job_id: UUID, workflow: Any, owner: UUID) -> None
 
 async def _advance(stage: Stage, owner: UUID, job_id: UUID) -> None:
     views = await _load(stage.ledger, [stage.claims[job_id]])
-    await stage.advance(stage.ledger, owner, [stage.claims[job_id]], Look(), views)
+    await stage.advance(stage.ledger, owner, [stage.claims[job_id]], StepScope(), views)
 
 
 async def _prepare(stage: Stage) -> None:
@@ -390,23 +388,23 @@ def _claiming(owner: UUID) -> Call:
     return lambda _, ledger: ledger.claim_jobs(owner, limit=10, orphan_after_seconds=600, patience_seconds=0)
 
 
-def _advancing(job_id: UUID, look: Callable[[frozenset[UUID]], Look], owner: UUID = ONE) -> Call:
+def _advancing(job_id: UUID, look: Callable[[frozenset[UUID]], StepScope], owner: UUID = ONE) -> Call:
     return lambda stage, ledger: stage.advance(
         ledger, owner, [stage.claims[job_id]], look(frozenset({job_id})), stage.views
     )
 
 
-async def _as_zombie(stage: Stage, ledger: PostgresLedger) -> Advanced:
+async def _as_zombie(stage: Stage, ledger: PostgresLedger) -> frozenset[UUID]:
     """Someone who was replaced long ago."""
     claims = [replace(stage.claims[job_id], token=UUID(int=9)) for job_id in (OPEN, GATHERING)]
-    look = Look(overdue=frozenset({OPEN}), started=frozenset({OPEN}))
-    return await stage.advance(ledger, ONE, claims, look, stage.views)
+    scope = StepScope(overdue=frozenset({OPEN}), started=frozenset({OPEN}))
+    return await stage.advance(ledger, ONE, claims, scope, stage.views)
 
 
 async def _take_over(stage: Stage, ledger: PostgresLedger) -> list[Claim]:
     claims = await ledger.claim_jobs(TWO, limit=10, orphan_after_seconds=600, patience_seconds=0)
     if claims:
-        await stage.advance(ledger, TWO, claims, Look(), await _load(ledger, claims))
+        await stage.advance(ledger, TWO, claims, StepScope(), await _load(ledger, claims))
     return claims
 
 
@@ -432,27 +430,14 @@ async def _reporting(ledger: PostgresLedger, job_id: UUID, node_id: str, output:
         return refused.code
 
 
-def _advancing_with_payload(stage: Stage, ledger: PostgresLedger) -> Awaitable[Any]:
+async def _advancing_with_payload(stage: Stage, ledger: PostgresLedger) -> None:
     """A decision whose payload is what a worker stores for the same job."""
-    planner = Planner(ROUTER, Random(1))
-
-    def decide(held: Held) -> list[Any]:
-        plans = [
-            planner.decide(
-                stage.views[job_id],
-                held.news.get(job_id, ()),
-                epoch=epoch,
-                sequence=held.sequences[job_id],
-                look_at_all=True,
-            )
-            for job_id, epoch in held.epochs.items()
-        ]
-        for plan in plans:
-            plan.changes.payloads[reference_to(FRESH_OUTPUT)["sha256"]] = FRESH_OUTPUT
-        return [plan.changes for plan in plans]
-
-    look = Look(overdue=frozenset({OPEN}))
-    return ledger.advance(ONE, [stage.claims[OPEN]], look, decide)
+    scope = StepScope(overdue=frozenset({OPEN}))
+    async with ledger.open_jobs(ONE, [stage.claims[OPEN]], scope) as step:
+        decisions = _decide(step, stage.views)
+        for changes in decisions:
+            changes.payloads[reference_to(FRESH_OUTPUT)["sha256"]] = FRESH_OUTPUT
+        await step.commit(decisions)
 
 
 def _renewing(worker: UUID, node_id: str) -> Call:
@@ -522,13 +507,13 @@ TRANSACTIONS: tuple[Transaction, ...] = (
     Transaction("claim", _claiming(TWO)),
     Transaction("claim_by_another", _claiming(ONE)),
     Transaction("take_over", _take_over, is_long=True),
-    Transaction("advance_results", _advancing(GATHERING, lambda _: Look()), is_long=True),
-    Transaction("advance_overdue", _advancing(OPEN, lambda ids: Look(overdue=ids, started=ids)), is_long=True),
-    Transaction("advance_failing", _advancing(FAILED, lambda ids: Look(withdraw=ids)), is_long=True),
+    Transaction("advance_results", _advancing(GATHERING, lambda _: StepScope()), is_long=True),
+    Transaction("advance_overdue", _advancing(OPEN, lambda ids: StepScope(overdue=ids, started=ids)), is_long=True),
+    Transaction("advance_failing", _advancing(FAILED, lambda ids: StepScope(withdraw=ids)), is_long=True),
     Transaction(
-        "advance_fail_fast", _advancing(FAILED, lambda ids: Look(withdraw=ids, stop_running=ids)), is_long=True
+        "advance_fail_fast", _advancing(FAILED, lambda ids: StepScope(withdraw=ids, stop_running=ids)), is_long=True
     ),
-    Transaction("advance_half_dead", _advancing(ORPHAN, lambda _: Look(), SILENT), is_long=True),
+    Transaction("advance_half_dead", _advancing(ORPHAN, lambda _: StepScope(), SILENT), is_long=True),
     Transaction("zombie", _as_zombie),
     Transaction("request_cancel", lambda _, ledger: ledger.request_cancel(OPEN, by="ana", reason=None)),
     Transaction("take_stops", lambda _, ledger: ledger.take_stops(WORKER)),
@@ -892,7 +877,7 @@ async def test_a_zombie_changes_nothing_whatever_it_meets(stage):
             async def compare(run, other=other, alone=alone):
                 state = await _check(stage, f"{other.name} + zombie", run)
                 assert state in alone, f"{other.name}: the zombie left a trace\n{run}"
-                assert run.results[1].fenced == {OPEN, GATHERING}
+                assert run.results[1] == {OPEN, GATHERING}
 
             await tester.explore([other.session(stage)], reset, note)
             await tester.explore([other.session(stage), zombie.session(stage)], reset, compare, _is_step)

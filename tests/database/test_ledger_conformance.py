@@ -27,14 +27,14 @@ from dagmaster.database.ledger.protocol import (
     SMALL_BYTES,
     Claim,
     Demand,
-    Held,
     Ledger,
     LoadedJob,
-    Look,
     NewJob,
+    OpenJob,
     OrchestratorInfo,
     Report,
     Running,
+    StepScope,
     WorkerInfo,
 )
 from dagmaster.errors import Conflict, DagmasterError, NotFound
@@ -58,7 +58,6 @@ from dagmaster.jobs.updates import (
     Withdrawn,
 )
 from dagmaster.testing.memory_ledger import MemoryDatabase, MemoryLedger, RefusedByGuard
-from dagmaster.workflows.graph import build
 from dagmaster.workflows.model import Aggregation, Work, Workflow
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
@@ -205,22 +204,18 @@ class Driver:
     async def turn(self, look: str = "", wake: dict[tuple[UUID, str], int] | None = None) -> list[Any]:
         """Advance with a view read afresh; `look` names what to look at besides results. Returns the news."""
         (job,) = await self.bench.ledger.load_jobs([self.claim.job_id])
-        outputs = job.outputs | await self.bench.ledger.load_outputs(
-            job.job_id, [node_id for node_id, state in job.nodes.items() if state.status is NodeStatus.COMPLETED]
-        )
-        view = replace(job.view(build(job.workflow)), outputs=outputs)
-
-        def decide(held: Held) -> list[Changes]:
-            (job_id,) = held.epochs
-            self.news = list(held.news.get(job_id, ()))
-            epoch, sequence = held.epochs[job_id], held.sequences[job_id]
-            stop = held.stops.get(job_id)
-            plan = self.planner.decide(view, self.news, epoch=epoch, sequence=sequence, look_at_all=True, stop=stop)
-            return [plan.changes]
-
-        mine = frozenset({self.claim.job_id})
-        looks = dict.fromkeys(look.split(), mine)
-        await self.bench.ledger.advance(self.owner_id, [self.claim], Look(**looks, wake=wake or {}), decide)
+        view = job.view()
+        completed = [node_id for node_id, state in view.nodes.items() if state.status is NodeStatus.COMPLETED]
+        outputs = await self.bench.ledger.load_outputs(job.job_id, completed)
+        view = replace(view, outputs=view.outputs | outputs)
+        scope = StepScope(**dict.fromkeys(look.split(), frozenset({job.job_id})), wake=wake or {})
+        async with self.bench.ledger.open_jobs(self.owner_id, [self.claim], scope) as step:
+            (opened,) = step.jobs.values()
+            self.news = opened.news
+            plan = self.planner.decide(
+                view, opened.news, epoch=opened.epoch, sequence=opened.sequence, look_at_all=True, stop=opened.stop
+            )
+            await step.commit([plan.changes])
         return self.news
 
 
@@ -472,7 +467,7 @@ async def test_a_claim_whose_answer_was_lost_is_noticed_and_given_back(bench):
     owner = await an_owner(bench, 1)
     known, lost = sorted(await claim_all(bench, owner), key=lambda claim: claim.job_id)
 
-    owned_by_rows = (await bench.ledger.pending_work(owner, sweep=True)).owned
+    owned_by_rows = (await bench.ledger.sweep_jobs(owner)).owned
     released = await bench.ledger.release_unknown(owner, [known.job_id])
     again = await bench.ledger.release_unknown(owner, [known.job_id])
 
@@ -501,12 +496,12 @@ async def stale(bench: Bench) -> tuple[UUID, Claim]:
 async def test_an_owner_that_was_replaced_can_write_nothing(bench):
     owner, claim = await stale(bench)
     before = await everything(bench)
-    asked: list[Held] = []
 
-    advanced = await bench.ledger.advance(owner, [claim], Look(), lambda held: asked.append(held) or [])
+    async with bench.ledger.open_jobs(owner, [claim], StepScope()) as step:
+        await step.commit([])
 
-    assert advanced.fenced == {claim.job_id}
-    assert not asked or not asked[0].epochs
+    assert step.fenced == {claim.job_id}
+    assert not step.jobs
     assert await everything(bench) == before
 
 
@@ -518,9 +513,10 @@ async def test_neither_the_owner_nor_the_token_alone_opens_the_fence(bench, wron
     claim = replace(driver.claim, token=uuid4()) if wrong == "token" else driver.claim
     before = await everything(bench)
 
-    advanced = await bench.ledger.advance(owner, [claim], Look(), lambda held: [])
+    async with bench.ledger.open_jobs(owner, [claim], StepScope()) as step:
+        await step.commit([])
 
-    assert advanced.fenced == {claim.job_id}
+    assert step.fenced == {claim.job_id}
     assert await everything(bench) == before
 
 
@@ -531,10 +527,11 @@ async def test_an_ended_job_is_fenced(bench):
     await hand_in(bench, report_of(task, output=1))
     await driver.turn()
 
-    advanced = await bench.ledger.advance(driver.owner_id, [driver.claim], Look(), lambda held: [])
+    async with bench.ledger.open_jobs(driver.owner_id, [driver.claim], StepScope()) as step:
+        await step.commit([])
 
     assert (await only(bench, "dag_jobs"))["status"] == "completed"
-    assert advanced.fenced == {driver.claim.job_id}
+    assert step.fenced == {driver.claim.job_id}
 
 
 @pytest.mark.requirement("E6")
@@ -543,12 +540,12 @@ async def test_one_stale_claim_does_not_hold_up_the_others(bench):
     await bench.ledger.create_jobs([a_job(2)])
     await bench.ledger.beat(OrchestratorInfo(owner, "host", 1, "test"))
     (mine,) = await claim_all(bench, owner)
-    held: list[Held] = []
 
-    advanced = await bench.ledger.advance(owner, [lost, mine], Look(), lambda given: held.append(given) or [])
+    async with bench.ledger.open_jobs(owner, [lost, mine], StepScope()) as step:
+        await step.commit([])
 
-    assert advanced.fenced == {lost.job_id}
-    assert (dict(held[0].epochs), dict(held[0].sequences)) == ({mine.job_id: 1}, {mine.job_id: 2})
+    assert step.fenced == {lost.job_id}
+    assert step.jobs == {mine.job_id: OpenJob(epoch=1, sequence=2)}
 
 
 @pytest.mark.requirement("E9")
@@ -558,15 +555,13 @@ async def test_jobs_without_reports_are_left_alone_where_only_reports_count(benc
     await bench.ledger.create_jobs([a_job(2)])
     await hand_in(bench, report_of(task, output=1))
     (silent,) = await claim_all(bench, driver.owner_id)
-    held: list[Held] = []
 
-    advanced = await bench.ledger.advance(
-        driver.owner_id, [driver.claim, silent], Look(reported_only=True), lambda given: held.append(given) or []
-    )
+    async with bench.ledger.open_reported_jobs(driver.owner_id, [driver.claim, silent], StepScope()) as step:
+        await step.commit([])
 
-    assert set(held[0].epochs) == {driver.claim.job_id}
-    assert [type(item).__name__ for item in held[0].news[driver.claim.job_id]] == ["Succeeded"]
-    assert not advanced.fenced  # who has nothing to say may be ours or not
+    assert set(step.jobs) == {driver.claim.job_id}
+    assert [type(item).__name__ for item in step.jobs[driver.claim.job_id].news] == ["Succeeded"]
+    assert not step.fenced  # the claims of jobs without reports are not checked
 
 
 @pytest.mark.requirement("E6")
@@ -575,14 +570,11 @@ async def test_a_report_does_not_open_a_stale_fence(bench):
     (task,) = await take(bench)
     await hand_in(bench, report_of(task, output=1))
     stale_claim = replace(driver.claim, token=uuid4())
-    held: list[Held] = []
 
-    await bench.ledger.advance(
-        driver.owner_id, [stale_claim], Look(reported_only=True), lambda given: held.append(given) or []
-    )
+    async with bench.ledger.open_reported_jobs(driver.owner_id, [stale_claim], StepScope()) as step:
+        await step.commit([])
 
-    assert not held[0].epochs
-    assert not held[0].news
+    assert not step.jobs
     assert not (await only(bench, "dag_task_results"))["processed"]
 
 
@@ -593,12 +585,13 @@ async def test_when_deciding_fails_nothing_has_happened(bench):
     await hand_in(bench, report_of(task, output=1))
     before = await everything(bench)
 
-    def decide(held: Held) -> list[Changes]:
-        assert held.news[task.job_id]
-        raise ValueError("a bug")
+    async def decide() -> None:
+        async with bench.ledger.open_jobs(driver.owner_id, [driver.claim], StepScope()) as step:
+            assert step.jobs[task.job_id].news
+            raise ValueError("a bug")
 
     with pytest.raises(ValueError, match="a bug"):
-        await bench.ledger.advance(driver.owner_id, [driver.claim], Look(), decide)
+        await decide()
     if isinstance(bench, PostgresBench):
         await bench.set_clock(0)  # a fresh connection
     unchanged = await everything(bench)
@@ -628,12 +621,12 @@ async def test_a_result_is_handled_exactly_once(bench):
     (task,) = await take(bench)
     await bench.set_clock(5)
     exchange = await hand_in(bench, report_of(task, output={"x": 1}, metrics={"bytes": 3}))
-    stirring = await bench.ledger.pending_work(driver.owner_id, sweep=False)
+    reported = await bench.ledger.reported_jobs(driver.owner_id)
 
     news = await driver.turn()
 
     assert (exchange.accepted, exchange.late) == (1, ())
-    assert stirring.reported == (task.job_id,)
+    assert reported == (task.job_id,)
     (result,) = news
     assert isinstance(result, Succeeded)
     assert (result.node_id, result.attempt, result.was, result.output) == ("work", 1, NodeStatus.DISPATCHED, {"x": 1})
@@ -643,7 +636,7 @@ async def test_a_result_is_handled_exactly_once(bench):
     node = await only(bench, "dag_node_states", node_id="work")
     assert (node["status"], node["output"], node["attempt"]) == ("completed", {"x": 1}, 1)
     assert (node["started_at"], node["completed_at"]) == (START, START + timedelta(seconds=5))
-    assert (await bench.ledger.pending_work(driver.owner_id, sweep=False)).reported == ()
+    assert await bench.ledger.reported_jobs(driver.owner_id) == ()
     job = await only(bench, "dag_jobs")
     assert (job["status"], job["result_data"], job["owner_id"]) == ("completed", {"work": {"x": 1}}, None)
 
@@ -844,24 +837,17 @@ async def test_a_worker_takes_only_what_it_asked_for(bench):
     assert len({task.task_id for task in (*light, *heavy, *rest)}) == 5
 
 
-async def test_a_report_does_not_wait_for_a_speculative_claim(bench):
+async def test_a_report_claims_no_tasks(bench):
     await owned(bench, tiles(5))
     first, second, third = await take(bench, replace(SERVED, light=3))
-    hunch = replace(SERVED, is_speculative=True)
 
-    handed = await bench.ledger.exchange(WORKER, [report_of(first)], hunch, lease_seconds=LEASE)
-    called_for = await bench.ledger.exchange(WORKER, [report_of(second)], replace(SERVED, light=1), lease_seconds=LEASE)
-    late = await bench.ledger.exchange(OTHER_WORKER, [report_of(third)], hunch, lease_seconds=LEASE)
+    reported = await bench.ledger.report(WORKER, [report_of(first)], SERVED, lease_seconds=LEASE)
+    exchanged = await bench.ledger.exchange(WORKER, [report_of(second)], replace(SERVED, light=1), lease_seconds=LEASE)
+    late = await bench.ledger.report(OTHER_WORKER, [report_of(third)], SERVED, lease_seconds=LEASE)
 
-    assert (handed.claimed, handed.accepted) == ((), 1)
-    assert (len(called_for.claimed), called_for.accepted) == (1, 1)
+    assert (reported.claimed, reported.accepted) == ((), 1)
+    assert (len(exchanged.claimed), exchanged.accepted) == (1, 1)
     assert (late.claimed, late.accepted, late.late) == ((), 0, (third.task_id,))
-
-
-async def test_a_speculative_claim_without_a_report_is_made(bench):
-    await owned(bench, tiles(2))
-
-    assert len(await take(bench, replace(SERVED, is_speculative=True))) == 2
 
 
 @pytest.mark.requirement("E19")
@@ -895,11 +881,9 @@ async def test_a_report_makes_room_in_a_limited_queue_and_takes_it(bench):
     await bench.ledger.set_queue(QUEUE, max_running=1)
     (task,) = await take(bench)
 
-    exchanged = await bench.ledger.exchange(
-        WORKER, [report_of(task)], replace(SERVED, is_speculative=True), lease_seconds=LEASE
-    )
+    reported = await bench.ledger.report(WORKER, [report_of(task)], SERVED, lease_seconds=LEASE)
 
-    assert (len(exchanged.claimed), exchanged.accepted) == (1, 1)
+    assert (len(reported.claimed), reported.accepted) == (1, 1)
 
 
 async def test_a_claimed_task_says_all_that_its_worker_needs(bench):
@@ -989,10 +973,10 @@ async def test_a_lapsed_lease_loses_the_task_and_its_report_comes_too_late(bench
     driver = await owned(bench, a_job(1))
     (task,) = await take(bench)
     await bench.set_clock(59)
-    before = await bench.ledger.pending_work(driver.owner_id, sweep=True)
+    before = await bench.ledger.sweep_jobs(driver.owner_id)
     await bench.set_clock(61)
     await bench.ledger.beat(OrchestratorInfo(driver.owner_id, "host", 1, "test"))
-    after = await bench.ledger.pending_work(driver.owner_id, sweep=True)
+    after = await bench.ledger.sweep_jobs(driver.owner_id)
 
     (news,) = await driver.turn("overdue")
     late = await hand_in(bench, report_of(task, output="late"))
@@ -1045,12 +1029,12 @@ async def test_waiting_in_a_queue_is_limited_apart(bench):
     await bench.set_clock(29)
     early = await driver.turn("overdue")
     await bench.set_clock(31)
-    stirring = await bench.ledger.pending_work(driver.owner_id, sweep=True)
+    pending = await bench.ledger.sweep_jobs(driver.owner_id)
 
     (news,) = await driver.turn("overdue")
 
     assert early == []
-    assert stirring.overdue == (driver.claim.job_id,)
+    assert pending.overdue == (driver.claim.job_id,)
     assert isinstance(news, Overran)
     assert (news.started_at, news.worker_id, news.seconds) == (None, None, 30)
     assert (await only(bench, "dag_tasks"))["status"] == "cancelled"
@@ -1066,10 +1050,10 @@ async def test_a_node_whose_wait_has_ended_is_reported_as_pending_work(bench):
     (task,) = await take(bench)
     await hand_in(bench, report_of(task, TaskStatus.FAILED, error={"message": "no", "blame": "handler"}))
     await driver.turn()
-    waiting = await bench.ledger.pending_work(driver.owner_id, sweep=True)
+    waiting = await bench.ledger.sweep_jobs(driver.owner_id)
     early = await driver.turn("overdue")
     await bench.set_clock(5)
-    due = await bench.ledger.pending_work(driver.owner_id, sweep=True)
+    due = await bench.ledger.sweep_jobs(driver.owner_id)
 
     (news,) = await driver.turn("overdue")
 
@@ -1085,11 +1069,11 @@ async def test_a_node_whose_wait_has_ended_is_reported_as_pending_work(bench):
 
 async def test_a_task_that_has_run_for_a_while_is_shown_as_running(bench):
     driver = await owned(bench, a_job(1))
-    queued = await bench.ledger.pending_work(driver.owner_id, sweep=True)
+    queued = await bench.ledger.sweep_jobs(driver.owner_id)
     await take(bench)
-    fresh = await bench.ledger.pending_work(driver.owner_id, sweep=True, started_after_seconds=2)
+    fresh = await bench.ledger.sweep_jobs(driver.owner_id, started_after_seconds=2)
     await bench.set_clock(3)
-    old = await bench.ledger.pending_work(driver.owner_id, sweep=True, started_after_seconds=2)
+    old = await bench.ledger.sweep_jobs(driver.owner_id, started_after_seconds=2)
 
     (news,) = await driver.turn("started")
     again = await driver.turn("started")
@@ -1153,20 +1137,19 @@ async def test_a_request_to_cancel_reaches_the_owner_until_it_has_begun(bench):
 
     first = await bench.ledger.request_cancel(job_id, by="ana", reason="wrong file")
     second = await bench.ledger.request_cancel(job_id, by="ben", reason=None)
-    pending_work = await bench.ledger.pending_work(driver.owner_id, sweep=False)
-    held: list[Held] = []
-    look = Look(reported_only=True)
-    await bench.ledger.advance(driver.owner_id, [driver.claim], look, lambda given: held.append(given) or [])
+    reported = await bench.ledger.reported_jobs(driver.owner_id)
+    async with bench.ledger.open_reported_jobs(driver.owner_id, [driver.claim], StepScope()) as step:
+        await step.commit([])
 
     assert (first, second) == ((JobStatus.RUNNING, True), (JobStatus.RUNNING, False))
-    assert pending_work.reported == (job_id,)
-    assert held[0].stops == {job_id: StopRequest(Stop.CANCELLED, "ana", "wrong file")}
+    assert reported == (job_id,)
+    assert step.jobs[job_id].stop == StopRequest(Stop.CANCELLED, "ana", "wrong file")
 
     await driver.turn()
     await driver.turn("withdraw")
     job = await only(bench, "dag_jobs")
     assert (job["status"], job["stopping"]) == ("cancelled", "cancelled")
-    assert (await bench.ledger.pending_work(driver.owner_id, sweep=False)).reported == ()
+    assert await bench.ledger.reported_jobs(driver.owner_id) == ()
     assert await bench.ledger.request_cancel(job_id, by=None, reason=None) == (JobStatus.CANCELLED, False)
     with pytest.raises(NotFound):
         await bench.ledger.request_cancel(uuid4(), by=None, reason=None)
@@ -1175,9 +1158,9 @@ async def test_a_request_to_cancel_reaches_the_owner_until_it_has_begun(bench):
 @pytest.mark.requirement("E13")
 async def test_a_job_past_its_deadline_is_pending_work_and_reported_as_overdue(bench):
     driver = await owned(bench, a_job(1, a_workflow(ONE, head="timeout_seconds: 50\n")))
-    before = await bench.ledger.pending_work(driver.owner_id, sweep=True)
+    before = await bench.ledger.sweep_jobs(driver.owner_id)
     await bench.set_clock(51)
-    after = await bench.ledger.pending_work(driver.owner_id, sweep=True)
+    after = await bench.ledger.sweep_jobs(driver.owner_id)
 
     await driver.turn()
     await driver.turn("withdraw")
@@ -1231,11 +1214,10 @@ async def test_a_job_that_has_ended_resumes_with_what_is_missing(bench):
     (claim,) = await claim_all(bench, owner)
     again = Driver(bench, owner, claim, [])
     await again.turn()
-    held: list[Held] = []
-    look = Look(wake={(job_id, "tiles"): 1})
-    with pytest.raises(ZeroDivisionError):
-        await bench.ledger.advance(owner, [claim], look, lambda given: held.append(given) or [1 / 0])
-    assert [(type(item), item.node_id, item.attempt) for item in held[0].news[job_id]] == [(Idle, "tiles__0", 1)]
+    scope = StepScope(wake={(job_id, "tiles"): 1})
+    async with bench.ledger.open_jobs(owner, [claim], scope) as step:
+        pass  # without a commit nothing has happened
+    assert [(type(item), item.node_id, item.attempt) for item in step.jobs[job_id].news] == [(Idle, "tiles__0", 1)]
 
     await again.turn(wake={(job_id, "tiles"): 2})
     tasks = await take(bench, replace(SERVED, light=9))
@@ -1523,7 +1505,7 @@ async def test_an_output_by_reference_is_the_nodes_and_in_use_from_then_on(bench
     assert (node["output"], node["output_ref"]) == (None, reference_to(content))
     assert [row["is_kept"] for row in await bench.rows("dag_payloads")] == [True]
     loaded = await bench.ledger.load_outputs(task.job_id, ["work"])
-    referred = await bench.ledger.load_outputs(task.job_id, ["work"], resolve=False)
+    referred = await bench.ledger.load_output_references(task.job_id, ["work"])
     assert loaded == {"work": orjson.loads(content)}
     assert referred == {"work": {"output_ref": reference_to(content)}}
     (job,) = await bench.ledger.load_jobs([driver.claim.job_id])
@@ -1613,7 +1595,7 @@ async def test_a_fan_in_over_payloads_is_a_reference_that_resolves_to_their_valu
 
 @pytest.mark.requirement("E18")
 async def test_results_are_read_as_far_as_they_fit_and_large_ones_as_they_are(bench, monkeypatch):
-    for name in ("database.ledger.postgres", "testing.memory_ledger"):
+    for name in ("database.ledger.payloads", "testing.memory_ledger"):
         monkeypatch.setattr(f"dagmaster.{name}.PAGE_BYTES", 400_000)
     driver = await owned(bench, tiles(4))
     contents = {task.node_id: large(task.node_id) for task in await take(bench)}
@@ -1624,7 +1606,7 @@ async def test_results_are_read_as_far_as_they_fit_and_large_ones_as_they_are(be
     job_id = driver.claim.job_id
 
     (first,) = await bench.ledger.read_results(job_id, "tiles", 0, 100)
-    (raw,) = await bench.ledger.read_results(job_id, "tiles", 2, 100, decode=False)
+    (raw,) = await bench.ledger.read_encoded_results(job_id, "tiles", 2, 100)
     monkeypatch.setattr(f"{type(bench.ledger).__module__}.PAGE_BYTES", 600_000)
     pair = await bench.ledger.read_results(job_id, "tiles", 1, 100)
 
@@ -1670,15 +1652,16 @@ async def test_large_params_go_by_reference_also_to_the_next_attempt(bench):
 async def test_payloads_of_a_decision_that_is_not_committed_are_not_there(bench):
     driver = await owned(bench, a_job(1))
 
-    def decide(held: Held) -> list[Changes]:
-        (job_id,) = held.epochs
-        changes = Changes(job_id, held.epochs[job_id], held.sequences[job_id], payloads={"0" * 64: large("x")})
-        changes.nodes.append(NodeChange("nobody", NodeStatus.READY))
-        changes.record(EventType.NODE_READY, node="nobody")
-        return [changes]
+    async def decide() -> None:
+        async with bench.ledger.open_jobs(driver.owner_id, [driver.claim], StepScope()) as step:
+            ((job_id, job),) = step.jobs.items()
+            changes = Changes(job_id, job.epoch, job.sequence, payloads={"0" * 64: large("x")})
+            changes.nodes.append(NodeChange("nobody", NodeStatus.READY))
+            changes.record(EventType.NODE_READY, node="nobody")
+            await step.commit([changes])
 
     with pytest.raises((psycopg.Error, KeyError, AssertionError)):
-        await bench.ledger.advance(driver.owner_id, [driver.claim], Look(), decide)
+        await decide()
 
     assert await bench.rows("dag_payloads") == []
 
@@ -1845,8 +1828,12 @@ async def test_what_the_tables_do_not_allow_is_refused_and_nothing_is_written(be
     if what == "an event out of turn":
         change.events[0] = replace(change.events[0], sequence=2)
 
+    async def write() -> None:
+        async with bench.ledger.open_jobs(driver.owner_id, [driver.claim], StepScope()) as step:
+            await step.commit([change])
+
     with pytest.raises((RefusedByGuard, psycopg.Error, KeyError)):
-        await bench.ledger.advance(driver.owner_id, [driver.claim], Look(), lambda held: [change])
+        await write()
 
     if isinstance(bench, PostgresBench):
         await bench.set_clock(0)

@@ -104,8 +104,8 @@ class Engine:
         self.settings = settings or fast_settings()
         self.registry = Registry([*installed().values(), *TEST_HANDLERS, *handlers])
         self.catalog: WorkflowLibrary = load_library(self.settings, self.registry, self.settings.known_queues)
-        self.ledger = PostgresLedger(dsn, "test")
         self.notifier = PostgresNotifier(dsn)
+        self.ledger = PostgresLedger(dsn, "test", self.notifier)
         self.orchestrators: list[Orchestrator] = []
         self.workers: list[Worker] = []
         self._running: list[asyncio.Task[Any]] = []
@@ -118,7 +118,7 @@ class Engine:
         notifier = PostgresNotifier(self.dsn, [JOBS, RESULTS])
         if self.has_notifiers:
             notifier.start()
-        ledger, beats = PostgresLedger(self.dsn, "orchestrator"), PostgresLedger(self.dsn, "beat")
+        ledger, beats = PostgresLedger(self.dsn, "orchestrator", notifier), PostgresLedger(self.dsn, "beat")
         router = RegistryRouter(self.registry, self.settings.known_queues, self.settings.default_queue)
         planner = Planner(
             router,
@@ -142,7 +142,7 @@ class Engine:
         notifier = PostgresNotifier(self.dsn, topics_of(served, str(worker_id)))
         if self.has_notifiers:
             notifier.start()
-        ledgers = [PostgresLedger(self.dsn, role) for role in ("worker", "lease", "handler")]
+        ledgers = [PostgresLedger(self.dsn, role, notifier) for role in ("worker", "lease", "handler")]
         database = pool(self.dsn, "handlers", 0, 4)
         await database.open()
         worker = Worker(
@@ -180,9 +180,7 @@ class Engine:
         return job_id
 
     async def submit_all(self, submissions: Sequence[Submission]) -> list[UUID]:
-        job_ids = await submit(self.ledger, self.catalog, submissions)
-        self.notifier.notify(JOBS)
-        return job_ids
+        return await submit(self.ledger, self.catalog, submissions)
 
     async def rows(self, sql: str, *values: Any) -> list[dict[str, Any]]:
         if self._reader is None or self._reader.closed:

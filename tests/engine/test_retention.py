@@ -11,8 +11,9 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from dagmaster.database.connect import connect
-from dagmaster.database.ledger.postgres import PostgresLedger, _create
+from dagmaster.database.ledger.postgres import PostgresLedger
 from dagmaster.database.ledger.protocol import NewJob, Running
+from dagmaster.database.ledger.submission import insert_jobs
 from dagmaster.database.maintenance.history import verify
 from dagmaster.database.maintenance.janitor import PostgresJanitor
 from dagmaster.database.maintenance.retention import PostgresRetention
@@ -185,7 +186,7 @@ async def test_a_definition_stays_for_a_submission_under_way(database, later):
 
             assert (await later.prune_rest(DAY, 10)).definitions == 0
 
-            assert await _create(connection, [job]) == [job.job_id]
+            assert await insert_jobs(connection, [job]) == [job.job_id]
         assert (await later.prune_rest(DAY, 10)).definitions == 0
         running.notifier.notify("jobs")
         await running.wait(job.job_id)

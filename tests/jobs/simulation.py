@@ -12,17 +12,15 @@ from random import Random
 from uuid import UUID
 
 from dagmaster.database.ledger.protocol import (
-    LOOK_LIMIT,
+    NEWS_LIMIT,
     Claim,
     Demand,
-    Held,
-    Look,
     NewJob,
     OrchestratorInfo,
     Report,
     Running,
+    StepScope,
 )
-from dagmaster.jobs.changes import Changes
 from dagmaster.jobs.model import TaskMessage, new_job_id
 from dagmaster.jobs.plan import Plan, Planner, Route
 from dagmaster.jobs.rerun import Rerun
@@ -178,7 +176,7 @@ class Simulation:
     def turn(self) -> None:
         owner = self.owner
         self._stay_alive()
-        stirring = at_once(self.ledger.pending_work(owner.owner_id, sweep=True, started_after_seconds=0.5))
+        stirring = at_once(self.ledger.sweep_jobs(owner.owner_id, started_after_seconds=0.5))
         if owner.is_dirty or self.job_id in (*stirring.reported, *stirring.overdue, *stirring.started):
             self._advance(owner, frozenset(stirring.overdue), frozenset(stirring.started))
 
@@ -189,38 +187,36 @@ class Simulation:
         self, owner: Owner, overdue: frozenset[UUID], started: frozenset[UUID], crashing: bool = False
     ) -> None:
         self._read_view(owner)
-        plans: list[Plan] = []
-
-        def decide(held: Held) -> list[Changes]:
-            for job_id in held.epochs:
-                assert owner.view is not None
-                plans.append(
-                    self.planner.decide(
-                        owner.view,
-                        held.news[job_id],
-                        epoch=held.epochs[job_id],
-                        sequence=held.sequences[job_id],
-                        look_at_all=owner.look_at_all,
-                        stop=held.stops.get(job_id),
-                    )  # fmt: skip
-                )
-            if crashing:
-                raise Crash
-            return [plan.changes for plan in plans]
-
-        advanced = at_once(
-            self.ledger.advance(owner.owner_id, [owner.claim], self._look(owner, overdue, started), decide)
-        )
-        self.fenced += len(advanced.fenced)
-        for plan in plans:
+        scope = self._scope(owner, overdue, started)
+        for plan in at_once(self._step(owner, scope, crashing)):
             self._keep(owner, plan)
 
-    def _look(self, owner: Owner, overdue: frozenset[UUID], started: frozenset[UUID]) -> Look:
+    async def _step(self, owner: Owner, scope: StepScope, crashing: bool) -> list[Plan]:
+        async with self.ledger.open_jobs(owner.owner_id, [owner.claim], scope) as step:
+            assert owner.view is not None
+            plans = [
+                self.planner.decide(
+                    owner.view,
+                    job.news,
+                    epoch=job.epoch,
+                    sequence=job.sequence,
+                    look_at_all=owner.look_at_all,
+                    stop=job.stop,
+                )
+                for job in step.jobs.values()
+            ]
+            if crashing:
+                raise Crash
+            await step.commit([plan.changes for plan in plans])
+        self.fenced += len(step.fenced)
+        return plans
+
+    def _scope(self, owner: Owner, overdue: frozenset[UUID], started: frozenset[UUID]) -> StepScope:
         assert owner.view is not None
         failing = frozenset({self.job_id} if owner.is_failing else ())
         is_ending = owner.view.stopping or self.case.workflow.fail_fast
-        wake = rerunnable_children(owner.view, LOOK_LIMIT, unlimited=owner.is_failing)
-        return Look(
+        wake = rerunnable_children(owner.view, NEWS_LIMIT, unlimited=owner.is_failing)
+        return StepScope(
             overdue,
             started,
             withdraw=failing,

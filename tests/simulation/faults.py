@@ -7,7 +7,8 @@ caller may die or stand still at either point; it may take effect while everyone
 
 import asyncio
 import contextvars
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
@@ -15,20 +16,36 @@ from random import Random
 from typing import Any
 
 from dagmaster.errors import DagmasterError, Unavailable
+from dagmaster.jobs.changes import Changes
 from dagmaster.orchestrator.loop import StaleViewError
-from dagmaster.testing.memory_ledger import MemoryDatabase, MemoryLedger
+from dagmaster.testing.memory_ledger import MemoryDatabase, MemoryLedger, MemoryStep
 from dagmaster.testing.memory_notifier import MemoryExchange, MemoryNotifier
 from dagmaster.testing.memory_transport import Broker, MemoryTransport
 from dagmaster.transports.transport import Ticket
 from tests.simulation.clockwork import Lane
 
 READS = frozenset(
-    {"load_jobs", "load_outputs", "pending_work", "load_checkpoints", "read_results", "load_payload", "now"}
+    {
+        "load_job",
+        "load_jobs",
+        "load_outputs",
+        "load_output_references",
+        "reported_jobs",
+        "sweep_jobs",
+        "load_checkpoints",
+        "read_results",
+        "read_encoded_results",
+        "load_payload",
+        "now",
+    }  # fmt: skip
 )
 # They write what no rule is about: whether someone lives, what is not referred to yet.
 _ASIDE = frozenset({"beat_worker", "retire_worker", "maintain", "store_payload", "set_queue"})
 _SHOWS_LIFE = frozenset({"beat", "beat_worker", "maintain", "take_messages"})
 _SHORT_PAUSE, _LONG_PAUSE = (0.05, 3.0), (8.0, 20.0)  # the long ones outlast every lease
+
+
+ADVANCE = "advance"  # a step of an orchestrator, whether of all its jobs or of those with reports
 
 
 class Fate(StrEnum):
@@ -44,7 +61,9 @@ class Fate(StrEnum):
     CALLER_PAUSES_AFTER = "takes effect, and the caller stands still"
 
 
-_HEAVY = frozenset({"advance", "exchange", "renew", "claim_jobs", "create_once", "rerun"})  # more often than the others
+_HEAVY = frozenset(
+    {ADVANCE, "exchange", "report", "renew", "claim_jobs", "create_once", "rerun"}
+)  # more often than the others
 _OF_CALLERS = (
     Fate.CALLER_DIES_BEFORE, Fate.CALLER_DIES_AFTER, Fate.CALLER_PAUSES_BEFORE, Fate.CALLER_PAUSES_AFTER,
 )  # fmt: skip
@@ -120,7 +139,8 @@ class Wire:
         self._fates = {f: p for f, p in world.profile.calls.items() if not (is_user and f in _OF_CALLERS)}
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        call = partial(self._call, name)
+        is_step = name in ("open_jobs", "open_reported_jobs")
+        call: Callable[..., Any] = partial(self._open_step if is_step else self._call, name)
         setattr(self, name, call)
         return call
 
@@ -151,10 +171,49 @@ class Wire:
         if fate is Fate.IN_DOUBT and name not in READS:
             await self._leave_in_doubt(name, arguments, options)
         if fate is Fate.ROLLED_BACK:
-            arguments = _rolled_back(name, arguments)
+            raise lost_connection()
         answer = await self._execute(name, arguments, options)
         await self._after(fate)
         return answer
+
+    @asynccontextmanager
+    async def _open_step(self, name: str, /, *arguments: Any) -> AsyncIterator["WiredStep"]:
+        """It fails before it is opened, or at its commit."""
+        world, fate = self._world, self._fate(ADVANCE)
+        if fate is None:
+            await self._travel()
+        else:
+            world.tell(self._lane, f"{ADVANCE} {fate}")
+            await self._before(fate)
+        self._require_connection()
+        await self._wait_for_locks()
+        self._require_connection()
+        doubt = Doubt(snapshot(world.database)) if fate is Fate.IN_DOUBT else None
+        before = world.judge.before(ADVANCE)
+        try:
+            async with getattr(world.ledger, name)(*arguments) as step:
+                yield WiredStep(self, step, fate, doubt, lambda: world.judge.after(ADVANCE, arguments, before, step))
+        except (DagmasterError, StaleViewError) as error:
+            world.tell(self._lane, f"{ADVANCE}: {type(error).__name__} {error}")
+            raise
+        except Exception as error:  # a guard has refused it, or there is a bug
+            world.accuse(f"{ADVANCE} failed: {error!r}", error)
+            raise
+
+    async def after_step(self, step: "MemoryStep", fate: Fate | None, doubt: "Doubt | None") -> None:
+        """The step is committed; what becomes of the answer."""
+        world = self._world
+        world.tell(self._lane, ADVANCE, (step.fenced, step.has_more))
+        if doubt is not None:
+            self._leave_unsettled(doubt)
+        if fate is not None:
+            await self._after(fate)
+        elif world.random.random() < 0.5:
+            await self._travel()
+
+    def _require_connection(self) -> None:
+        if self._world.is_over or self._world.is_away:
+            raise lost_connection()
 
     async def _travel(self) -> None:
         await asyncio.sleep(self._world.random.random() * self._world.profile.latency_seconds)
@@ -192,8 +251,11 @@ class Wire:
         await self._wait_for_locks()
         doubt = Doubt(snapshot(world.database))
         await self._commit(name, arguments, options)
-        world.doubt = doubt
-        world.later(world.random.uniform(0.05, 3.0), self._settle, doubt)
+        self._leave_unsettled(doubt)
+
+    def _leave_unsettled(self, doubt: Doubt) -> None:
+        self._world.doubt = doubt
+        self._world.later(self._world.random.uniform(0.05, 3.0), self._settle, doubt)
         raise lost_connection()
 
     def _settle(self, doubt: Doubt) -> None:
@@ -206,8 +268,7 @@ class Wire:
 
     async def _execute(self, name: str, arguments: Any, options: Any) -> Any:
         world = self._world
-        if world.is_over or world.is_away:
-            raise lost_connection()
+        self._require_connection()
         if name in READS:
             database = world.doubt.before if world.doubt else world.database
             return await getattr(MemoryLedger(database), name)(*arguments, **options)
@@ -216,8 +277,7 @@ class Wire:
 
     async def _commit(self, name: str, arguments: Any, options: Any) -> Any:
         world = self._world
-        if world.is_over or world.is_away:
-            raise lost_connection()
+        self._require_connection()
         before = None if name in _ASIDE else world.judge.before(name)
         try:
             answer = await getattr(world.ledger, name)(*arguments, **options)
@@ -229,21 +289,30 @@ class Wire:
             raise
         world.tell(self._lane, name, answer)
         if before is not None:
-            world.judge.after(name, arguments, before, answer)
+            world.judge.after("exchange" if name == "report" else name, arguments, before, answer)
         return answer
 
 
-def _rolled_back(name: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The one call in which something is decided before it commits."""
-    if name != "advance":
-        raise lost_connection()
-    *given, decide = arguments
+@dataclass
+class WiredStep:
+    """A step at the other end of a connection."""
 
-    def decide_in_vain(held: Any) -> Any:
-        decide(held)
-        raise lost_connection()
+    _wire: Wire
+    _step: MemoryStep
+    _fate: Fate | None
+    _doubt: Doubt | None
+    _judge: Callable[[], None]
 
-    return (*given, decide_in_vain)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._step, name)
+
+    async def commit(self, changes: Sequence[Changes], *, notify: Sequence[str] = ()) -> frozenset[str]:
+        if self._fate is Fate.ROLLED_BACK:
+            raise lost_connection()
+        queues = await self._step.commit(changes, notify=notify)
+        self._judge()
+        await self._wire.after_step(self._step, self._fate, self._doubt)
+        return queues
 
 
 @dataclass

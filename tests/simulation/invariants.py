@@ -27,11 +27,11 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
-from dagmaster.database.ledger.protocol import OVERRUN_GRACE_SECONDS, Advanced, Claim, Exchange
+from dagmaster.database.ledger.protocol import OVERRUN_GRACE_SECONDS, Claim, Exchange
 from dagmaster.jobs.model import Job, NodeState, Task, TaskResult
 from dagmaster.jobs.states import JOB_TERMINAL, NODE_LIVE, NodeStatus, TaskStatus
 from dagmaster.testing.history import audit, findings_of
-from dagmaster.testing.memory_ledger import MemoryDatabase, TaskKey
+from dagmaster.testing.memory_ledger import MemoryDatabase, MemoryStep, TaskKey
 from dagmaster.workflows.model import FanOutNode, work_of
 from tests.simulation.faults import snapshot
 
@@ -118,7 +118,7 @@ class Judge:
 
     def _answer(self, answer: Any) -> None:
         match answer:
-            case Advanced():
+            case MemoryStep():
                 self.tally.fenced += len(answer.fenced)
                 for claim in (claim for claim in self.arguments[1] if claim.job_id in answer.fenced):
                     self._refused[claim.token] += 1

@@ -10,7 +10,6 @@ from uuid import UUID
 
 from dagmaster.client.models.jobs import JobPart
 from dagmaster.database.ledger.protocol import NewJob
-from dagmaster.database.notify.notifier import JOBS
 from dagmaster.errors import Conflict, NotFound, Unavailable
 from dagmaster.jobs.states import JOB_TERMINAL
 from dagmaster.operations.cancel import cancel
@@ -18,7 +17,7 @@ from dagmaster.operations.rerun import resume, retry
 from dagmaster.workflows.model import EndNode, FanOutNode, StartNode
 from tests.simulation.clockwork import Lane
 from tests.simulation.effects import QUEUE
-from tests.simulation.faults import FaultyNotifier, Wire
+from tests.simulation.faults import Wire
 
 _LOOK_SECONDS = 1.5
 
@@ -29,7 +28,6 @@ class Person:
         self._random = world.random
         self._workflow = world.cases[workflow_id].workflow
         self._wire: Any = Wire(world, lane, is_user=True)
-        self._notifier = FaultyNotifier(world.post, world.exchange)
         self._name = f"from-{lane.name}"
 
     async def live(self) -> None:
@@ -58,7 +56,6 @@ class Person:
 
         job_id: UUID = await self._until_answered(ask)
         self._world.acknowledged[self._name] = job_id
-        self._notifier.notify(JOBS)
         return job_id
 
     async def _send(self) -> UUID:
@@ -109,7 +106,6 @@ class Person:
             await ask()
         except (Conflict, NotFound, Unavailable):
             return
-        self._notifier.notify(JOBS)
 
     async def _until_answered(self, ask: Callable[[], Awaitable[Any]]) -> Any:
         while True:

@@ -106,7 +106,7 @@ def _every_lease_has_lapsed(_ledger: MemoryLedger, task: Task, _now: Any) -> boo
     return task.status is TaskStatus.RUNNING
 
 
-def _released_without_a_trace(ledger: MemoryLedger, job: Job) -> None:
+def _released_without_a_trace(ledger: MemoryLedger, jobs: Sequence[Job]) -> None:
     """The next claim finds an owner that lives."""
 
 
@@ -119,7 +119,7 @@ def _no_room_is_ever_short(_ledger: MemoryLedger, _queue: str) -> None:
     [
         ("_holds", _any_owner_holds),
         ("_is_lapsed", _every_lease_has_lapsed),
-        ("_free", _released_without_a_trace),
+        ("_release", _released_without_a_trace),
         ("_room", _no_room_is_ever_short),
     ],
 )

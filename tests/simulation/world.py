@@ -119,11 +119,11 @@ class World:
         self.loop = Clockwork(self.random, most_steps=_MOST_STEPS, closing=self._close)
         self.post = Post(self)
         self.database = MemoryDatabase(self.clock)
-        self.ledger = MemoryLedger(self.database)
+        self.exchange, self.broker = MemoryExchange(), Broker()
+        self.ledger = MemoryLedger(self.database, FaultyNotifier(self.post, self.exchange))
         self.judge = Judge(self)
         self.stage = Stage(self)
         self.registry = self.stage.registry()
-        self.exchange, self.broker = MemoryExchange(), Broker()
         self.cases = self._draw_cases() if case is None else {case.workflow.workflow_id: case}
         self.catalog = WorkflowLibrary({case.workflow.workflow_id: case.workflow for case in self.cases.values()})
         self.acknowledged: dict[str, UUID | None] = {}  # submissions, by key or message id

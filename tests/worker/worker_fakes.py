@@ -9,6 +9,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from dagmaster.database.ledger.protocol import Demand, Exchange, Report, Running, WorkerInfo
+from dagmaster.database.notify.notifier import RESULTS
 from dagmaster.errors import Unavailable
 from dagmaster.handlers.registry import Registration, Registry
 from dagmaster.handlers.shipped import REGISTRATIONS
@@ -59,8 +60,8 @@ class FakeLedger:
         self.payloads: dict[str, bytes] = {}
         self.refuses_checkpoints = False
         self.is_down = False
-        self.tells = False  # whether hints ride along
-        self.told: list[str] = []
+        self.notifier: Any = None  # of the ledger itself
+        self.is_claiming: list[bool] = []
         self.loses_answers = 0  # exchanges with reports that commit and then fail
         self.refuses: Callable[[Report], bool] = lambda _report: False
         self.delay_seconds = 0.0
@@ -78,7 +79,16 @@ class FakeLedger:
         demand: Demand,
         *,
         lease_seconds: float,
-        tell: Sequence[str] = (),
+    ) -> Exchange:
+        return await self._exchange(reports, demand, lease_seconds, is_claiming=True)
+
+    async def report(
+        self, _worker_id: UUID, reports: Sequence[Report], demand: Demand, *, lease_seconds: float
+    ) -> Exchange:
+        return await self._exchange(reports, demand, lease_seconds, is_claiming=False)
+
+    async def _exchange(
+        self, reports: Sequence[Report], demand: Demand, lease_seconds: float, *, is_claiming: bool
     ) -> Exchange:
         assert lease_seconds > 0
         self.calls_in_flight += 1
@@ -90,10 +100,11 @@ class FakeLedger:
             if any(map(self.refuses, reports)):
                 raise ValueError("invalid input syntax for type json")
             self.demands.append(demand)
-            claimed = () if reports and demand.is_speculative else tuple(self._claim(demand))
-            answer = Exchange(claimed, 0, tuple(self._accept(reports)), is_told=self.tells)
-            if self.tells:
-                self.told += tell
+            self.is_claiming.append(is_claiming)
+            claimed = tuple(self._claim(demand)) if is_claiming else ()
+            answer = Exchange(claimed, 0, tuple(self._accept(reports)))
+            if reports and self.notifier:
+                self.notifier.notify(RESULTS)
             if self.loses_answers and reports:
                 self.loses_answers -= 1
                 raise Unavailable("connection reset")
@@ -164,9 +175,7 @@ class FakeLedger:
     async def load_checkpoints(self, _job_id: UUID, node_id: str) -> list[Checkpoint]:
         return [saved for saved in self.checkpoints if saved.node_id == node_id]
 
-    async def read_results(
-        self, _job_id: UUID, _node_id: str, offset: int, limit: int, *, decode: bool = True
-    ) -> list[ChildResult]:
+    async def read_results(self, _job_id: UUID, _node_id: str, offset: int, limit: int) -> list[ChildResult]:
         return self.results[offset : offset + limit]
 
     async def store_payload(self, _job_id: UUID, encoded: Encoded) -> Reference:
@@ -216,6 +225,7 @@ class Bench:
         self.broker = Broker()
         self.rings = MemoryExchange()
         self.owner = self.rings.notifier("results")
+        self.ledger.notifier = self.rings.notifier()
         self.settings = some_settings(**settings)
         self.worker = Worker(
             self.settings, self.ledger, MemoryTransport(self.broker, self.settings.worker_queue), self.rings.notifier(),  # type: ignore[arg-type]

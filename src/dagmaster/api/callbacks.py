@@ -9,8 +9,7 @@ from fastapi import APIRouter
 from dagmaster.api.problems import responses
 from dagmaster.api.services import Services
 from dagmaster.client.models.callbacks import ReportReceipt, TaskReport
-from dagmaster.database.ledger.protocol import Demand, Ledger, Report
-from dagmaster.database.notify.notifier import RESULTS
+from dagmaster.database.ledger.protocol import Demand, PayloadLedger, Report
 from dagmaster.errors import InvalidRequest
 from dagmaster.jobs.payload import INLINE_BYTES
 from dagmaster.jobs.states import TaskStatus
@@ -34,14 +33,13 @@ async def report_task_result(services: Services, report: TaskReport) -> ReportRe
         return ReportReceipt(accepted=False)
     async with services.ledgers.one() as ledger:
         result = await _with_payload(ledger, result)
-        answer = await ledger.exchange(
+        answer = await ledger.report(
             report.worker_id, [result], _NO_DEMAND, lease_seconds=services.settings.task_lease_sec
         )
-    services.notifier.notify(RESULTS)
     return ReportReceipt(accepted=not answer.late)
 
 
-async def _with_payload(ledger: Ledger, report: Report) -> Report:
+async def _with_payload(ledger: PayloadLedger, report: Report) -> Report:
     """An output that is too large for a row is stored first, as workers do it."""
     encoded = encode(report.output, "the output")
     if len(encoded) <= INLINE_BYTES:

@@ -10,7 +10,6 @@ from dagmaster.api.problems import responses
 from dagmaster.api.services import Services
 from dagmaster.client.models.operations import DeadLetterSummary, Replayed
 from dagmaster.client.models.pages import Page
-from dagmaster.database.notify.notifier import JOBS
 from dagmaster.errors import Conflict
 from dagmaster.operations.rerun import resume
 
@@ -60,7 +59,6 @@ async def replay_dead_letter(services: Services, dead_letter_id: LetterId) -> Re
             await ledger.drop_dead_letter(dead_letter_id)
         elif not await ledger.replay_dead_letter(dead_letter_id, letter.queue):
             raise Conflict("this message was replayed already", code="dead-letter.replayed-already")
-    services.notifier.notify(JOBS)
     return Replayed(
         dead_letter_id=dead_letter_id, queue=letter.queue, message_id=letter.message_id, job_id=letter.job_id
     )

@@ -10,7 +10,6 @@ from dagmaster.api.jobs import JobId
 from dagmaster.api.problems import responses
 from dagmaster.api.services import Services
 from dagmaster.client.models.jobs import CancelProgress, Intervention, JobPart, Resumed, RetryRequest
-from dagmaster.database.notify.notifier import JOBS, RESULTS
 from dagmaster.jobs.states import JOB_TERMINAL
 from dagmaster.operations.cancel import cancel
 from dagmaster.operations.rerun import resume, retry
@@ -39,7 +38,6 @@ async def cancel_job(
     intervention = intervention or Intervention()
     async with services.ledgers.one() as ledger:
         await cancel(ledger, job_id, by=intervention.by, reason=intervention.reason)
-    services.notifier.notify(RESULTS)
     for _ in range(int(wait / _POLL_SECONDS)):
         progress = await _progress(services, job_id)
         if progress.is_over:
@@ -78,10 +76,7 @@ async def resume_job(
     definition of the job."""
     intervention = intervention or Intervention()
     async with services.ledgers.one() as ledger:
-        resumed = await resume(ledger, job_id, by=intervention.by, reason=intervention.reason, is_dry_run=dry_run)
-    if not dry_run:
-        services.notifier.notify(JOBS)
-    return resumed
+        return await resume(ledger, job_id, by=intervention.by, reason=intervention.reason, is_dry_run=dry_run)
 
 
 @router.post(
@@ -101,7 +96,4 @@ async def retry_job(
     fan_out that runs again reads its source again."""
     part = JobPart(node=request.node, stage=request.stage, failed_children=request.failed_children)
     async with services.ledgers.one() as ledger:
-        resumed = await retry(ledger, job_id, part, by=request.by, reason=request.reason, is_dry_run=dry_run)
-    if not dry_run:
-        services.notifier.notify(JOBS)
-    return resumed
+        return await retry(ledger, job_id, part, by=request.by, reason=request.reason, is_dry_run=dry_run)

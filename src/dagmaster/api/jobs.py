@@ -27,7 +27,6 @@ from dagmaster.client.models.jobs import (
 )
 from dagmaster.client.models.nodes import NodeDetail, NodeSummary, PublicNode
 from dagmaster.client.models.pages import Page
-from dagmaster.database.notify.notifier import JOBS
 from dagmaster.database.reads.jobs import Snapshot
 from dagmaster.errors import InvalidRequest, NotFound
 from dagmaster.jobs.model import Job
@@ -78,9 +77,7 @@ async def submit_job(
     async with services.ledgers.one() as ledger:
         result = await submit_once(ledger, catalog, submission, force=force, resume=resume)
     response.headers["Location"] = f"{PREFIX}/jobs/{result.job_id}"
-    if result.status in ("accepted", "resumed"):
-        services.notifier.notify(JOBS)
-    else:
+    if result.status not in ("accepted", "resumed"):
         response.status_code = 200
     return result
 

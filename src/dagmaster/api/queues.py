@@ -9,7 +9,6 @@ from dagmaster.api.services import ApiServices, Services
 from dagmaster.client.models.operations import QueueLimits, QueueSummary
 from dagmaster.client.models.pages import Page
 from dagmaster.database.ledger.protocol import QueueChange
-from dagmaster.database.notify.notifier import tasks_topic
 from dagmaster.errors import Conflict, NotFound
 
 router = APIRouter(prefix="/queues", tags=["queues"])
@@ -64,6 +63,5 @@ async def _set_queue(services: ApiServices, queue: str, changes: QueueChange) ->
         raise NotFound(f"no queue is named '{queue}'", code="queue.not-found", hint=f"known: {known}", queue=queue)
     async with services.ledgers.one() as ledger:
         await ledger.set_queue(queue, **changes)
-    services.notifier.notify(tasks_topic(queue))
     (line,) = await _queues(services, only=queue)
     return line

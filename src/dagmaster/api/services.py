@@ -23,8 +23,8 @@ LEDGERS = 3
 class Ledgers:
     """A few ledgers for many requests: each is one connection, used by one request at a time, opened when first used."""
 
-    def __init__(self, dsn: str) -> None:
-        self._all = [PostgresLedger(dsn, "api-ledger") for _ in range(LEDGERS)]
+    def __init__(self, dsn: str, notifier: PostgresNotifier) -> None:
+        self._all = [PostgresLedger(dsn, "api-ledger", notifier) for _ in range(LEDGERS)]
         self._free: asyncio.LifoQueue[PostgresLedger] = asyncio.LifoQueue()
         for ledger in self._all:
             self._free.put_nowait(ledger)
@@ -60,8 +60,8 @@ class ApiServices:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Open inside the block. A database that is away does not matter: each request says so by itself."""
-        self.reads, self.ledgers = ApiReads(self.dsn), Ledgers(self.dsn)
         self.notifier = PostgresNotifier(self.dsn, [JOBS, RESULTS])
+        self.reads, self.ledgers = ApiReads(self.dsn), Ledgers(self.dsn, self.notifier)
         self.follower = Follower(self.reads, self.notifier)
         await self.reads.open()
         self.notifier.start()

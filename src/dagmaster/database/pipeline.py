@@ -9,6 +9,7 @@ and read at once, and values travel as text. A `Break` ends a unit: what comes b
 comes after begins, which is how a hint follows its commit at once, in a transaction of its own.
 """
 
+from collections import namedtuple
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -26,7 +27,7 @@ from psycopg.waiting import Ready, Wait
 from dagmaster.database.connect import Connection
 from dagmaster.database.queries import numbered
 
-Rows = list[tuple[Any, ...]]
+Rows = list[Any]  # named tuples with the statement's columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class Break:
 
 BEGIN: Final = TransactionCommand("BEGIN")
 COMMIT: Final = TransactionCommand("COMMIT")
+ROLLBACK: Final = TransactionCommand("ROLLBACK")
 BREAK: Final = Break()
 
 DISCARD_PLANS: Final = TransactionCommand("DISCARD PLANS")
@@ -65,9 +67,10 @@ _GROWTH = 4
 
 @dataclass(slots=True)
 class _Session:
-    """What we know of a connection: the order of each prepared statement's values, and how much was sent."""
+    """What we know of a connection: the parameters and the row type of each prepared statement, and how much was sent."""
 
     names: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    row_types: dict[str, Any] = field(default_factory=dict)
     sent_bytes: int = 0
     plans_last_to: int = _FIRST_PLANS_BYTES
 
@@ -100,7 +103,9 @@ async def execute(connection: Connection, steps: Sequence[Step]) -> dict[str, Ro
             raise errors.error_from_result(result)
     said = [step for step in steps if not isinstance(step, Break)]
     answers = zip(said, results, strict=True)
-    return {step.name: _rows(connection, result) for step, result in answers if isinstance(step, Call)}
+    return {
+        step.name: _rows(connection, session, step.name, result) for step, result in answers if isinstance(step, Call)
+    }
 
 
 async def _prepare(connection: Connection, known: dict[str, tuple[str, ...]], steps: Sequence[Step]) -> None:
@@ -144,10 +149,14 @@ def _communicate(pgconn: PGconn, units: int) -> PQGen[list[PGresult]]:
     return results
 
 
-def _rows(connection: Connection, result: PGresult) -> Rows:
+def _rows(connection: Connection, session: _Session, name: str, result: PGresult) -> Rows:
+    row_type: Any = session.row_types.get(name)
+    if row_type is None:
+        columns = [(result.fname(place) or b"").decode() for place in range(result.nfields)]
+        row_type = session.row_types[name] = namedtuple("Row", columns, rename=True)
     transformer = Transformer(connection)
     transformer.set_pgresult(result)
-    return transformer.load_rows(0, result.ntuples, tuple)
+    return transformer.load_rows(0, result.ntuples, row_type._make)
 
 
 def _text(value: Any) -> bytes | None:

@@ -5,7 +5,7 @@ from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict
 
-from dagmaster.database.ledger.protocol import Ledger
+from dagmaster.database.ledger.protocol import SubmissionLedger
 from dagmaster.errors import Conflict
 from dagmaster.jobs.states import JOB_TERMINAL, JobStatus
 
@@ -18,7 +18,9 @@ class Cancelling(BaseModel):
     is_new: bool
 
 
-async def cancel(ledger: Ledger, job_id: UUID, *, by: str | None = None, reason: str | None = None) -> Cancelling:
+async def cancel(
+    ledger: SubmissionLedger, job_id: UUID, *, by: str | None = None, reason: str | None = None
+) -> Cancelling:
     """Request a job's cancellation. A repeated request changes nothing. A job that ended otherwise is a conflict."""
     status, is_new = await ledger.request_cancel(job_id, by=by, reason=reason)
     if status is JobStatus.CANCELLED:

@@ -10,21 +10,26 @@ from typing import Any, Literal
 from uuid import UUID
 
 from dagmaster.client.models.jobs import JobPart, Resumed
-from dagmaster.database.ledger.protocol import Ledger, LoadedJob, no_such_job
+from dagmaster.database.ledger.protocol import LoadedJob, SubmissionLedger, no_such_job
 from dagmaster.errors import Conflict
 from dagmaster.jobs import rerun
 from dagmaster.jobs.view import JobView
 
 
 async def resume(
-    ledger: Ledger, job_id: UUID, *, by: str | None = None, reason: str | None = None, is_dry_run: bool = False
+    ledger: SubmissionLedger,
+    job_id: UUID,
+    *,
+    by: str | None = None,
+    reason: str | None = None,
+    is_dry_run: bool = False,
 ) -> Resumed:
     """Continue a job from what has succeeded. With `is_dry_run` only report what would run."""
     return await _run_again(ledger, job_id, rerun.resume, {"by": by, "why": reason}, is_dry_run)
 
 
 async def retry(
-    ledger: Ledger,
+    ledger: SubmissionLedger,
     job_id: UUID,
     part: JobPart,
     *,
@@ -44,22 +49,22 @@ async def retry(
     return await _run_again(ledger, job_id, choose, facts, is_dry_run, resume_count=job.resume_count)
 
 
-async def _load(ledger: Ledger, job_id: UUID) -> LoadedJob:
+async def _load(ledger: SubmissionLedger, job_id: UUID) -> LoadedJob:
     job = await ledger.load_job(job_id)
     if job is None:
         raise no_such_job(job_id)
     return job
 
 
-async def _has_completed(ledger: Ledger, job: LoadedJob, child: str | None) -> bool:
+async def _has_completed(ledger: SubmissionLedger, job: LoadedJob, child: str | None) -> bool:
     """Whether this is a child of a fan_out that has completed: only completed children have an output."""
     if child is None or rerun.fan_out_of(job.view(), child) is None:
         return False
-    return child in await ledger.load_outputs(job.job_id, [child], resolve=False)
+    return child in await ledger.load_output_references(job.job_id, [child])
 
 
 async def _run_again(
-    ledger: Ledger,
+    ledger: SubmissionLedger,
     job_id: UUID,
     choose: Callable[[JobView], rerun.Rerun],
     facts: dict[str, Any],

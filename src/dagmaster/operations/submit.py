@@ -15,7 +15,7 @@ import orjson
 from pydantic import ValidationError
 
 from dagmaster.client.models.jobs import SubmissionResult
-from dagmaster.database.ledger.protocol import Ledger, LoadedJob, NewJob
+from dagmaster.database.ledger.protocol import LoadedJob, NewJob, OrchestratorLedger, SubmissionLedger
 from dagmaster.errors import Conflict, DagmasterError, InvalidRequest
 from dagmaster.jobs.model import DeadLetter, JobMessage, Submission, new_job_id
 from dagmaster.jobs.stages import stages_of
@@ -56,14 +56,19 @@ def prepare(
     )
 
 
-async def submit(ledger: Ledger, library: WorkflowLibrary, submissions: Sequence[Submission]) -> list[UUID]:
+async def submit(ledger: SubmissionLedger, library: WorkflowLibrary, submissions: Sequence[Submission]) -> list[UUID]:
     """Create jobs for these submissions: all or none."""
     jobs = [prepare(library, submission) for submission in submissions]
     return await ledger.create_jobs(jobs)
 
 
 async def submit_once(
-    ledger: Ledger, library: WorkflowLibrary, submission: Submission, *, force: bool = False, resume: bool = False
+    ledger: SubmissionLedger,
+    library: WorkflowLibrary,
+    submission: Submission,
+    *,
+    force: bool = False,
+    resume: bool = False,
 ) -> SubmissionResult:
     """Create the job, or answer what became of the one that the same submission made before. With `resume` that one goes on,
     if it has failed."""
@@ -89,7 +94,7 @@ async def submit_once(
     return answer
 
 
-async def _name_other_workflow(error: Conflict, ledger: Ledger, job: NewJob) -> Conflict:
+async def _name_other_workflow(error: Conflict, ledger: SubmissionLedger, job: NewJob) -> Conflict:
     """The conflict; if the key belongs to a job of another workflow, it names that workflow."""
     earlier = await ledger.load_job(error.facts["job_id"])
     other = (earlier or job).workflow.workflow_id
@@ -103,7 +108,7 @@ async def _name_other_workflow(error: Conflict, ledger: Ledger, job: NewJob) -> 
     )
 
 
-async def _resumed(ledger: Ledger, answer: SubmissionResult, by: str | None) -> SubmissionResult:
+async def _resumed(ledger: SubmissionLedger, answer: SubmissionResult, by: str | None) -> SubmissionResult:
     try:
         resumed = await resume_job(ledger, answer.job_id, by=by, reason="the same was submitted again")
     except Conflict:  # another submission has resumed it a moment ago; or it has nothing that could run again
@@ -147,7 +152,7 @@ def _of_failure(job: LoadedJob, failed_stage: str | None) -> dict[str, Any]:
     }
 
 
-async def take_submissions(ledger: Ledger, library: WorkflowLibrary, queue: str, limit: int = 100) -> int:
+async def take_submissions(ledger: OrchestratorLedger, library: WorkflowLibrary, queue: str, limit: int = 100) -> int:
     """Turn messages waiting in a queue into jobs; those that can't become one go to the dead letters with the reason."""
     return len(await ledger.take_messages(queue, limit, lambda message: _job_or_letter(library, message)))
 

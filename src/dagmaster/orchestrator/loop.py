@@ -11,14 +11,22 @@ fails by itself is set aside for a while and the others go on.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID, uuid4
 
 from dagmaster import faults
-from dagmaster.database.ledger.protocol import LOOK_LIMIT, Claim, Held, Ledger, LoadedJob, Look, OrchestratorInfo
+from dagmaster.database.ledger.protocol import (
+    NEWS_LIMIT,
+    Claim,
+    LoadedJob,
+    OrchestratorInfo,
+    OrchestratorLedger,
+    Step,
+    StepScope,
+)
 from dagmaster.database.notify.notifier import JOBS, RESULTS, Notifier
 from dagmaster.errors import DagmasterError, Unavailable
 from dagmaster.jobs.changes import Changes
@@ -76,8 +84,8 @@ class OrchestratorCounters:
 @dataclass
 class Orchestrator:
     settings: Settings
-    ledger: Ledger
-    beat_ledger: Ledger  # a connection of its own, so that a busy loop still shows that it lives
+    ledger: OrchestratorLedger
+    beat_ledger: OrchestratorLedger  # a connection of its own, so that a busy loop still shows that it lives
     notifier: Notifier
     transport: Transport
     planner: Planner
@@ -200,8 +208,6 @@ class Orchestrator:
         except Exception as error:  # the process ends either way
             _log.warning("could not give the jobs back; they will be reclaimed", error=str(error))
             return
-        if released:
-            self.notifier.notify(JOBS)
         _log.info("stopped", released=released)
 
     def _now(self) -> float:
@@ -310,11 +316,13 @@ class Orchestrator:
         if not self._owned and not sweep:
             self._next_due = None
             return
-        begun = self._now()
-        pending_work = await self.ledger.pending_work(self.owner_id, sweep=sweep)
-        self._dirty.update(job_id for job_id in pending_work.reported if job_id in self._owned)
         if not sweep:
+            reported = await self.ledger.reported_jobs(self.owner_id)
+            self._dirty.update(job_id for job_id in reported if job_id in self._owned)
             return
+        begun = self._now()
+        pending_work = await self.ledger.sweep_jobs(self.owner_id)
+        self._dirty.update(job_id for job_id in pending_work.reported if job_id in self._owned)
         rest = min((self._now() - begun) / SWEEP_SHARE, 0.9 * self.settings.orchestrator_poll_interval)
         self._next_sweep = max(self._next_sweep, begun + rest)
         self._overdue = frozenset(pending_work.overdue)
@@ -334,8 +342,7 @@ class Orchestrator:
         self._distrust(self._owned)
         released = await self.ledger.release_unknown(self.owner_id, list(self._owned))
         if released:
-            _log.warning("gave back jobs whose claim was never answered", released=released)
-            self.notifier.notify(JOBS)
+            _log.warning("released jobs whose claim was never answered", released=released)
 
     async def _advance_all(self) -> None:
         now = self._now()
@@ -382,52 +389,63 @@ class Orchestrator:
                 self._dirty.add(job_id)
 
     async def _advance(self, job_ids: Sequence[UUID], *, reported_only: bool = False) -> None:
+        """One step: lock and read, decide, write, commit, notify."""
         await self._read_views(job_ids)
         batch = [self._owned[job_id] for job_id in job_ids if job_id in self._owned]
         if not batch:
             return
-        plans: dict[UUID, Plan] = {}
-        budget = ByteBudget()
-        worker_id: str | None = None
-
-        def decide(held: Held) -> list[Changes]:
-            nonlocal worker_id
-            worker_id = _last_worker(held)
-            for owned in batch:
-                job_id = owned.claim.job_id
-                if job_id in held.epochs and owned.view is not None:
-                    if held.sequences[job_id] != owned.sequence:
-                        raise StaleViewError
-                    plans[job_id] = self.planner.decide(
-                        owned.view,
-                        held.news.get(job_id, ()),
-                        epoch=held.epochs[job_id],
-                        sequence=held.sequences[job_id],
-                        look_at_all=owned.look_at_all,
-                        stop=held.stops.get(job_id),
-                        budget=budget,
-                    )
-            return [plan.changes for plan in plans.values()]
-
-        def tell(queues: Sequence[str]) -> Sequence[str]:
-            near = worker_id if self._is_next_step(plans) else None
-            return self.transport.topics([Ticket(queue, near=near) for queue in queues])
-
-        look = self._looking(batch, reported_only=reported_only)
-        advanced = await self.ledger.advance(self.owner_id, [o.claim for o in batch], look, decide, tell=tell)
+        open_jobs = self.ledger.open_reported_jobs if reported_only else self.ledger.open_jobs
+        async with open_jobs(self.owner_id, [owned.claim for owned in batch], self._scope(batch)) as step:
+            plans = self._decide(batch, step)
+            changes = [plan.changes for plan in plans.values()]
+            queues = {task.queue for change in changes for task in change.tasks}
+            topics = self.transport.topics(self._tickets(queues, plans, step))
+            repeated_queues = await step.commit(changes, notify=topics)
         self._dirty.difference_update(job_ids)
-        for job_id in advanced.fenced:
+        for job_id in step.fenced:
             self._drop_fenced(job_id)
-        if advanced.queues:
-            await self.transport.publish([Ticket(queue) for queue in sorted(advanced.queues)])
-        if advanced.queues or any(plan.changes.tasks for plan in plans.values()):
+        await self._publish(repeated_queues - queues if topics else repeated_queues | queues)
+        if queues or repeated_queues:
             faults.reach("orchestrator.after-publish")
         await self._keep(plans)
-        self._dirty.update(job_id for job_id in advanced.has_more if job_id in self._owned)
+        self._dirty.update(job_id for job_id in step.has_more if job_id in self._owned)
         self.counters.advanced += len(plans)
 
-    def _is_next_step(self, plans: dict[UUID, Plan]) -> bool:
-        """Whether all that is to be done is one task, in the queue of the one before: who did that can do this."""
+    def _decide(self, batch: Sequence[Owned], step: Step) -> dict[UUID, Plan]:
+        plans: dict[UUID, Plan] = {}
+        budget = ByteBudget()
+        for owned in batch:
+            job_id = owned.claim.job_id
+            job = step.jobs.get(job_id)
+            if job is None or owned.view is None:
+                continue
+            if job.sequence != owned.sequence:
+                raise StaleViewError
+            plans[job_id] = self.planner.decide(
+                owned.view,
+                job.news,
+                epoch=job.epoch,
+                sequence=job.sequence,
+                look_at_all=owned.look_at_all,
+                stop=job.stop,
+                budget=budget,
+            )
+        return plans
+
+    def _tickets(self, queues: Iterable[str], plans: Mapping[UUID, Plan], step: Step) -> list[Ticket]:
+        """One ticket for each queue that gets tasks, first for the worker that reported the task before."""
+        if not queues:
+            return []
+        near = _last_worker(step) if self._is_next_task(plans) else None
+        return [Ticket(queue, near=near) for queue in sorted(queues)]
+
+    async def _publish(self, queues: Collection[str]) -> None:
+        """Announce the queues that the commit did not notify."""
+        if queues:
+            await self.transport.publish([Ticket(queue) for queue in sorted(queues)])
+
+    def _is_next_task(self, plans: Mapping[UUID, Plan]) -> bool:
+        """Whether the step creates one task only, in the queue of the task before: the same worker can run it."""
         is_next = False
         for job_id, plan in plans.items():
             owned, tasks = self._owned[job_id], plan.changes.tasks
@@ -436,7 +454,7 @@ class Orchestrator:
             owned.queue = queue
         return is_next
 
-    def _looking(self, batch: Sequence[Owned], *, reported_only: bool) -> Look:
+    def _scope(self, batch: Sequence[Owned]) -> StepScope:
         failing, ending, wake = set[UUID](), set[UUID](), dict[tuple[UUID, str], int]()
         for owned in batch:
             job_id, view = owned.claim.job_id, owned.view
@@ -446,15 +464,10 @@ class Orchestrator:
                 failing.add(job_id)
                 if view.stopping or view.graph.workflow.fail_fast:
                     ending.add(job_id)
-            counts = rerunnable_children(view, LOOK_LIMIT, unlimited=owned.is_failing)
+            counts = rerunnable_children(view, NEWS_LIMIT, unlimited=owned.is_failing)
             wake |= {(job_id, fan_out): count for fan_out, count in counts.items()}
-        return Look(
-            self._overdue,
-            self._started,
-            withdraw=frozenset(failing),
-            stop_running=frozenset(ending),
-            wake=wake,
-            reported_only=reported_only,
+        return StepScope(
+            self._overdue, self._started, withdraw=frozenset(failing), stop_running=frozenset(ending), wake=wake
         )
 
     def _drop_fenced(self, job_id: UUID) -> None:
@@ -490,10 +503,11 @@ class Orchestrator:
     async def _load_outputs(self, owned: Owned, view: JobView, node_ids: list[str]) -> None:
         """Templates need the values; a job's default result is content with references to large ones."""
         outputs, unloadable = dict(view.outputs), dict(view.unloadable)
-        resolve = view.graph.outputs is not None or not is_ended(view)
+        has_templates = view.graph.outputs is not None or not is_ended(view)
+        load = self.ledger.load_outputs if has_templates else self.ledger.load_output_references
         for node_id in node_ids:
             try:
-                outputs |= await self.ledger.load_outputs(view.job_id, [node_id], resolve=resolve)
+                outputs |= await load(view.job_id, [node_id])
             except Unavailable:
                 raise
             except DagmasterError as error:
@@ -528,7 +542,7 @@ class Orchestrator:
         return graph
 
 
-def _last_worker(held: Held) -> str | None:
-    """Who reported last, among those that have something to report."""
-    workers = (getattr(item, "worker_id", None) for news in held.news.values() for item in news)
+def _last_worker(step: Step) -> str | None:
+    """The worker of the first report that names one."""
+    workers = (getattr(item, "worker_id", None) for job in step.jobs.values() for item in job.news)
     return next((worker for worker in workers if worker), None)

@@ -41,7 +41,7 @@ async def orchestrator_role(settings: Settings, dsn: str, gate: Gate, fd: int | 
     bound = socket.socket(fileno=fd) if fd is not None else _api_socket(settings)
     registry = installed()
     notifier = PostgresNotifier(dsn, [JOBS, RESULTS])
-    ledger, heartbeats = PostgresLedger(dsn, "orchestrator"), PostgresLedger(dsn, "beat")
+    ledger, heartbeats = PostgresLedger(dsn, "orchestrator", notifier), PostgresLedger(dsn, "beat")
     tidy = tidy_of(settings, dsn)
     janitor = Janitor(settings, PostgresJanitor(dsn), PostgresRetention(dsn), notifier, tidy=tidy)
     async with closing(ledger.close, heartbeats.close, janitor.close, notifier.close):

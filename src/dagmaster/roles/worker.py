@@ -22,7 +22,7 @@ async def worker_role(settings: Settings, dsn: str, gate: Gate) -> AsyncIterator
         await gate()
     queues, worker_id = settings.worker_queue, uuid4()
     notifier = PostgresNotifier(dsn, topics_of(queues, str(worker_id)))
-    ledger, leases, handlers = (PostgresLedger(dsn, name) for name in ("worker", "lease", "handler"))
+    ledger, leases, handlers = (PostgresLedger(dsn, name, notifier) for name in ("worker", "lease", "handler"))
     database = pool(dsn, "handlers", 0, max(4, settings.worker_processes))
     async with closing(ledger.close, leases.close, handlers.close, notifier.close, database.close):
         notifier.start()

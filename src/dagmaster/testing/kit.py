@@ -14,8 +14,9 @@ from typing import Any, Self, TypeVar
 from uuid import UUID
 
 from dagmaster.database.ledger.protocol import Report
-from dagmaster.database.notify.notifier import JOBS, RESULTS
+from dagmaster.database.notify.notifier import JOBS, RESULTS, Notifier
 from dagmaster.handlers.registry import Registration, Registry, installed
+from dagmaster.jobs.changes import Changes
 from dagmaster.jobs.model import Submission, new_job_id
 from dagmaster.jobs.plan import Planner
 from dagmaster.jobs.states import JOB_TERMINAL, TaskStatus
@@ -93,8 +94,7 @@ class Kit:
     async def __aenter__(self) -> Self:
         self._loop = virtual_loop()
         self.database = MemoryDatabase(self.now)
-        self.ledger = _Ledger(self.database)
-        self._notifier = self._exchange.notifier()
+        self.ledger = _Ledger(self.database, self._exchange.notifier())
         orchestrators, workers = self._sizes
         for _ in range(orchestrators):
             self._start_orchestrator()
@@ -126,7 +126,6 @@ class Kit:
         milliseconds = int(self.now().timestamp() * 1000)
         job_id = new_job_id(milliseconds, self._random.randbytes(10))
         await self.ledger.create_jobs([replace(prepare(self.catalog, submission), job_id=job_id)])
-        self._notifier.notify(JOBS)
         return job_id
 
     async def wait(self, job_id: UUID, *, timeout_seconds: float = PATIENCE_SECONDS) -> KitJob:
@@ -207,15 +206,15 @@ class Kit:
 class _Ledger(MemoryLedger):
     """Tells when something may have changed."""
 
-    def __init__(self, database: MemoryDatabase) -> None:
-        super().__init__(database)
+    def __init__(self, database: MemoryDatabase, notifier: Notifier) -> None:
+        super().__init__(database, notifier)
         self._changed = asyncio.Event()
 
     async def change(self) -> None:
         await self._changed.wait()
 
-    async def advance(self, *arguments: Any, **options: Any) -> Any:
-        return self._tell(await super().advance(*arguments, **options))
+    def apply(self, change: Changes) -> set[str]:
+        return self._tell(super().apply(change))
 
     async def exchange(self, *arguments: Any, **options: Any) -> Any:
         return self._tell(await super().exchange(*arguments, **options))

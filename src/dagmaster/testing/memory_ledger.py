@@ -1,12 +1,14 @@
-"""The ledger's twin in memory: the same semantics on plain dictionaries and a clock that is passed in.
+"""The ledger in memory: the same semantics on plain dictionaries and a clock that is passed in.
 
-For simulation and for tests of handlers. It passes the same conformance suite as the real one; each call happens at one
-instant, as a transaction does. `MemoryDatabase` is what several ledgers (processes) share.
+For simulations and for tests of handlers. It passes the same conformance suite as the one on PostgreSQL. Each call happens at
+one instant, as a transaction does; a step must not wait between its begin and its commit. `MemoryDatabase` is what several
+ledgers (processes) share.
 """
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from math import ceil
@@ -19,28 +21,26 @@ from dagmaster.database.ledger.protocol import (
     OVERRUN_GRACE_SECONDS,
     PAGE_BYTES,
     SMALL_BYTES,
-    Advanced,
-    Choose,
+    ChooseRerun,
     Claim,
-    Decide,
     Demand,
     Exchange,
-    Held,
     LoadedJob,
-    Look,
     NewJob,
+    OpenJob,
     OrchestratorInfo,
     PendingWork,
     QueueChange,
     Report,
     Running,
-    Tell,
+    StepScope,
     WorkerInfo,
     key_conflict,
     no_such_job,
     opening_nodes,
     too_large_for_a_template,
 )
+from dagmaster.database.notify.notifier import JOBS, RESULTS, Notifier, tasks_topic
 from dagmaster.jobs import fan, payload
 from dagmaster.jobs.changes import Changes, NodeChange, PoisonedTask
 from dagmaster.jobs.fan import ChildResult
@@ -195,13 +195,20 @@ def _demand(holds: bool, message: str) -> None:
 
 
 class MemoryLedger:
-    def __init__(self, database: MemoryDatabase) -> None:
+    def __init__(self, database: MemoryDatabase, notifier: Notifier | None = None) -> None:
         self.db = database
+        self._notifier = notifier
 
-    # Submitting
+    def _notify(self, *topics: str) -> None:
+        if self._notifier is not None:
+            self._notifier.notify(*topics)
+
+    # Submission
 
     async def create_jobs(self, jobs: Sequence[NewJob]) -> list[UUID]:
-        return [job.job_id for job in jobs if self._create(job)]
+        created = [job.job_id for job in jobs if self._create(job)]
+        self._notify(JOBS)
+        return created
 
     def _create(self, new: NewJob) -> bool:
         db, now = self.db, self.db.clock()
@@ -235,21 +242,23 @@ class MemoryLedger:
             return known[0]
         self.db.keys[key] = (job.job_id, request_hash)
         self._create(job)
+        self._notify(JOBS)
         return job.job_id
 
     async def replay_dead_letter(self, dead_letter_id: UUID, queue: str) -> bool:
         letters = self.db.dead_letters
-        found = next((x for x in letters if x.dead_letter_id == dead_letter_id and x.queue == queue), None)
-        if found is None:
+        letter = next((x for x in letters if x.dead_letter_id == dead_letter_id and x.queue == queue), None)
+        if letter is None:
             return False
-        letters.remove(found)
-        await self.enqueue_message(found.message_id or str(dead_letter_id), queue, found.body)
+        letters.remove(letter)
+        await self.enqueue_message(letter.message_id or str(dead_letter_id), queue, letter.body)
         return True
 
     async def set_queue(self, queue: str, **changes: Unpack[QueueChange]) -> None:
         now = self.db.clock()
         before = self.db.queues.get(queue) or QueueSettings(queue=queue, updated_at=now)
         self.db.queues[queue] = before.model_copy(update={**changes, "updated_at": now})
+        self._notify(tasks_topic(queue))
 
     def _is_limited(self, queue: str) -> bool:
         settings = self.db.queues.get(queue)
@@ -272,6 +281,7 @@ class MemoryLedger:
         self.db.messages[message_id] = JobMessage(
             message_id=message_id, queue=queue, body=_json_copy(body), enqueued_at=self.db.clock()
         )
+        self._notify(JOBS)
         return True
 
     async def take_messages(
@@ -290,7 +300,7 @@ class MemoryLedger:
 
     # Operating
 
-    async def rerun(self, job_id: UUID, choose: Choose, facts: Mapping[str, Any]) -> tuple[Rerun, int]:
+    async def rerun(self, job_id: UUID, choose: ChooseRerun, facts: Mapping[str, Any]) -> tuple[Rerun, int]:
         db, job = self.db, self.db.jobs.get(job_id)
         if job is None:
             raise no_such_job(job_id)
@@ -327,6 +337,7 @@ class MemoryLedger:
                 "version": job.version + 1,
             }
         )  # fmt: skip
+        self._notify(JOBS)
         return rerun, job.resume_count + 1
 
     def _children_again(self, job_id: UUID, rerun: Rerun) -> list[NodeState]:
@@ -382,6 +393,7 @@ class MemoryLedger:
             now = self.db.clock()
             asked = {"cancel_requested_at": now, "cancel_requested_by": by, "cancel_reason": reason, "updated_at": now}
             self.db.jobs[job_id] = job.model_copy(update={**asked, "version": job.version + 1})
+        self._notify(RESULTS)
         return job.status, is_new
 
     # Orchestrators
@@ -438,7 +450,15 @@ class MemoryLedger:
             job.resume_count,
         )  # fmt: skip
 
-    async def load_outputs(self, job_id: UUID, node_ids: Sequence[str], *, resolve: bool = True) -> dict[str, Any]:
+    async def load_outputs(self, job_id: UUID, node_ids: Sequence[str]) -> dict[str, Any]:
+        return self._load_outputs(job_id, node_ids, lambda node: self._resolve(job_id, node))
+
+    async def load_output_references(self, job_id: UUID, node_ids: Sequence[str]) -> dict[str, Any]:
+        return self._load_outputs(job_id, node_ids, lambda node: by_reference(node.output_ref or {}))
+
+    def _load_outputs(
+        self, job_id: UUID, node_ids: Sequence[str], resolve: Callable[[NodeState], Any]
+    ) -> dict[str, Any]:
         outputs = {}
         for node_id in node_ids:
             node = self.db.nodes[job_id][node_id]
@@ -447,7 +467,7 @@ class MemoryLedger:
             if node.output_ref is None:
                 outputs[node_id] = copy.deepcopy(node.output)
             else:
-                outputs[node_id] = self._resolve(job_id, node) if resolve else by_reference(node.output_ref)
+                outputs[node_id] = resolve(node)
         return outputs
 
     def _resolve(self, job_id: UUID, node: NodeState) -> Any:
@@ -458,11 +478,15 @@ class MemoryLedger:
             return orjson.loads(self.db.payload(job_id, reference))
         return self._gathered(job_id, reference["results_of"], Aggregation(reference["aggregation"]))
 
-    async def pending_work(self, owner_id: UUID, *, sweep: bool, started_after_seconds: float = 0.2) -> PendingWork:
-        mine = {job.job_id for job in self.db.jobs.values() if job.owner_id == owner_id and job.status in _ACTIVE}
-        reported = tuple(job_id for job_id in mine if self._has_reports(job_id))
-        if not sweep:
-            return PendingWork(reported)
+    async def reported_jobs(self, owner_id: UUID) -> tuple[UUID, ...]:
+        return tuple(job_id for job_id in self._owned_by(owner_id) if self._has_reports(job_id))
+
+    def _owned_by(self, owner_id: UUID) -> set[UUID]:
+        return {job.job_id for job in self.db.jobs.values() if job.owner_id == owner_id and job.status in _ACTIVE}
+
+    async def sweep_jobs(self, owner_id: UUID, *, started_after_seconds: float = 0.2) -> PendingWork:
+        mine = self._owned_by(owner_id)
+        reported = await self.reported_jobs(owner_id)
         now = self.db.clock()
         late = {task.job_id for task in self.db.tasks.values() if task.job_id in mine and self._is_late(task, now)}
         waits = [
@@ -499,24 +523,40 @@ class MemoryLedger:
             if task.status is TaskStatus.RUNNING and self.db.nodes[job_id][task.node_id].status is NodeStatus.DISPATCHED
         ]
 
-    async def advance(
-        self, owner_id: UUID, claims: Sequence[Claim], look: Look, decide: Decide, *, tell: Tell | None = None
-    ) -> Advanced:
-        asked = [claim for claim in claims if not look.reported_only or self._has_reports(claim.job_id)]
-        held = sorted((claim for claim in asked if self._holds(owner_id, claim)), key=lambda claim: claim.job_id)
-        saved = self._snapshot(claim.job_id for claim in held)
+    def open_jobs(
+        self, owner_id: UUID, claims: Sequence[Claim], scope: StepScope
+    ) -> AbstractAsyncContextManager["MemoryStep"]:
+        return self._open(owner_id, claims, scope, fenced=self._fenced(owner_id, claims))
+
+    def open_reported_jobs(
+        self, owner_id: UUID, claims: Sequence[Claim], scope: StepScope
+    ) -> AbstractAsyncContextManager["MemoryStep"]:
+        reported = [claim for claim in claims if self._has_reports(claim.job_id)]
+        return self._open(owner_id, reported, scope, fenced=frozenset())
+
+    def _fenced(self, owner_id: UUID, claims: Sequence[Claim]) -> frozenset[UUID]:
+        return frozenset(claim.job_id for claim in claims if not self._holds(owner_id, claim))
+
+    @asynccontextmanager
+    async def _open(
+        self, owner_id: UUID, claims: Sequence[Claim], scope: StepScope, *, fenced: frozenset[UUID]
+    ) -> AsyncIterator["MemoryStep"]:
+        held = sorted(claim.job_id for claim in claims if self._holds(owner_id, claim))
+        saved = self._snapshot(held)
+        step = None
         try:
-            news, has_more = self._take_news([claim.job_id for claim in held], look)
-            jobs = [self.db.jobs[claim.job_id] for claim in held]
-            stops = {job.job_id: stop for job in jobs if (stop := self._stop_of(job.job_id))}
-            sequences = {job.job_id: job.last_sequence for job in jobs}
-            changes = decide(Held({job.job_id: job.epoch for job in jobs}, sequences, news, stops))
-            queues = {queue for change in changes if not change.is_empty for queue in self._apply(change)}
-        except BaseException:
-            self._restore(saved)
-            raise
-        fenced = frozenset(claim.job_id for claim in claims) - {claim.job_id for claim in held}
-        return Advanced(frozenset() if look.reported_only else fenced, has_more, frozenset(queues))
+            sequences = {job_id: self.db.jobs[job_id].last_sequence for job_id in held}
+            stops = {job_id: self._stop_of(job_id) for job_id in held}
+            news, has_more = self._take_news(held, scope)
+            jobs = {
+                job_id: OpenJob(self.db.jobs[job_id].epoch, sequences[job_id], stops[job_id], news[job_id])
+                for job_id in held
+            }
+            step = MemoryStep(self, jobs, fenced, has_more)
+            yield step
+        finally:
+            if step is None or not step.is_committed:
+                self._restore(saved)
 
     def _has_reports(self, job_id: UUID) -> bool:
         job = self.db.jobs[job_id]
@@ -567,30 +607,30 @@ class MemoryLedger:
                 table.update(rows)
             db.jobs[job_id], db.nodes[job_id], db.events[job_id] = job, nodes, events
 
-    def _take_news(self, held: list[UUID], look: Look) -> tuple[dict[UUID, list[TaskUpdate]], frozenset[UUID]]:
+    def _take_news(self, held: list[UUID], scope: StepScope) -> tuple[dict[UUID, list[TaskUpdate]], frozenset[UUID]]:
         news: dict[UUID, list[TaskUpdate]] = {job_id: [] for job_id in held}
         has_more = set()
-        per_job = max(50, look.limit // max(1, len(held)))
+        per_job = max(50, scope.limit // max(1, len(held)))
         for job_id in held:
             waiting = [r for r in self.db.results.values() if r.job_id == job_id and not r.processed]
             news[job_id].extend(self._take_result(result) for result in waiting[:per_job])
             if len(waiting) >= per_job:
                 has_more.add(job_id)
-            if job_id in look.overdue:
+            if job_id in scope.overdue:
                 news[job_id].extend(self._take_overdue(job_id))
-            if job_id in look.overdue | look.withdraw:
-                news[job_id].extend(self._take_waiting(job_id, everything=job_id in look.withdraw))
-            if job_id in look.started:
+            if job_id in scope.overdue | scope.withdraw:
+                news[job_id].extend(self._take_waiting(job_id, everything=job_id in scope.withdraw))
+            if job_id in scope.started:
                 news[job_id].extend(
                     Started(*self._of_node(t), t.started_at, str(t.worker_id))
                     for t in self._to_show_running(job_id)
                     if t.started_at
                 )
-            if job_id in look.withdraw:
+            if job_id in scope.withdraw:
                 news[job_id].extend(self._withdraw(job_id))
-            if job_id in look.stop_running:
+            if job_id in scope.stop_running:
                 self._ask_to_stop(job_id)
-            for fan_out, room in ((key[1], room) for key, room in look.wake.items() if key[0] == job_id):
+            for fan_out, room in ((key[1], room) for key, room in scope.wake.items() if key[0] == job_id):
                 news[job_id].extend(self._take_idle(job_id, fan_out)[:room])
         return news, frozenset(has_more)
 
@@ -674,7 +714,8 @@ class MemoryLedger:
                 news.append(Withdrawn(*self._of_node(task)))
         return news
 
-    def _apply(self, change: Changes) -> set[str]:
+    def apply(self, change: Changes) -> set[str]:
+        """Write what a step decided. Returns the queues of repeated tasks."""
         db, job_id = self.db, change.job_id
         for sha256, encoded in change.payloads.items():
             db.add_payload(job_id, {"sha256": sha256, "bytes": len(encoded)}, encoded, is_kept=True)
@@ -766,7 +807,6 @@ class MemoryLedger:
                 params=_json_copy(task.params), params_ref=task.params_ref, timeout_seconds=task.timeout_seconds,
                 retry_count=task.retry_count, expires_at=expires,
             )  # fmt: skip
-            queues.add(task.queue)
         for again in change.next_attempts:
             before = self.db.tasks[change.job_id, again.node_id, again.attempt - 1]
             expires = None if before.expires_at is None else now + (before.expires_at - before.available_at)
@@ -815,11 +855,10 @@ class MemoryLedger:
             ],
         )
 
-    def _output(self, node: NodeState, *, decode: bool = True) -> Any:
+    def _output(self, node: NodeState, decode: Callable[[bytes], Any] = orjson.loads) -> Any:
         if node.output_ref is None:
             return copy.deepcopy(node.output)
-        encoded = self.db.payload(node.job_id, node.output_ref)
-        return orjson.loads(encoded) if decode else orjson.Fragment(encoded)
+        return decode(self.db.payload(node.job_id, node.output_ref))
 
     def _gather(self, job_id: UUID, node_id: str, fan_out: str, aggregation: Aggregation) -> None:
         output = self._gathered(job_id, fan_out, aggregation)
@@ -840,15 +879,13 @@ class MemoryLedger:
     async def release_unknown(self, owner_id: UUID, known: Sequence[UUID]) -> int:
         mine = [job for job in self.db.jobs.values() if job.owner_id == owner_id and job.status in _ACTIVE]
         unknown = [job for job in mine if job.job_id not in known]
-        for job in unknown:
-            self._free(job)
+        self._release(unknown)
         return len(unknown)
 
     async def retire(self, owner_id: UUID) -> int:
         self.db.orchestrators.pop(owner_id, None)
         mine = [job for job in self.db.jobs.values() if job.owner_id == owner_id and job.status in _ACTIVE]
-        for job in mine:
-            self._free(job)
+        self._release(mine)
         return len(mine)
 
     async def maintain(self) -> None:
@@ -858,10 +895,12 @@ class MemoryLedger:
             if beat < long_ago and owner_id not in owners:
                 del self.db.orchestrators[owner_id]
 
-    def _free(self, job: Job) -> None:
-        self.db.jobs[job.job_id] = job.model_copy(
-            update={"owner_id": None, "claim_token": None, "updated_at": self.db.clock(), "version": job.version + 1}
-        )
+    def _release(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            free = {"owner_id": None, "claim_token": None, "updated_at": self.db.clock(), "version": job.version + 1}
+            self.db.jobs[job.job_id] = job.model_copy(update=free)
+        if jobs:
+            self._notify(JOBS)
 
     # Workers
 
@@ -869,26 +908,29 @@ class MemoryLedger:
         self.db.workers[worker.worker_id] = worker
 
     async def exchange(
-        self,
-        worker_id: UUID,
-        reports: Sequence[Report],
-        demand: Demand,
-        *,
-        lease_seconds: float,
-        tell: Sequence[str] = (),
+        self, worker_id: UUID, reports: Sequence[Report], demand: Demand, *, lease_seconds: float
     ) -> Exchange:
-        for report in reports:
-            self._keep_payload(report)
-        late = tuple(
-            task_id(report.job_id, report.node_id, report.attempt)
-            for report in reports
-            if not self._accept(worker_id, report)
-        )
-        if reports and demand.is_speculative and not any(self._is_limited(queue) for queue in demand.queues):
-            return Exchange((), len(reports) - len(late), late)
+        late = self._take_reports(worker_id, reports)
         light = self._claim_tasks(worker_id, demand.queues, demand.light_handlers, demand.light, lease_seconds)
         heavy = self._claim_tasks(worker_id, demand.queues, demand.heavy_handlers, demand.heavy, lease_seconds)
         return Exchange((*light, *heavy), len(reports) - len(late), late)
+
+    async def report(
+        self, worker_id: UUID, reports: Sequence[Report], demand: Demand, *, lease_seconds: float
+    ) -> Exchange:
+        if any(self._is_limited(queue) for queue in demand.queues):
+            return await self.exchange(worker_id, reports, demand, lease_seconds=lease_seconds)
+        late = self._take_reports(worker_id, reports)
+        return Exchange((), len(reports) - len(late), late)
+
+    def _take_reports(self, worker_id: UUID, reports: Sequence[Report]) -> tuple[str, ...]:
+        """Returns the ids of tasks whose report came too late."""
+        for report in reports:
+            self._keep_payload(report)
+        late = [report for report in reports if not self._accept(worker_id, report)]
+        if reports:
+            self._notify(RESULTS)
+        return tuple(task_id(report.job_id, report.node_id, report.attempt) for report in late)
 
     def _keep_payload(self, report: Report) -> None:
         if report.output_ref and (report.job_id, report.node_id, report.attempt) in self.db.tasks:
@@ -995,8 +1037,14 @@ class MemoryLedger:
 
     # Handlers
 
-    async def read_results(
-        self, job_id: UUID, node_id: str, offset: int, limit: int, *, decode: bool = True
+    async def read_results(self, job_id: UUID, node_id: str, offset: int, limit: int) -> list[ChildResult]:
+        return self._read_results(job_id, node_id, offset, limit, orjson.loads)
+
+    async def read_encoded_results(self, job_id: UUID, node_id: str, offset: int, limit: int) -> list[ChildResult]:
+        return self._read_results(job_id, node_id, offset, limit, orjson.Fragment)
+
+    def _read_results(
+        self, job_id: UUID, node_id: str, offset: int, limit: int, decode: Callable[[bytes], Any]
     ) -> list[ChildResult]:
         children = (self.db.nodes[job_id].get(f"{node_id}__{index}") for index in range(offset, offset + limit))
         results: list[ChildResult] = []
@@ -1005,7 +1053,7 @@ class MemoryLedger:
             size += n.output_ref["bytes"] if n.output_ref else fan.size_bytes(n.output)
             if results and size > PAGE_BYTES:
                 break
-            output = self._output(n, decode=decode)
+            output = self._output(n, decode)
             results.append(ChildResult(n.fan_out_index or 0, n.node_id, n.status, output, n.error_message))
         return results
 
@@ -1026,6 +1074,21 @@ class MemoryLedger:
 
     async def now(self) -> datetime:
         return self.db.clock()
+
+
+@dataclass
+class MemoryStep:
+    _ledger: MemoryLedger
+    jobs: Mapping[UUID, OpenJob]
+    fenced: frozenset[UUID]
+    has_more: frozenset[UUID]
+    is_committed: bool = False
+
+    async def commit(self, changes: Sequence[Changes], *, notify: Sequence[str] = ()) -> frozenset[str]:
+        repeated = [self._ledger.apply(change) for change in changes if not change.is_empty]
+        self.is_committed = True
+        self._ledger._notify(*notify)
+        return frozenset(queue for queues in repeated for queue in queues)
 
 
 def _or(value: Any, otherwise: Any) -> Any:

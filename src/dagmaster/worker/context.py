@@ -4,7 +4,7 @@ import asyncio
 import inspect
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Executor, Future
 from contextvars import ContextVar
 from datetime import UTC, datetime
@@ -14,7 +14,7 @@ from uuid import UUID
 import orjson
 
 from dagmaster.database.connect import Database
-from dagmaster.database.ledger.protocol import Ledger, Running
+from dagmaster.database.ledger.protocol import PayloadLedger, Running
 from dagmaster.errors import Fenced, InvalidRequest, Unavailable
 from dagmaster.handlers import checkpoints
 from dagmaster.handlers.artifacts import Places, problem_of
@@ -36,6 +36,7 @@ MAX_LOG_LINE = 500
 LIVE_LOG_LINES = 20  # sent while an attempt still runs
 
 OnSignal = Callable[[str], None]
+_Read = Callable[[UUID, str, int, int], Awaitable[list[ChildResult]]]
 
 
 class TaskContext:
@@ -66,7 +67,7 @@ class TaskContext:
     def __init__(
         self,
         task: TaskMessage,
-        ledger: Ledger,
+        ledger: PayloadLedger,
         database: Database | None = None,
         resources: Resources | None = None,
     ) -> None:
@@ -182,13 +183,18 @@ class TaskContext:
     async def store_output(self, encoded: Encoded) -> Reference:
         return await self._ledger.store_payload(self.job_id, encoded)
 
-    async def read_results(self, skip: int, page: int, *, decode: bool = True) -> list[ChildResult]:
-        """One page of the results that the params refer to; empty at the end. Without `decode`, large outputs stay JSON."""
+    async def read_results(self, skip: int, page: int) -> list[ChildResult]:
+        """One page of the results that the params refer to; empty at the end."""
+        return await self._read_page(self._ledger.read_results, skip, page)
+
+    async def read_encoded_results(self, skip: int, page: int) -> list[ChildResult]:
+        """The same, with large outputs as fragments of JSON."""
+        return await self._read_page(self._ledger.read_encoded_results, skip, page)
+
+    async def _read_page(self, read: _Read, skip: int, page: int) -> list[ChildResult]:
         node, offset, limit = _reference(self.task)
         count = page if limit is None else min(page, limit - skip)
-        if count <= 0:
-            return []
-        return await self._ledger.read_results(self.job_id, node, offset + skip, count, decode=decode)
+        return await read(self.job_id, node, offset + skip, count) if count > 0 else []
 
     def cancel(self) -> None:
         self._cancelled = True

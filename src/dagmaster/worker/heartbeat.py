@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
-from dagmaster.database.ledger.protocol import Ledger, Running, WorkerInfo
+from dagmaster.database.ledger.protocol import Running, WorkerInfo, WorkerLedger
 from dagmaster.observe import log
 
 PROGRESS_SECONDS = 0.5  # how long progress and stop requests may wait
@@ -34,7 +34,7 @@ class LeaseKeeper:
 
     def __init__(
         self,
-        ledger: Ledger,
+        ledger: WorkerLedger,
         held: HeldTasks,
         *,
         lease_seconds: float,

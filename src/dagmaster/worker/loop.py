@@ -27,7 +27,16 @@ from uuid import UUID, uuid4
 
 from dagmaster import __version__, faults
 from dagmaster.database.connect import Database
-from dagmaster.database.ledger.protocol import Demand, Exchange, Ledger, Report, Running, WorkerInfo
+from dagmaster.database.ledger.protocol import (
+    Demand,
+    Exchange,
+    Ledger,
+    PayloadLedger,
+    Report,
+    Running,
+    WorkerInfo,
+    WorkerLedger,
+)
 from dagmaster.database.notify.notifier import RESULTS, Notifier
 from dagmaster.errors import HandlerFailed, Unavailable
 from dagmaster.handlers.calling import UNLOADABLE
@@ -116,8 +125,8 @@ class Worker:
         notifier: Notifier,
         registry: Registry,
         *,
-        lease_ledger: Ledger | None = None,
-        handler_ledger: Ledger | None = None,
+        lease_ledger: WorkerLedger | None = None,
+        handler_ledger: PayloadLedger | None = None,
         database: Database | None = None,
         name: str | None = None,
         worker_id: UUID | None = None,
@@ -163,7 +172,7 @@ class Worker:
         self._claimed_at = 0.0
         self._failures = 0
 
-    def _lease_keeper(self, ledger: Ledger, progress_seconds: float) -> heartbeat.LeaseKeeper:
+    def _lease_keeper(self, ledger: WorkerLedger, progress_seconds: float) -> heartbeat.LeaseKeeper:
         settings = self._settings
         held = heartbeat.HeldTasks(
             self._held_now, self._held_with_updates, self.info, self._lose, self._stop_on_request
@@ -245,7 +254,7 @@ class Worker:
         await self._pool.close()
 
     async def report_hung_loop(
-        self, open_ledger: Callable[[], Ledger], culprit: TaskContext, error: HandlerFailed
+        self, open_ledger: Callable[[], WorkerLedger], culprit: TaskContext, error: HandlerFailed
     ) -> None:
         """Called from another thread when the loop hangs: report the culprit as failed and return all other tasks.
 
@@ -260,13 +269,13 @@ class Worker:
         await self._report_all(ledger, [Finished(report, 1000) for report in reports])
         await self._report_all(ledger, finished)
 
-    async def _report_all(self, ledger: Ledger, items: Sequence[Finished]) -> None:
+    async def _report_all(self, ledger: WorkerLedger, items: Sequence[Finished]) -> None:
         no_demand = Demand(self._settings.worker_queue)
         while items:
             batch = _batch_of(items)
             items = items[len(batch) :]
             reports = [item.report for item in batch]
-            await ledger.exchange(self.worker_id, reports, no_demand, lease_seconds=self._settings.task_lease_sec)
+            await ledger.report(self.worker_id, reports, no_demand, lease_seconds=self._settings.task_lease_sec)
 
     # One turn
 
@@ -278,7 +287,7 @@ class Worker:
         if self._finished:
             await self._linger()
             await self._exchange(self._demand())
-        elif demand.total and not demand.is_speculative:
+        elif demand.total and self._has_reason_to_claim(demand):
             await self._exchange(demand)
         else:
             await self._wait_for_work(demand)
@@ -290,15 +299,12 @@ class Worker:
         light = self._settings.worker_slots - self._light_running if self._light_handlers else 0
         heavy = self._settings.worker_processes - heavy_running if self._heavy_handlers else 0
         light, heavy = max(0, min(light, MAX_CLAIM)), max(0, min(heavy, MAX_CLAIM))
-        has_reason = self._poll_now or (light and self._light_tasks_left) or (heavy and self._heavy_tasks_left)
-        return Demand(
-            self._settings.worker_queue,
-            self._light_handlers,
-            light,
-            self._heavy_handlers,
-            heavy,
-            is_speculative=not has_reason,
-        )
+        return Demand(self._settings.worker_queue, self._light_handlers, light, self._heavy_handlers, heavy)
+
+    def _has_reason_to_claim(self, demand: Demand) -> bool:
+        """Whether there may be tasks: a notification or a poll is due, or the last claim got all it asked for."""
+        are_tasks_left = (demand.light and self._light_tasks_left) or (demand.heavy and self._heavy_tasks_left)
+        return bool(self._poll_now or are_tasks_left)
 
     async def _linger(self) -> None:
         """Give handlers of the last claim a moment to finish, so that their reports share this exchange."""
@@ -363,12 +369,14 @@ class Worker:
 
     async def _exchange(self, demand: Demand) -> None:
         finished = self._take_finished()
+        # Without a reason to expect tasks, reports do not wait for a claim.
+        is_claiming = self._has_reason_to_claim(demand) or not finished
         if demand.total:
             # Reset before the call: a notification that arrives during the call may announce a task that it does not see.
             self._poll_now = False
         faults.reach("worker.before-claim")
         try:
-            answer = await self._send(finished, demand)
+            answer = await self._send(finished, demand, is_claiming=is_claiming)
         except Exception as error:  # a bad report or a failing statement must not end the loop
             await self._recover(finished, error)
             return
@@ -397,7 +405,7 @@ class Worker:
     def _keep(self, finished: Sequence[Finished]) -> None:
         self._finished = [*finished, *self._finished]
 
-    async def _send(self, finished: Sequence[Finished], demand: Demand) -> Exchange:
+    async def _send(self, finished: Sequence[Finished], demand: Demand, *, is_claiming: bool) -> Exchange:
         self.counters.exchanges += 1
         self._in_flight = finished
         lease_seconds = self._settings.task_lease_sec
@@ -405,10 +413,8 @@ class Worker:
         try:
             async with asyncio.timeout(patience_seconds):  # a half-open connection would hang forever
                 reports = [item.report for item in finished]
-                tell = (RESULTS,) if reports else ()
-                return await self._ledger.exchange(
-                    self.worker_id, reports, demand, lease_seconds=lease_seconds, tell=tell
-                )
+                call = self._ledger.exchange if is_claiming else self._ledger.report
+                return await call(self.worker_id, reports, demand, lease_seconds=lease_seconds)
         finally:
             self._in_flight = ()
 
@@ -416,8 +422,6 @@ class Worker:
         if finished:
             faults.reach("worker.after-report")
             self._note_late(answer)
-            if not answer.is_told:
-                self._notifier.notify(RESULTS)
         if answer.claimed:
             faults.reach("worker.after-claim")
             self._start(answer.claimed)
@@ -442,14 +446,13 @@ class Worker:
         no_demand = Demand(self._settings.worker_queue)
         for position, item in enumerate(finished):
             try:
-                self._note_late(await self._send([item], no_demand))
+                self._note_late(await self._send([item], no_demand, is_claiming=False))
             except _OUTAGES as error:
                 self._keep(finished[position:])
                 await self._back_off(error)
                 break
             except Exception as error:  # see _exchange
                 self._replace_refused(item.report, error)
-        self._notifier.notify(RESULTS)
 
     def _replace_refused(self, report: Report, error: Exception) -> None:
         """Report instead that the result could not be stored. If that is refused too, the lease will expire."""

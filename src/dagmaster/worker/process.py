@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from dagmaster.database.ledger.protocol import Ledger
+from dagmaster.database.ledger.protocol import WorkerLedger
 from dagmaster.errors import HandlerFailed
 from dagmaster.settings import Settings
 from dagmaster.worker.context import HANDLING
@@ -18,7 +18,7 @@ from dagmaster.worker.watchdog import Watchdog
 
 
 @contextmanager
-def worker_process(settings: Settings, worker: Worker, open_ledger: Callable[[], Ledger]) -> Iterator[None]:
+def worker_process(settings: Settings, worker: Worker, open_ledger: Callable[[], WorkerLedger]) -> Iterator[None]:
     """Enter inside the event loop. `open_ledger` opens a connection that does not need the loop, in case the loop hangs."""
     print_to_the_log()
     loop = asyncio.get_running_loop()

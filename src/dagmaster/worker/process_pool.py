@@ -360,7 +360,7 @@ class ChildRun:
             case "load_checkpoints":
                 return [phase.as_json() for phase in await self._context.load_checkpoints()]
             case "results":
-                return await self._context.read_results(frame["skip"], frame["page"], decode=False)
+                return await self._context.read_encoded_results(frame["skip"], frame["page"])
             case "database":
                 return self._context.database.conninfo
             case unknown:

@@ -1,16 +1,27 @@
-"""Payloads in the database: stored in parts in one transaction, read part by part and checked.
+"""Payloads, results of children and checkpoints: what handlers store and load.
 
-No call holds more than one part beside the payload itself, and a reader that passes parts on holds no more than two.
+A payload is stored in parts in one transaction, and read part by part and checked. No call holds more than one part in
+addition to the payload itself, and a reader that passes parts on holds no more than two.
 """
 
+import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
+import orjson
+from psycopg.rows import class_row
+from psycopg.types.json import Jsonb
+
 from dagmaster.database.connect import Connection
+from dagmaster.database.ledger.connection import LedgerConnection
+from dagmaster.database.ledger.protocol import PAGE_BYTES, Running
 from dagmaster.database.queries import query
 from dagmaster.jobs import payload
+from dagmaster.jobs.fan import ChildResult
+from dagmaster.jobs.model import Checkpoint
 from dagmaster.jobs.payload import Encoded, Reference
 
 PART_BYTES = 1024 * 1024
@@ -18,10 +29,74 @@ PART_BYTES = 1024 * 1024
 ReadPart = Callable[[dict[str, Any]], Awaitable[bytes | None]]
 
 
+class PostgresPayloads(LedgerConnection):
+    """The PayloadLedger on PostgreSQL."""
+
+    async def store_payload(self, job_id: UUID, encoded: Encoded) -> Reference:
+        reference = await asyncio.to_thread(payload.reference_to, encoded)
+        async with self._transaction("store_payload") as connection:
+            await store(connection, job_id, reference, encoded)
+        return reference
+
+    async def load_payload(self, job_id: UUID, reference: Reference) -> Encoded:
+        async with self._connected() as connection:
+            return await load(connection, job_id, reference)
+
+    async def read_results(self, job_id: UUID, node_id: str, offset: int, limit: int) -> list[ChildResult]:
+        async with self._connected() as connection:
+            return await read_results(connection, job_id, node_id, range(offset, offset + limit))
+
+    async def read_encoded_results(self, job_id: UUID, node_id: str, offset: int, limit: int) -> list[ChildResult]:
+        async with self._connected() as connection:
+            return await read_results(connection, job_id, node_id, range(offset, offset + limit), _as_fragment)
+
+    async def save_checkpoint(
+        self, running: Running, name: str, data: Any, artifacts: Sequence[Mapping[str, Any]] = ()
+    ) -> bool:
+        values = {
+            "job_id": running.job_id,
+            "node_id": running.node_id,
+            "attempt": running.attempt,
+            "name": name,
+            "data": Jsonb(data),
+            "artifacts": Jsonb(artifacts) if artifacts else None,
+        }
+        return bool(await self._fetch("save_checkpoint", values))
+
+    async def load_checkpoints(self, job_id: UUID, node_id: str) -> list[Checkpoint]:
+        async with self._connected() as connection:
+            cursor = connection.cursor(row_factory=class_row(Checkpoint))
+            await cursor.execute(query("load_checkpoints"), {"job_id": job_id, "node_id": node_id})
+            return await cursor.fetchall()
+
+
+def _as_fragment(encoded: bytearray) -> orjson.Fragment:
+    return orjson.Fragment(bytes(encoded))
+
+
+async def read_results(
+    connection: Connection,
+    job_id: UUID,
+    node_id: str,
+    page: range,
+    decode: Callable[[bytearray], Any] = orjson.loads,
+) -> list[ChildResult]:
+    values = {"job_id": job_id, "node_id": node_id, "offset": page.start, "limit": len(page), "most_bytes": PAGE_BYTES}
+    results: list[ChildResult] = []
+    cursor = connection.cursor(row_factory=class_row(ChildResult))
+    for row in await (await cursor.execute(query("read_results"), values, prepare=True)).fetchall():
+        if row.output_ref is None:
+            results.append(row)
+        else:
+            output = decode(await load(connection, job_id, row.output_ref))
+            results.append(replace(row, output=output, output_ref=None))
+    return results
+
+
 async def store(
     connection: Connection, job_id: UUID, reference: Reference, encoded: Encoded, *, is_kept: bool = False
 ) -> None:
-    """Inside a transaction. `is_kept` where that writes what refers to it too. What is there already is mended by it."""
+    """In the caller's transaction. `is_kept`: the same transaction writes what refers to it. Repairs a damaged payload."""
     key = {"job_id": job_id, "sha256": reference["sha256"]}
     head = {**key, "size_bytes": reference["bytes"], "is_kept": is_kept}
     await connection.execute(query("store_payload"), head, prepare=True)
@@ -43,8 +118,8 @@ async def load(connection: Connection, job_id: UUID, reference: Reference) -> by
 
 
 async def parts(read: ReadPart, job_id: UUID, reference: Reference) -> AsyncIterator[bytes]:
-    """The parts of a payload. The last one is given only when all of them are what was stored: who gets fewer bytes than the
-    reference says has got nothing."""
+    """The parts of a payload. The last one is yielded only after all of them were checked: a reader that got fewer bytes than
+    the reference names must discard them."""
     digest, size, before = hashlib.sha256(), 0, b""
     for part in range(max(1, -(-reference["bytes"] // PART_BYTES))):
         data = await read({"job_id": job_id, "sha256": reference["sha256"], "part": part})

@@ -1,15 +1,20 @@
-"""The ledger: the set-based calls through which the loops read and write durable state.
+"""The ledger: the calls through which everybody reads and writes durable state, split by who makes them.
 
-One protocol, two implementations: `postgres.PostgresLedger` is the real one, `memory.MemoryLedger` its twin with the same
-semantics on a virtual clock. Both pass one conformance suite. Every call is one transaction; each is safe to repeat when
-its answer was lost.
+    SubmissionLedger     the API and operations: create, rerun and cancel jobs, dead letters, queue limits
+    OrchestratorLedger   the orchestrator's loop: claim jobs, and advance them step by step
+    WorkerLedger         the worker's loop: claim tasks, report results, renew leases
+    PayloadLedger        handlers: large outputs, results of children, checkpoints
 
-Orchestrators write through `advance` only: it takes the fence (the rows of the jobs whose claim token still matches), hands
-over what happened since the last time, lets the pure planner decide, writes the decision with its events, and commits.
-Workers write through `exchange` and `renew`: task and result rows, nothing else.
+There are two implementations: `postgres.PostgresLedger`, and `testing.memory_ledger.MemoryLedger` on a virtual clock. Both
+pass one conformance suite. Every call is one transaction, and is safe to repeat when its answer was lost. A call that
+commits a change also notifies those who wait for it, right after the commit and outside the transaction.
+
+Orchestrators write through a `Step` only. It holds the fence: the rows of the jobs whose claim token still matches. Workers
+write task and result rows, nothing else.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol, TypedDict, Unpack
@@ -30,7 +35,7 @@ from dagmaster.workflows.model import StartNode, Workflow, work_of
 SMALL_BYTES = 16_384  # outputs up to this size travel along with other rows
 PAGE_BYTES = 16 * 1024 * 1024  # of children's results that are read at once; one is read in any case
 OVERRUN_GRACE_SECONDS = 10.0  # a worker ends its tasks by itself; this is for one that does not
-LOOK_LIMIT = 2000  # how much news of a kind one transaction takes
+NEWS_LIMIT = 2000  # how much news of a kind one step takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,49 +117,50 @@ class LoadedJob:
 
 @dataclass(frozen=True, slots=True)
 class PendingWork:
-    """Which of an owner's jobs have something to act on, and what kind of thing it is."""
+    """Which of an owner's jobs have something to act on, by kind."""
 
     reported: tuple[UUID, ...] = ()
-    overdue: tuple[UUID, ...] = ()  # lapsed leases, tasks past their time, waits that are over
+    overdue: tuple[UUID, ...] = ()  # expired leases, tasks past their time, waits that are over
     started: tuple[UUID, ...] = ()  # tasks that have run for a while and still show as dispatched
     next_due_seconds: float | None = None  # until the next wait is over
-    owned: int | None = None  # how many jobs the owner has by the rows; None where it was not asked for
+    owned: int = 0  # how many jobs the owner has by the rows
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """What `advance` shall look at besides reported results, per job."""
+class StepScope:
+    """What a step reads in addition to reported results, by job."""
 
     overdue: frozenset[UUID] = frozenset()
     started: frozenset[UUID] = frozenset()
-    withdraw: frozenset[UUID] = frozenset()  # take back queued tasks: the job is failing
-    stop_running: frozenset[UUID] = frozenset()  # … and ask the workers to stop the running ones
-    wake: Mapping[tuple[UUID, str], int] = field(default_factory=dict)  # idle children to take up, of each fan_out
-    reported_only: bool = False  # leave jobs without reports alone; whether they are still ours is then not told
-    limit: int = LOOK_LIMIT
+    withdraw: frozenset[UUID] = frozenset()  # cancel queued tasks: the job is failing
+    stop_running: frozenset[UUID] = frozenset()  # and ask the workers to stop the running ones
+    wake: Mapping[tuple[UUID, str], int] = field(default_factory=dict)  # how many idle children to run, by fan_out
+    limit: int = NEWS_LIMIT
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """The jobs whose fence was taken, and what happened to them."""
+class OpenJob:
+    """A job that is locked by a step and still ours, with what happened to it since the step before."""
 
-    epochs: Mapping[UUID, int]
-    sequences: Mapping[UUID, int]
-    news: Mapping[UUID, Sequence[TaskUpdate]]
-    stops: Mapping[UUID, StopRequest] = field(default_factory=dict)
-
-
-Decide = Callable[[Held], Sequence[Changes]]
-Tell = Callable[[Sequence[str]], Sequence[str]]
-"""The topics to ring for queues that get tasks, as soon as they have them."""
-Choose = Callable[[LoadedJob], Rerun]
+    epoch: int
+    sequence: int
+    stop: StopRequest | None = None
+    news: list[TaskUpdate] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class Advanced:
-    fenced: frozenset[UUID]  # no longer ours: drop them
-    has_more: frozenset[UUID] = frozenset()  # there is more news than one transaction takes
-    queues: frozenset[str] = frozenset()  # got tasks, and nobody was told yet
+class Step(Protocol):
+    """A transaction in which an orchestrator advances jobs: read `jobs`, decide, `commit`. Without a commit it is rolled back."""
+
+    jobs: Mapping[UUID, OpenJob]
+    fenced: frozenset[UUID]  # these claims are no longer valid: drop the jobs
+    has_more: frozenset[UUID]  # these jobs have more news than one step takes
+
+    async def commit(self, changes: Sequence[Changes], *, notify: Sequence[str] = ()) -> frozenset[str]:
+        """Write, commit, notify these topics. Returns the queues of repeated tasks: they are known only afterwards."""
+        ...
+
+
+ChooseRerun = Callable[[LoadedJob], Rerun]
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +186,6 @@ class Demand:
     light: int = 0
     heavy_handlers: tuple[str, ...] = ()
     heavy: int = 0
-    is_speculative: bool = False  # nothing says that there are tasks: reports need not wait for a look
 
     @property
     def total(self) -> int:
@@ -192,7 +197,6 @@ class Exchange:
     claimed: tuple[TaskMessage, ...]
     accepted: int
     late: tuple[str, ...] = ()  # task ids whose report came too late; recorded and ignored
-    is_told: bool = False  # the topics went along with the commit
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,20 +262,54 @@ def too_large_for_a_template(node_id: str, size_bytes: int) -> InvalidRequest:
     )
 
 
-class Ledger(Protocol):
-    # Submitting
+class SubmissionLedger(Protocol):
     async def create_jobs(self, jobs: Sequence[NewJob]) -> list[UUID]:
-        """Create jobs with their nodes and first events; one that exists already (same id or message) is left as it is."""
+        """Create jobs with their nodes and first events. A job that exists already (same id or message) stays as it is."""
         ...
 
     async def create_once(self, job: NewJob, request_hash: str, *, force: bool = False) -> UUID:
-        """Create a job under its idempotency key, or answer the job that has the key already.
+        """Create a job under its idempotency key, or return the job that has the key already.
 
-        Conflict: the key stands for another request. With `force` a new job takes the key over.
+        Conflict: the key belongs to another request. With `force` a new job takes the key over.
         """
         ...
 
     async def enqueue_message(self, message_id: str, queue: str, body: Any) -> bool: ...
+
+    async def replay_dead_letter(self, dead_letter_id: UUID, queue: str) -> bool:
+        """Put a refused submission back into its queue; false if there is none with this id."""
+        ...
+
+    async def drop_dead_letter(self, dead_letter_id: UUID) -> None: ...
+
+    async def load_job(self, job_id: UUID) -> LoadedJob | None:
+        """The job, or None if it does not exist (any more)."""
+        ...
+
+    async def load_output_references(self, job_id: UUID, node_ids: Sequence[str]) -> dict[str, Any]:
+        """The outputs of completed nodes; a large one as the reference under which it is stored."""
+        ...
+
+    async def rerun(self, job_id: UUID, choose: ChooseRerun, facts: Mapping[str, Any]) -> tuple[Rerun, int]:
+        """Run a job that has ended again. `choose` decides which nodes, while the job is locked.
+
+        Returns the choice and how often the job has been resumed. `facts` (by whom, why) are stored with the event.
+        """
+        ...
+
+    async def request_cancel(self, job_id: UUID, *, by: str | None, reason: str | None) -> tuple[JobStatus, bool]:
+        """Request a job's end; its owner acts on it. Returns the job's state and whether this is the first request."""
+        ...
+
+    async def set_queue(self, queue: str, **changes: Unpack[QueueChange]) -> None:
+        """Limit how many tasks of a queue run at once over all workers, pause the queue, or open it."""
+        ...
+
+
+class OrchestratorLedger(Protocol):
+    async def beat(self, orchestrator: OrchestratorInfo) -> None:
+        """Write the heartbeat. Whether the instance still owns a job is decided by the fence alone."""
+        ...
 
     async def take_messages(
         self, queue: str, limit: int, handle: Callable[[JobMessage], NewJob | DeadLetter]
@@ -279,122 +317,111 @@ class Ledger(Protocol):
         """Turn waiting messages into jobs or dead letters, each exactly once; returns job ids and refused message ids."""
         ...
 
-    async def replay_dead_letter(self, dead_letter_id: UUID, queue: str) -> bool:
-        """Put a refused submission back into its queue; false if there is none by that id."""
-        ...
-
-    async def drop_dead_letter(self, dead_letter_id: UUID) -> None:
-        """What it was about is settled."""
-        ...
-
-    # Operating
-    async def rerun(self, job_id: UUID, choose: Choose, facts: Mapping[str, Any]) -> tuple[Rerun, int]:
-        """Let a job that has ended run again: `choose` says what of it, under the job's lock. Answers that, and how often
-        the job was resumed by now. `facts` (who, why) are kept with the event."""
-        ...
-
-    async def request_cancel(self, job_id: UUID, *, by: str | None, reason: str | None) -> tuple[JobStatus, bool]:
-        """Ask for a job's end; its owner acts on it. Answers the job's state, and whether this was the first time."""
-        ...
-
-    # Orchestrators
-    async def beat(self, orchestrator: OrchestratorInfo) -> None:
-        """Show that this instance lives. Whether it still owns a job is decided by the fence alone."""
-        ...
-
     async def claim_jobs(
         self, owner_id: UUID, *, limit: int, orphans: bool = True, orphan_after_seconds: float, patience_seconds: float
     ) -> list[Claim]:
-        """Take jobs without owner, and with `orphans` those whose owner has been silent for too long, unless this instance has
-        been so too: no more than its fair share, unless they have waited past `patience`."""
+        """Claim jobs without an owner: no more than a fair share, except for jobs that have waited past the patience.
+
+        With `orphans` also those whose owner has sent no heartbeat for too long, unless this instance has not either.
+        """
         ...
 
     async def load_jobs(self, job_ids: Sequence[UUID]) -> list[LoadedJob]: ...
 
-    async def load_job(self, job_id: UUID) -> LoadedJob | None:
-        """The job, or None if it does not exist (any more)."""
+    async def load_outputs(self, job_id: UUID, node_ids: Sequence[str]) -> dict[str, Any]:
+        """The outputs of completed nodes; an error for one that is too large for a template."""
         ...
 
-    async def load_outputs(self, job_id: UUID, node_ids: Sequence[str], *, resolve: bool = True) -> dict[str, Any]:
-        """The outputs of completed nodes; of those kept by reference the value, or without `resolve` the reference."""
+    async def load_output_references(self, job_id: UUID, node_ids: Sequence[str]) -> dict[str, Any]:
+        """The outputs of completed nodes; a large one as the reference under which it is stored."""
         ...
 
-    async def pending_work(self, owner_id: UUID, *, sweep: bool, started_after_seconds: float = 0.2) -> PendingWork:
-        """Which jobs have reports; with `sweep` also which have lapsed leases, waits that are over, tasks seen running."""
+    async def reported_jobs(self, owner_id: UUID) -> tuple[UUID, ...]:
+        """Which jobs have reports or a request to cancel."""
         ...
 
-    async def advance(
-        self, owner_id: UUID, claims: Sequence[Claim], look: Look, decide: Decide, *, tell: Tell | None = None
-    ) -> Advanced:
-        """Take the fence, let `decide` decide, write that, commit. A ledger that can rings what `tell` names right after."""
+    async def sweep_jobs(self, owner_id: UUID, *, started_after_seconds: float = 0.2) -> PendingWork:
+        """Which jobs have reports, expired leases, waits that are over, or tasks to show as running."""
+        ...
+
+    def open_jobs(self, owner_id: UUID, claims: Sequence[Claim], scope: StepScope) -> AbstractAsyncContextManager[Step]:
+        """Begin a step: lock the jobs whose claims are still valid, and read what happened to them."""
+        ...
+
+    def open_reported_jobs(
+        self, owner_id: UUID, claims: Sequence[Claim], scope: StepScope
+    ) -> AbstractAsyncContextManager[Step]:
+        """Begin a step with those of the jobs that have reports. The claims of the others are not checked: none is `fenced`."""
         ...
 
     async def release_unknown(self, owner_id: UUID, known: Sequence[UUID]) -> int:
-        """Give back what this owner has besides the jobs it knows of: a claim's answer was lost on its way."""
+        """Release the jobs of this owner that it does not know of: the answer to their claim was lost."""
         ...
 
     async def retire(self, owner_id: UUID) -> int:
-        """Clean stop of an orchestrator: give every job back and forget the instance."""
+        """Stop an orchestrator cleanly: release all its jobs and delete the instance. Returns the number of jobs."""
         ...
 
     async def maintain(self) -> None:
-        """Chores that any instance may do at any time: room for coming events, no rows of instances long gone."""
+        """Create partitions for coming events, and delete the rows of instances that stopped long ago."""
         ...
 
-    # Workers
+
+class WorkerLedger(Protocol):
     async def beat_worker(self, worker: WorkerInfo) -> None: ...
 
     async def exchange(
-        self,
-        worker_id: UUID,
-        reports: Sequence[Report],
-        demand: Demand,
-        *,
-        lease_seconds: float,
-        tell: Sequence[str] = (),
+        self, worker_id: UUID, reports: Sequence[Report], demand: Demand, *, lease_seconds: float
     ) -> Exchange:
-        """Hand in what is finished and take new work, in one statement. A ledger that can rings these topics right after."""
+        """Report what is finished and claim new tasks, in one statement."""
+        ...
+
+    async def report(
+        self, worker_id: UUID, reports: Sequence[Report], demand: Demand, *, lease_seconds: float
+    ) -> Exchange:
+        """Report what is finished. Claims only from queues with a limit: a report makes room there, and no notification follows."""
         ...
 
     async def renew(self, worker_id: UUID, held: Sequence[Running], *, lease_seconds: float) -> frozenset[str]:
-        """Prolong the leases of running tasks; answers the ids of those that are this worker's no more (stop them)."""
+        """Renew the leases of running tasks; returns the ids of tasks that this worker no longer holds (stop them)."""
         ...
 
     async def take_stops(self, worker_id: UUID) -> frozenset[str]:
-        """The ids of tasks that this worker is asked to stop, each told once."""
-        ...
-
-    async def set_queue(self, queue: str, **changes: Unpack[QueueChange]) -> None:
-        """Limit how many tasks of a queue run at once over all workers, pause it, or open it."""
+        """The ids of tasks that this worker is asked to stop, each returned once."""
         ...
 
     async def retire_worker(self, worker_id: UUID) -> None: ...
 
-    # Payloads
+
+class PayloadLedger(Protocol):
     async def store_payload(self, job_id: UUID, encoded: Encoded) -> Reference:
-        """Keep JSON that is too large for a row. What nothing refers to in time is deleted again."""
+        """Store JSON that is too large for a row. It is deleted again if nothing refers to it in time."""
         ...
 
     async def load_payload(self, job_id: UUID, reference: Reference) -> Encoded:
-        """What was stored, to the byte; an error where that can't be had (payload.missing, payload.damaged)."""
+        """Exactly the bytes that were stored; an error if they are missing or damaged (payload.missing, payload.damaged)."""
         ...
 
-    # Handlers
-    async def read_results(
-        self, job_id: UUID, node_id: str, offset: int, limit: int, *, decode: bool = True
-    ) -> list[ChildResult]:
-        """The results of a fan_out's children, as many of the `limit` as fit in memory (PAGE_BYTES), and one in any case. Outputs
-        that are payloads come as what they are, or without `decode` as fragments of JSON."""
+    async def read_results(self, job_id: UUID, node_id: str, offset: int, limit: int) -> list[ChildResult]:
+        """Results of a fan_out's children: up to `limit`, as many as fit into memory (PAGE_BYTES), and at least one."""
+        ...
+
+    async def read_encoded_results(self, job_id: UUID, node_id: str, offset: int, limit: int) -> list[ChildResult]:
+        """The same, to be sent on as JSON: outputs that are payloads stay encoded, as fragments."""
         ...
 
     async def save_checkpoint(
         self, running: Running, name: str, data: Any, artifacts: Sequence[Mapping[str, Any]] = ()
     ) -> bool:
-        """Keep a phase's state, if this attempt still holds its task."""
+        """Store a phase's state, if this attempt still holds its task."""
         ...
 
     async def load_checkpoints(self, job_id: UUID, node_id: str) -> list[Checkpoint]:
-        """Oldest first. A retry forgets them, a resume does not."""
+        """Oldest first. A retry deletes them, a resume does not."""
         ...
+
+
+class Ledger(SubmissionLedger, OrchestratorLedger, WorkerLedger, PayloadLedger, Protocol):
+    """All of it. Callers take the narrowest protocol they need."""
 
     async def now(self) -> datetime: ...

@@ -115,7 +115,7 @@ class PostgresNotifier:
                     self._send.clear()
                     channels, self._to_send = sorted(self._to_send), set()
                     if channels:
-                        await connection.execute(query("tell"), {"channels": channels}, prepare=True)
+                        await connection.execute(query("notify_channels"), {"channels": channels}, prepare=True)
                         await asyncio.sleep(COALESCE_SECONDS)
         finally:
             await connection.close()

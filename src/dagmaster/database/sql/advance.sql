@@ -1,9 +1,8 @@
 -- name: open_jobs
--- First statement of every orchestrator transaction: lock the jobs that are still ours, in id order, mark their reported results
--- as handled and hand those over with the counters of their nodes, at most so many a job. The first rows, without a node, are
--- the jobs (epoch, last sequence and what to stop it for in the places of attempt, index and error); one that is missing belongs to someone else now, or
--- has nothing reported where only such jobs were asked for. Where the lock had to be waited for, whoever held it has changed
--- the token or the sequence: nothing is decided on what this statement saw before.
+-- First statement of every step: lock the jobs that are still ours, in id order, mark their reported results as processed and
+-- return these with the counters of their nodes, up to a limit for each job. Rows without a node are the jobs themselves. A job
+-- that is missing has another owner now, or has no reports where only jobs with reports were asked for. If the statement had
+-- to wait for a lock, its holder has changed the token or the sequence: nothing is decided on what was read before the wait.
 WITH held AS MATERIALIZED (
     SELECT mine.*
       FROM (SELECT * FROM unnest(%(job_ids)s::uuid[], %(tokens)s::uuid[]) AS t (job_id, token) ORDER BY job_id) AS k
@@ -45,14 +44,14 @@ WITH held AS MATERIALIZED (
               AND coalesce(pg_column_size(r.output), 0) <= %(small)s AS has_output,
               CASE WHEN n.parent_node_id IS NULL AND pg_column_size(r.output) <= %(small)s THEN r.output END AS output
 )
-SELECT job_id, NULL::text AS node_id, NULL::text AS parent, epoch AS attempt, last_sequence AS index, NULL::text AS was,
-       NULL::bigint AS retry_count, NULL::bigint AS loss_count, NULL::text AS status, NULL::timestamptz AS started_at,
-       NULL::timestamptz AS finished_at, NULL::text AS worker_id, stop AS error, NULL::boolean AS has_output,
-       NULL::jsonb AS output
+SELECT job_id, epoch, last_sequence, stop, NULL::text AS node_id, NULL::text AS parent, NULL::int AS attempt,
+       NULL::int AS index, NULL::text AS was, NULL::int AS retry_count, NULL::int AS loss_count, NULL::text AS status,
+       NULL::timestamptz AS started_at, NULL::timestamptz AS finished_at, NULL::text AS worker_id, NULL::jsonb AS error,
+       NULL::boolean AS has_output, NULL::jsonb AS output
   FROM held
  UNION ALL
-SELECT job_id, node_id, parent, attempt, index, was, retry_count, loss_count, status, started_at, finished_at, worker_id,
-       error, has_output, output
+SELECT job_id, NULL, NULL, NULL, node_id, parent, attempt, index, was, retry_count, loss_count, status, started_at,
+       finished_at, worker_id, error, has_output, output
   FROM taken;
 
 -- name: take_overdue

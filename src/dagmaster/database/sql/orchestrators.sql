@@ -123,35 +123,35 @@ WITH mine AS MATERIALIZED (
       JOIN dagapp.dag_node_states n
         ON n.job_id = mine.job_id AND n.not_before IS NOT NULL
 )
-SELECT 'reported' AS kind, job_id, NULL::float8 AS seconds
+SELECT 'reported' AS kind, job_id, NULL::float8 AS seconds, NULL::int AS jobs
   FROM mine
  WHERE is_to_stop OR EXISTS (SELECT 1 FROM dagapp.dag_task_results r WHERE r.job_id = mine.job_id AND NOT r.processed)
  UNION ALL
-SELECT 'overdue', job_id, NULL FROM running WHERE is_overdue GROUP BY job_id
+SELECT 'overdue', job_id, NULL, NULL FROM running WHERE is_overdue GROUP BY job_id
  UNION ALL
-SELECT 'overdue', job_id, NULL FROM mine WHERE is_overdue
+SELECT 'overdue', job_id, NULL, NULL FROM mine WHERE is_overdue
  UNION ALL
-SELECT 'overdue', job_id, NULL FROM waits WHERE not_before <= dagapp.clock() GROUP BY job_id
+SELECT 'overdue', job_id, NULL, NULL FROM waits WHERE not_before <= dagapp.clock() GROUP BY job_id
  UNION ALL
-SELECT 'overdue', t.job_id, NULL
+SELECT 'overdue', t.job_id, NULL, NULL
   FROM mine
   JOIN dagapp.dag_tasks t
     ON t.job_id = mine.job_id AND t.status = 'queued' AND t.expires_at IS NOT NULL AND t.expires_at < dagapp.clock()
  GROUP BY t.job_id
  UNION ALL
-SELECT 'started', r.job_id, NULL
+SELECT 'started', r.job_id, NULL, NULL
   FROM running r
   JOIN dagapp.dag_node_states n
     ON n.job_id = r.job_id AND n.node_id = r.node_id AND n.status = 'dispatched'
  WHERE r.started_at < dagapp.clock() - make_interval(secs => %(started_after)s)
  GROUP BY r.job_id
  UNION ALL
-SELECT 'next', NULL, extract(epoch FROM min(not_before) - dagapp.clock())::float8
+SELECT 'next', NULL, extract(epoch FROM min(not_before) - dagapp.clock())::float8, NULL
   FROM waits
  WHERE not_before > dagapp.clock()
 HAVING count(*) > 0
  UNION ALL
-SELECT 'owned', NULL, count(*)::float8 FROM mine;
+SELECT 'owned', NULL, NULL, count(*)::int FROM mine;
 
 -- name: release_unknown_jobs
 -- Give back what an owner has without knowing it: the answer to a claim was lost on its way.
@@ -186,8 +186,8 @@ UPDATE dagapp.dag_jobs j
  WHERE j.job_id = held.job_id
 RETURNING j.job_id;
 
--- name: tell
--- Ring these channels. A hint need not be on disk: nothing is lost with it.
+-- name: notify_channels
+-- Notify these channels. The commit need not wait for the disk: a lost notification does no harm.
 SELECT set_config('synchronous_commit', 'off', true), pg_notify(channel, '')
   FROM unnest(%(channels)s::text[]) AS channel;
 

@@ -177,18 +177,18 @@ WITH RECURSIVE
 -- use: hand_in
 ,
 -- use: take
-SELECT NULL::text AS task_id, NULL::uuid AS job_id, NULL::text AS node_id, (SELECT count(*) FROM done)::int AS attempt,
-       NULL::text AS handler, NULL::jsonb AS params, NULL::text AS queue, NULL::float8 AS timeout_seconds,
-       NULL::int AS retry_count, NULL::int AS losses, NULL::jsonb AS params_ref
+SELECT (SELECT count(*) FROM done)::int AS accepted, NULL::text AS task_id, NULL::uuid AS job_id, NULL::text AS node_id,
+       NULL::int AS attempt, NULL::text AS handler, NULL::jsonb AS params, NULL::text AS queue,
+       NULL::float8 AS timeout_seconds, NULL::int AS retry_count, NULL::int AS losses, NULL::jsonb AS params_ref
  UNION ALL
-SELECT task_id, job_id, node_id, attempt, handler, params, queue, timeout_seconds, retry_count, losses, params_ref
+SELECT NULL, task_id, job_id, node_id, attempt, handler, params, queue, timeout_seconds, retry_count, losses, params_ref
   FROM taken;
 
 -- name: report_tasks
--- Hand in what is finished, and take nothing. Answers as an exchange does.
+-- Report what is finished, and claim nothing.
 WITH
 -- use: hand_in
-SELECT NULL::text AS task_id, NULL::uuid AS job_id, NULL::text AS node_id, count(*)::int AS attempt
+SELECT count(*)::int AS accepted
   FROM done;
 
 -- name: claim_tasks

@@ -1,0 +1,338 @@
+"""Claim jobs and advance them step by step: the OrchestratorLedger on PostgreSQL.
+
+open_jobs     BEGIN, lock the jobs whose claims are valid, take what happened     one round trip
+              (overdue, waiting, started, withdrawn, idle: one statement each, where asked for)
+step.commit   write the changes, COMMIT, NOTIFY                                   one round trip
+"""
+
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, fields
+from typing import Any
+from uuid import UUID
+
+from psycopg.rows import class_row
+from psycopg.types.json import Jsonb
+
+from dagmaster import faults
+from dagmaster.database import pipeline
+from dagmaster.database.connect import Connection
+from dagmaster.database.ledger import payloads
+from dagmaster.database.ledger.connection import columns_of, fetch, notification, to_json
+from dagmaster.database.ledger.loading import JobLoading
+from dagmaster.database.ledger.protocol import (
+    OVERRUN_GRACE_SECONDS,
+    SMALL_BYTES,
+    Claim,
+    NewJob,
+    OpenJob,
+    OrchestratorInfo,
+    PendingWork,
+    StepScope,
+)
+from dagmaster.database.ledger.submission import insert_jobs
+from dagmaster.database.notify.notifier import JOBS
+from dagmaster.database.queries import query
+from dagmaster.jobs.changes import Changes, NewEvent, NodeChange
+from dagmaster.jobs.model import DeadLetter, JobMessage
+from dagmaster.jobs.payload import INLINE_BYTES
+from dagmaster.jobs.states import NodeStatus, Stop, TaskStatus
+from dagmaster.jobs.updates import (
+    Due,
+    Failed,
+    Idle,
+    Lost,
+    Overran,
+    Returned,
+    Started,
+    StopRequest,
+    Succeeded,
+    TaskUpdate,
+    Withdrawn,
+)
+
+_Fields = tuple[tuple[str, Any], ...]
+_NODE_FIELDS: _Fields = tuple((field.name, field.default) for field in fields(NodeChange))
+_EVENT_FIELDS: _Fields = tuple((field.name, field.default) for field in fields(NewEvent))
+
+
+class PostgresOrchestration(JobLoading):
+    """The OrchestratorLedger on PostgreSQL."""
+
+    async def beat(self, orchestrator: OrchestratorInfo) -> None:
+        values = {name: getattr(orchestrator, name) for name in ("owner_id", "host", "pid", "software_version")}
+        await self._execute("beat_orchestrator", {**values, "stats": Jsonb(orchestrator.stats)})
+
+    async def take_messages(
+        self, queue: str, limit: int, handle: Callable[[JobMessage], NewJob | DeadLetter]
+    ) -> list[UUID | str]:
+        if not await self._fetch("has_messages", {"queue": queue}):
+            return []
+        async with self._transaction("take_messages") as connection:
+            cursor = connection.cursor(row_factory=class_row(JobMessage))
+            messages = await (await cursor.execute(query("take_messages"), {"queue": queue, "limit": limit})).fetchall()
+            outcomes = [handle(message) for message in messages]
+            jobs = [outcome for outcome in outcomes if isinstance(outcome, NewJob)]
+            letters = [outcome for outcome in outcomes if isinstance(outcome, DeadLetter)]
+            created = await insert_jobs(connection, jobs) if jobs else []
+            if letters:
+                values = {"letters": to_json([letter.public() for letter in letters])}
+                await connection.execute(query("insert_dead_letters"), values)
+            return [*created, *(letter.message_id or "" for letter in letters)]
+
+    async def claim_jobs(
+        self, owner_id: UUID, *, limit: int, orphans: bool = True, orphan_after_seconds: float, patience_seconds: float
+    ) -> list[Claim]:
+        if orphans:
+            await self._fetch("end_stuck_owners", {"orphan_after": orphan_after_seconds})
+        values = {
+            "owner_id": owner_id,
+            "limit": limit,
+            "orphans": orphans,
+            "orphan_after": orphan_after_seconds,
+            "patience": patience_seconds,
+        }
+        rows = await self._fetch("claim_jobs", values)
+        if rows:
+            faults.reach("orchestrator.claimed")
+        return [Claim(row.job_id, row.token, row.epoch) for row in rows]
+
+    async def reported_jobs(self, owner_id: UUID) -> tuple[UUID, ...]:
+        return tuple(row.job_id for row in await self._fetch("reported_jobs", {"owner_id": owner_id}))
+
+    async def sweep_jobs(self, owner_id: UUID, *, started_after_seconds: float = 0.2) -> PendingWork:
+        values = {
+            "owner_id": owner_id,
+            "started_after": started_after_seconds,
+            "overrun_grace": OVERRUN_GRACE_SECONDS,
+        }
+        by_kind: dict[str, list[Any]] = defaultdict(list)
+        for row in await self._fetch("sweep_jobs", values):
+            by_kind[row.kind].append(row)
+        return PendingWork(
+            tuple(row.job_id for row in by_kind["reported"]),
+            overdue=tuple({row.job_id for row in by_kind["overdue"]}),
+            started=tuple(row.job_id for row in by_kind["started"]),
+            next_due_seconds=next((row.seconds for row in by_kind["next"]), None),
+            owned=by_kind["owned"][0].jobs,
+        )
+
+    def open_jobs(
+        self, owner_id: UUID, claims: Sequence[Claim], scope: StepScope
+    ) -> AbstractAsyncContextManager["PostgresStep"]:
+        return self._open(owner_id, claims, scope, reported_only=False)
+
+    def open_reported_jobs(
+        self, owner_id: UUID, claims: Sequence[Claim], scope: StepScope
+    ) -> AbstractAsyncContextManager["PostgresStep"]:
+        return self._open(owner_id, claims, scope, reported_only=True)
+
+    @asynccontextmanager
+    async def _open(
+        self, owner_id: UUID, claims: Sequence[Claim], scope: StepScope, *, reported_only: bool
+    ) -> AsyncIterator["PostgresStep"]:
+        per_job = max(50, scope.limit // len(claims))
+        values: dict[str, Any] = {
+            "owner_id": owner_id,
+            "job_ids": [claim.job_id for claim in claims],
+            "tokens": [claim.token for claim in claims],
+            "per_job": per_job,
+            "small": SMALL_BYTES,
+            "reported_only": reported_only,
+        }
+        async with self._connected() as connection:
+            answers = await pipeline.execute(connection, [pipeline.BEGIN, pipeline.Call("open_jobs", values)])
+            jobs = _opened(answers["open_jobs"])
+            has_more = {job_id for job_id, job in jobs.items() if len(job.news) >= per_job}
+            has_more |= await _take_further_news(connection, jobs, scope)
+            faults.reach("orchestrator.fenced")
+            fenced = frozenset() if reported_only else frozenset(values["job_ids"]).difference(jobs)
+            step = PostgresStep(connection, jobs, fenced, frozenset(has_more))
+            yield step
+            if not step.is_committed:
+                await pipeline.execute(connection, [pipeline.ROLLBACK])
+
+    async def release_unknown(self, owner_id: UUID, known: Sequence[UUID]) -> int:
+        released = len(await self._fetch("release_unknown_jobs", {"owner_id": owner_id, "known": list(known)}))
+        if released:
+            self._notify(JOBS)
+        return released
+
+    async def retire(self, owner_id: UUID) -> int:
+        released = len(await self._fetch("retire_orchestrator", {"owner_id": owner_id}))
+        if released:
+            self._notify(JOBS)
+        return released
+
+    async def maintain(self) -> None:
+        await self._execute("forget_silent_instances", {})
+        await self._execute("make_event_partitions", {})
+
+
+@dataclass(slots=True)
+class PostgresStep:
+    """An open transaction that holds the locks of these jobs."""
+
+    _connection: Connection
+    jobs: Mapping[UUID, OpenJob]
+    fenced: frozenset[UUID]
+    has_more: frozenset[UUID]
+    is_committed: bool = False
+
+    async def commit(self, changes: Sequence[Changes], *, notify: Sequence[str] = ()) -> frozenset[str]:
+        changes = [change for change in changes if not change.is_empty]
+        await _store_payloads(self._connection, changes)
+        faults.reach("orchestrator.before-commit")
+        statements = [*_writing(changes), pipeline.COMMIT, *notification(notify)]
+        answers = await pipeline.execute(self._connection, statements)
+        self.is_committed = True
+        faults.reach("orchestrator.after-commit")
+        return frozenset(queue for row in answers.get("apply_changes", ()) for queue in row.queues)
+
+
+# Reading what happened
+
+
+def _opened(rows: Sequence[Any]) -> dict[UUID, OpenJob]:
+    """The rows of jobs come first, then the reports of their tasks."""
+    jobs: dict[UUID, OpenJob] = {}
+    for row in rows:
+        if row.node_id is None:
+            stop = row.stop and StopRequest(Stop(row.stop["stop"]), row.stop.get("by"), row.stop.get("why"))
+            jobs[row.job_id] = OpenJob(row.epoch, row.last_sequence, stop)
+    for row in rows:
+        if row.node_id is not None:
+            jobs[row.job_id].news.append(_reported(row))
+    return jobs
+
+
+async def _take_further_news(connection: Connection, jobs: Mapping[UUID, OpenJob], scope: StepScope) -> set[UUID]:
+    """What the scope asks for in addition to reports. Returns the jobs that have more of it."""
+    has_more: set[UUID] = set()
+    for name, values in _further_statements(set(jobs), scope):
+        rows = await fetch(connection, name, {**values, "limit": scope.limit})
+        if name != "ask_to_stop":
+            for row in rows:
+                jobs[row.job_id].news.append(_further(row))
+        if len(rows) >= scope.limit:
+            has_more |= {row.job_id for row in rows}
+    return has_more
+
+
+def _further_statements(mine: set[UUID], scope: StepScope) -> list[tuple[str, dict[str, Any]]]:
+    """The statements that a scope needs. The queued tasks and the waits of a failing job are withdrawn."""
+    failing = list(mine & scope.withdraw)
+    waiting = list(mine & (scope.overdue | scope.withdraw))
+    statements: list[tuple[str, dict[str, Any]]] = []
+    if overdue := list(mine & scope.overdue):
+        statements.append(("take_overdue", {"job_ids": overdue, "overrun_grace": OVERRUN_GRACE_SECONDS}))
+    if waiting:
+        statements.append(("take_waiting", {"job_ids": waiting, "failing": failing}))
+    if started := list(mine & scope.started):
+        statements.append(("take_started", {"job_ids": started}))
+    if failing:
+        statements.append(("withdraw_tasks", {"job_ids": failing}))
+    if ending := list(mine & scope.stop_running):
+        statements.append(("ask_to_stop", {"job_ids": ending}))
+    if wake := [(*key, room) for key, room in scope.wake.items() if key[0] in mine]:
+        statements.append(("take_idle", columns_of(("job_ids", "fan_outs", "rooms"), wake)))
+    return statements
+
+
+def _reported(row: Any) -> TaskUpdate:
+    node = _node_of(row)
+    match TaskStatus(row.status):
+        case TaskStatus.SUCCEEDED:
+            return Succeeded(*node, row.started_at, row.finished_at, row.worker_id, row.output, row.has_output)
+        case TaskStatus.RETURNED | TaskStatus.CANCELLED:
+            return Returned(*node, row.started_at, row.finished_at, row.worker_id)
+        case _:
+            error = row.error or {"message": "the task failed without an error message"}
+            return Failed(*node, row.started_at, row.finished_at, row.worker_id, error)
+
+
+def _further(row: Any) -> TaskUpdate:
+    node = _node_of(row)
+    match row.kind:
+        case "lost":
+            return Lost(*node, row.started_at, row.worker_id)
+        case "overran":
+            return Overran(*node, row.started_at, row.worker_id, row.seconds)
+        case "due":
+            return Due(*node)
+        case "started":
+            return Started(*node, row.started_at, row.worker_id)
+        case "withdrawn":
+            return Withdrawn(*node)
+        case "idle":
+            return Idle(*node)
+        case kind:
+            raise AssertionError(f"a statement returned news of the unknown kind {kind}")
+
+
+def _node_of(row: Any) -> tuple[str, int, str | None, int | None, NodeStatus, int, int]:
+    return row.node_id, row.attempt, row.parent, row.index, NodeStatus(row.was), row.retry_count, row.loss_count
+
+
+# Writing what was decided
+
+
+async def _store_payloads(connection: Connection, changes: Sequence[Changes]) -> None:
+    """Store the payloads that the changes refer to, in one order for all: others may store the same at the same time."""
+    for change in sorted(changes, key=lambda change: change.job_id):
+        for sha256, encoded in sorted(change.payloads.items()):
+            reference = {"sha256": sha256, "bytes": len(encoded)}
+            await payloads.store(connection, change.job_id, reference, encoded, is_kept=True)
+
+
+def _writing(changes: Sequence[Changes]) -> list[pipeline.Step]:
+    if not changes:
+        return []
+    steps: list[pipeline.Step] = []
+    promoted = [(change.job_id, node_id) for change in changes for node_id in dict.fromkeys(change.promoted)]
+    if promoted:
+        steps.append(pipeline.Call("promote_nodes", columns_of(("job_ids", "node_ids"), promoted)))
+    rows = [_row(change) for change in changes]
+    name = "apply_changes" if any(c.children or c.next_attempts or c.poisoned for c in changes) else "apply_steps"
+    steps.append(pipeline.Call(name, {"changes": to_json(rows), "counts": _counts(changes)}))
+    gatherings = [
+        {"job_id": change.job_id, "node_id": g.node_id, "fan_out": g.fan_out, "aggregation": g.aggregation}
+        for change in changes
+        for g in change.completed_fan_ins
+    ]
+    if gatherings:
+        steps.append(pipeline.Call("gather_children", {"gatherings": to_json(gatherings), "inline": INLINE_BYTES}))
+    return steps
+
+
+def _row(change: Changes) -> dict[str, Any]:
+    """A job's changes as the statement reads them. What is left out is NULL there: less to write, send and parse."""
+    row: dict[str, Any] = {
+        "job_id": change.job_id,
+        "epoch": change.epoch,
+        "priority": change.priority,
+        "sequence": change.sequence,
+        "nodes": _sparse(_NODE_FIELDS, change.nodes),
+        "events": _sparse(_EVENT_FIELDS, change.events),
+    }
+    for name in ("tasks", "children", "next_attempts", "poisoned", "job_moves", "stopping"):
+        if value := getattr(change, name):
+            row[name] = value
+    return row
+
+
+def _sparse(names: _Fields, rows: Sequence[NodeChange | NewEvent]) -> list[dict[str, Any]]:
+    """Without the values that are the default: None, False, 0."""
+    return [{name: value for name, default in names if (value := getattr(row, name)) is not default} for row in rows]
+
+
+def _counts(changes: Sequence[Changes]) -> list[int]:
+    """How many rows of each kind must be written. A different count is a bug, and nothing is committed."""
+    return [
+        sum(len(change.nodes) for change in changes),
+        sum(len(family) for change in changes for family in change.children.values()),
+        sum(len(change.tasks) + len(change.next_attempts) for change in changes),
+        sum(len(change.events) for change in changes),
+        len(changes),
+    ]

@@ -1,0 +1,158 @@
+"""Claim tasks, report results and renew leases: the WorkerLedger on PostgreSQL."""
+
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+from psycopg.types.json import Jsonb
+
+from dagmaster.database import pipeline
+from dagmaster.database.connect import Connection
+from dagmaster.database.ledger.connection import LedgerConnection, columns_of, fetch, notification, to_json
+from dagmaster.database.ledger.protocol import Demand, Exchange, Report, Running, WorkerInfo
+from dagmaster.database.notify.notifier import RESULTS, Notifier
+from dagmaster.jobs import payload
+from dagmaster.jobs.model import TaskMessage, task_id
+
+_INFO_COLUMNS = ("worker_id", "host", "pid", "software_version", "worker_type")
+
+
+class PostgresWork(LedgerConnection):
+    """The WorkerLedger on PostgreSQL."""
+
+    def __init__(self, dsn: str, role: str = "ledger", notifier: Notifier | None = None) -> None:
+        super().__init__(dsn, role, notifier)
+        self._limits: set[str] = set()  # queues that have a limit, as far as the last claims showed
+
+    async def beat_worker(self, worker: WorkerInfo) -> None:
+        values = {name: getattr(worker, name) for name in _INFO_COLUMNS}
+        lists = {"queues": list(worker.queues), "handlers": list(worker.handlers)}
+        await self._execute("beat_worker", {**values, **lists, "stats": Jsonb(worker.stats)})
+
+    async def exchange(
+        self, worker_id: UUID, reports: Sequence[Report], demand: Demand, *, lease_seconds: float
+    ) -> Exchange:
+        if not reports:
+            names: tuple[str, ...] = ("claim_tasks",)
+        elif self._limited(demand):  # the room in a limited queue is counted after the reports have made some
+            names = ("report_tasks", "claim_tasks")
+        else:
+            names = ("exchange",) if demand.total else ("report_tasks",)
+        return await self._exchange(names, worker_id, reports, demand, lease_seconds)
+
+    async def report(
+        self, worker_id: UUID, reports: Sequence[Report], demand: Demand, *, lease_seconds: float
+    ) -> Exchange:
+        names = ("report_tasks", "claim_tasks") if self._limited(demand) else ("report_tasks",)
+        return await self._exchange(names, worker_id, reports, demand, lease_seconds)
+
+    def _limited(self, demand: Demand) -> list[str]:
+        return [queue for queue in dict.fromkeys(demand.queues) if queue in self._limits] if demand.total else []
+
+    async def _exchange(
+        self,
+        names: Sequence[str],
+        worker_id: UUID,
+        reports: Sequence[Report],
+        demand: Demand,
+        lease_seconds: float,
+    ) -> Exchange:
+        limited = self._limited(demand)
+        values = {
+            "worker_id": worker_id,
+            "reports": to_json(reports),
+            "queues": list(dict.fromkeys(demand.queues)),
+            "light_handlers": list(demand.light_handlers),
+            "light": demand.light,
+            "heavy_handlers": list(demand.heavy_handlers),
+            "heavy": demand.heavy,
+            "lease": lease_seconds,
+            "budgets": limited,
+        }
+        if any(report.output_ref for report in reports):
+            rows = await self._exchange_payloads(names, limited, values, reports)
+        else:
+            rows = await self._exchange_at_once(names, limited, values, (RESULTS,) if reports else ())
+        accepted, claimed = (rows[0].accepted, rows[1:]) if reports else (0, rows)
+        if closed := [row.queue for row in claimed if row.task_id is None]:
+            self._limits.update(closed)
+            claimed = [row for row in claimed if row.task_id] or await self._claim_closed(closed, values)
+        late = () if accepted == len(reports) else await self._record_late(worker_id, reports)
+        return Exchange(tuple(map(_message, claimed)), len(reports) - len(late), late)
+
+    async def _claim_closed(self, closed: list[str], values: dict[str, Any]) -> list[Any]:
+        """These queues turned out to have a limit and were closed to us: claim again, now with their budgets."""
+        values = {**values, "queues": closed, "budgets": closed}
+        return await self._exchange_at_once(("claim_tasks",), closed, values, ())
+
+    def _forget_limits(self, limited: list[str], budgets: Sequence[Any]) -> None:
+        """A queue without a budget row has no limit any more."""
+        self._limits.difference_update(set(limited).difference(row.queue for row in budgets))
+
+    async def _exchange_at_once(
+        self, names: Sequence[str], limited: list[str], values: dict[str, Any], notify: Sequence[str]
+    ) -> list[Any]:
+        """One round trip, including the budgets of limited queues and the notification after the commit."""
+        steps: list[pipeline.Step] = [pipeline.Call(name, values) for name in names]
+        if limited:
+            steps = [pipeline.BEGIN, pipeline.Call("lock_budgets", {"queues": limited}), *steps, pipeline.COMMIT]
+        async with self._connected() as connection:
+            answers = await pipeline.execute(connection, [*steps, *notification(notify)])
+        self._forget_limits(limited, answers.get("lock_budgets", ()))
+        return [row for name in names for row in answers[name]]
+
+    async def _exchange_payloads(
+        self, names: Sequence[str], limited: list[str], values: dict[str, Any], reports: Sequence[Report]
+    ) -> list[Any]:
+        """The same for reports that refer to payloads: from its commit on, the payloads are in use."""
+        rows: list[Any] = []
+        async with self._transaction("report_payloads") as connection:
+            if limited:
+                self._forget_limits(limited, await fetch(connection, "lock_budgets", {"queues": limited}))
+            for name in names:
+                rows += await fetch(connection, name, values)
+            await _keep_payloads(connection, reports)
+        self._notify(RESULTS)
+        return rows
+
+    async def _record_late(self, worker_id: UUID, reports: Sequence[Report]) -> tuple[str, ...]:
+        values = {"worker_id": worker_id, "reports": to_json(reports)}
+        async with self._transaction("record_late") as connection:
+            rows = await fetch(connection, "record_late_reports", values)
+            await _keep_payloads(connection, reports)
+        return tuple(task_id(row.job_id, row.node_id, row.attempt) for row in rows)
+
+    async def renew(self, worker_id: UUID, held: Sequence[Running], *, lease_seconds: float) -> frozenset[str]:
+        values = {"worker_id": worker_id, "held": to_json(held), "lease": lease_seconds}
+        return frozenset(row.task_id for row in await self._fetch("renew_leases", values))
+
+    async def take_stops(self, worker_id: UUID) -> frozenset[str]:
+        return frozenset(row.task_id for row in await self._fetch("take_stops", {"worker_id": worker_id}))
+
+    async def retire_worker(self, worker_id: UUID) -> None:
+        await self._execute("retire_worker", {"worker_id": worker_id})
+
+
+async def _keep_payloads(connection: Connection, reports: Sequence[Report]) -> None:
+    """In the transaction that stores the results."""
+    keys = [(report.job_id, report.node_id, report.attempt) for report in reports if report.output_ref]
+    if not keys:
+        return
+    for row in await fetch(connection, "keep_payloads", columns_of(("job_ids", "node_ids", "attempts"), keys)):
+        raise payload.missing(row.job_id, row.sha256)
+
+
+def _message(row: Any) -> TaskMessage:
+    return TaskMessage.model_construct(
+        task_id=row.task_id,
+        job_id=row.job_id,
+        node_id=row.node_id,
+        attempt=row.attempt,
+        handler=row.handler,
+        params=row.params or {},
+        queue=row.queue,
+        timeout_seconds=row.timeout_seconds,
+        retry_count=row.retry_count,
+        losses=row.losses,
+        params_ref=row.params_ref,
+    )
