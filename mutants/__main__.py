@@ -80,7 +80,8 @@ def _trials(scratch: Scratch, chosen: Sequence[Mutant]) -> Iterable[Trial]:
         trial = trials.tried(scratch, mutant)
         _tell(f"{position}/{len(chosen)}  {mutant.number}. {mutant.bug}: {trial.verdict} ({trial.seconds:.0f} s)")
         if not trial.is_good:
-            _tell(f"    by: pytest {' '.join(mutant.tests)}\n    {trial.details}")
+            commands = " && ".join(f"pytest {' '.join(tests)}" for tests in mutant.selections)
+            _tell(f"    by: {commands}\n    {trial.details}")
         yield trial
 
 

@@ -43,6 +43,12 @@ class Mutant:
     tests: tuple[str, ...]  # what pytest is given
     edits: Sequence[Edit]
     adapted: str = ""  # why it differs from the known bug
+    postgres_tests: tuple[str, ...] = ()  # where it is made in both ledgers: what must notice it on PostgreSQL as well
+
+    @property
+    def selections(self) -> tuple[tuple[str, ...], ...]:
+        """What pytest is given, one run after the other; each of them has to notice the bug."""
+        return (self.tests, self.postgres_tests) if self.postgres_tests else (self.tests,)
 
     @property
     def files(self) -> str:
@@ -55,7 +61,8 @@ ORCHESTRATOR: Final = "src/dagmaster/database/ledger/orchestrator.py"
 
 _CONFORMANCE: Final = (
     "tests/database/test_ledger_conformance.py", "-k", "postgres",
-    "--requirement=E5", "--requirement=E6", "--requirement=E7", "--requirement=Q1", "--requirement=W7",
+    "--requirement=E5", "--requirement=E6", "--requirement=E7", "--requirement=Q1", "--requirement=E19",
+    "--requirement=E27", "--requirement=W7",
 )  # fmt: skip
 _SCHEMA: Final = ("tests/database/test_schema.py", "--requirement=E1", "--requirement=D3")
 _SEEDS: Final = ("tests/simulation/test_simulation.py", "-k", "nothing_bad_happens", "--seeds", "500")
@@ -70,12 +77,20 @@ MUTANTS: Final = (
         [
             Edit(
                 MEMORY,
-                "if self._holds(owner_id, claim))",
-                "if self._holds((row := self.db.jobs[claim.job_id]).owner_id or owner_id,"
+                "held = sorted(claim.job_id for claim in claims if self._holds(owner_id, claim))",
+                "held = sorted(claim.job_id for claim in claims"
+                " if self._holds((row := self.db.jobs[claim.job_id]).owner_id or owner_id,"
                 " Claim(claim.job_id, row.claim_token or claim.token, claim.epoch)))",
-            )
+            ),
+            Edit(
+                f"{SQL}/advance.sql",
+                "AND j.owner_id IS NOT DISTINCT FROM %(owner_id)s AND j.claim_token = k.token",
+                "AND j.owner_id IS NOT DISTINCT FROM (SELECT x.owner_id FROM dagapp.dag_jobs x WHERE x.job_id = k.job_id)"
+                " AND j.claim_token = (SELECT x.claim_token FROM dagapp.dag_jobs x WHERE x.job_id = k.job_id)",
+            ),
         ],
-        adapted="a loaded job has no token, so a loop can't read it again: the ledger does it for whoever calls",
+        adapted="a loaded job has no token, so a loop can't read it again: the ledger does it for its callers",
+        postgres_tests=_CONFORMANCE,
     ),
     Mutant(
         3, "now() for clock_timestamp() in leases", GUARDS, _SCHEMA,
@@ -117,13 +132,27 @@ MUTANTS: Final = (
     ),
     Mutant(
         7, "decrement without the state guard", PROPERTIES, ("tests/jobs/test_plan_properties.py",),
-        [Edit(MEMORY, "if r.job_id == job_id and not r.processed]", "if r.job_id == job_id]")],
-        adapted="the guard is that a result is handled once: here it is handled at every look",
+        [
+            Edit(MEMORY, "if r.job_id == job_id and not r.processed]", "if r.job_id == job_id]"),
+            Edit(f"{SQL}/advance.sql", "WHERE x.job_id = held.job_id AND NOT x.processed", "WHERE x.job_id = held.job_id"),
+            Edit(f"{SQL}/advance.sql", "WHERE r.ctid = k.place AND r.processed IS NOT TRUE", "WHERE r.ctid = k.place"),
+        ],
+        adapted="the guard is that a result is processed once: here every step processes it",
+        postgres_tests=_CONFORMANCE,
     ),
     Mutant(
         8, "send before commit", CRASH_POINTS, ("tests/simulation/test_crash_points.py",),
-        [Edit(MEMORY, "self._restore(saved)", "pass")],
-        adapted="a task row is the message, and can't go out alone: here what a decision took is gone though its commit fails",
+        [
+            Edit(MEMORY, "self._restore(saved)", "pass"),
+            Edit(
+                ORCHESTRATOR,
+                '[pipeline.BEGIN, pipeline.Call("open_jobs", values)]',
+                '[pipeline.Call("open_jobs", values), pipeline.BREAK, pipeline.BEGIN]',
+            ),
+        ],
+        adapted="a task row is the message, and can't go out alone: here the reports that a step took stay processed though"
+        " its commit fails",
+        postgres_tests=_CONFORMANCE,
     ),
     Mutant(
         9, "settle before claim", CONFORMANCE, _CONFORMANCE,
@@ -155,8 +184,15 @@ MUTANTS: Final = (
                 "if t.status is TaskStatus.QUEUED and t.queue == queue and t.handler in handlers",
                 "if t.status is TaskStatus.QUEUED and t.queue == queue and t.handler in handlers"
                 " and t.position > max((x.position for x in self.db.tasks.values() if x.worker_id == worker_id), default=0)",
-            )
+            ),
+            Edit(
+                f"{SQL}/workers.sql",
+                "     WHERE w.rank IS NOT NULL\n     ORDER BY w.priority DESC, w.position\n), light",
+                "     WHERE w.rank IS NOT NULL AND w.position > coalesce((SELECT max(p.position) FROM dagapp.dag_tasks p"
+                " WHERE p.worker_id = %(worker_id)s), 0)\n     ORDER BY w.priority DESC, w.position\n), light",
+            ),
         ],
+        postgres_tests=_CONFORMANCE,
         adapted="the queue is the tasks that are queued: here a worker takes only what is younger than what it took before",
     ),
     Mutant(
@@ -193,8 +229,12 @@ MUTANTS: Final = (
     ),
     Mutant(
         17, "effect published outside the completion transaction", SIMULATION, _SEEDS,
-        [Edit(MEMORY, "processed=not accepted, accepted=accepted,", "processed=False, accepted=True,")],
+        [
+            Edit(MEMORY, "processed=not accepted, accepted=accepted,", "processed=False, accepted=True,"),
+            Edit(f"{SQL}/workers.sql", "           %(worker_id)s, true, false\n", "           %(worker_id)s, false, true\n"),
+        ],
         adapted="a result row publishes what an attempt has made: here that of a report which came too late does too",
+        postgres_tests=_CONFORMANCE,
     ),
     Mutant(
         18, "lock order swapped", INTERLEAVINGS,

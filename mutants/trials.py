@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
@@ -53,7 +53,7 @@ Tell = Callable[[str], None]
 
 def baseline(scratch: Scratch, mutants: Iterable[Mutant], tell: Tell) -> str | None:
     """Why a bug's red would mean nothing: what fails without any, twice. None: all is green."""
-    for tests in dict.fromkeys(mutant.tests for mutant in mutants):
+    for tests in dict.fromkeys(tests for mutant in mutants for tests in mutant.selections):
         ran = pytest(scratch, tests)
         if ran.code == _FAILED:
             tell(f"unharmed: {' '.join(tests)}: fails, and runs once more\n{_end_of(ran.output)}")
@@ -68,10 +68,13 @@ def tried(scratch: Scratch, mutant: Mutant) -> Trial:
     started = time.monotonic()
     try:
         with scratch.mutated(mutant.edits):
-            ran = pytest(scratch, ["-x", *mutant.tests])
+            for tests in mutant.selections:
+                trial = judged(mutant, pytest(scratch, ["-x", *tests]))
+                if not trial.is_good:
+                    break
     except Mismatch as error:
         return Trial(mutant, Verdict.MOVED, time.monotonic() - started, details=str(error))
-    return judged(mutant, ran)
+    return replace(trial, seconds=time.monotonic() - started)
 
 
 def judged(mutant: Mutant, ran: Run) -> Trial:
