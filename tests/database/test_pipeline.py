@@ -91,7 +91,7 @@ async def test_a_text_that_the_server_would_cut_is_refused(connection, value):
 
 
 async def test_what_is_of_no_known_type_is_refused(connection):
-    with pytest.raises(TypeError, match="of type dict can't travel"):
+    with pytest.raises(TypeError, match="of type dict can't be sent"):
         await pipeline.execute(connection, [Call("twice", {"text": {}})])
 
 

@@ -6,7 +6,7 @@ from uuid import uuid4
 
 import pytest
 
-from dagmaster.database.ledger import postgres
+from dagmaster.database.ledger import orchestrator
 from dagmaster.database.ledger.protocol import Demand, Report
 from dagmaster.errors import InvalidRequest
 from dagmaster.jobs.model import Submission, new_job_id
@@ -532,7 +532,7 @@ async def test_children_have_the_time_of_their_fan_outs_task(database):
 
 @pytest.mark.requirement("E10")
 async def test_a_task_that_its_worker_does_not_end_is_failed_by_the_orchestrator(database, monkeypatch):
-    monkeypatch.setattr(postgres, "OVERRUN_GRACE_SECONDS", 0.1)
+    monkeypatch.setattr(orchestrator, "OVERRUN_GRACE_SECONDS", 0.1)
     definition = _nodes("""
         start: {type: start, next: slow}
         slow: {handler: echo, timeout_seconds: 0.1, next: end,

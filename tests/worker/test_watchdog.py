@@ -30,16 +30,21 @@ log.configure()
 
 async def main():
     bench = Bench({tasks})
-    hand_in = bench.ledger.exchange
+    hand_in = bench.ledger._exchange
 
-    async def exchange(worker_id, reports, *args, **more):
-        answer = await hand_in(worker_id, reports, *args, **more)
+    async def exchange(reports, *args, **more):
+        answer = await hand_in(reports, *args, **more)
         for report in reports:
             print(json.dumps([report.node_id, report.status.value, report.error or report.output]), flush=True)
         return answer
 
+<<<<<<< HEAD
     bench.ledger.exchange = exchange
     rescue = partial(bench.worker.report_hung_loop, lambda: bench.ledger)
+=======
+    bench.ledger._exchange = exchange
+    rescue = partial(bench.worker.give_up, lambda: bench.ledger)
+>>>>>>> 3a436c9 (Say notify and listen in the transports, the pipeline and the notifier)
     with Watchdog({patience}, rescue if {has_rescue} else None):
         print("ready", flush=True)
         await bench.worker.run()

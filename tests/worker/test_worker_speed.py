@@ -13,7 +13,7 @@ async def noop_seconds(count: int, slots: int = 100) -> tuple[float, float]:
     # Light handlers only: else the fake walks its whole queue in search of heavy ones.
     registry = Registry([Registration("noop", "dagmaster.handlers.examples:noop")])
     bench = Bench([a_task("noop", f"n{i}") for i in range(count)], registry, worker_slots=slots)
-    exchange = bench.ledger.exchange
+    exchange = bench.ledger._exchange
     in_ledger = 0.0
 
     async def timed(*args: object, **kwargs: object) -> object:
@@ -25,7 +25,7 @@ async def noop_seconds(count: int, slots: int = 100) -> tuple[float, float]:
 
     started = time.process_time()
     running = asyncio.create_task(bench.worker.run())
-    bench.ledger.exchange = timed  # type: ignore[assignment,method-assign]
+    bench.ledger._exchange = timed  # type: ignore[assignment,method-assign]
     await until(lambda: len(bench.ledger.reports) == count, 60)
     seconds = time.process_time() - started
     bench.worker.stop()

@@ -1,12 +1,12 @@
 """Prepared statements that share one round trip to the server.
 
-    trip: BEGIN, open_jobs                       ──▶  rows          one way there and back, where each statement
-    trip: promote_nodes, apply_changes, COMMIT  │ tell  ──▶  rows    by itself would take one of its own
+    BEGIN, open_jobs                                             ──▶  rows    one round trip, where each statement
+    promote_nodes, apply_changes, COMMIT │ notify_channels       ──▶  rows    by itself would take one of its own
 
-psycopg's pipeline turns the event loop once for each statement it sends, and dumps every value through a chain of adapters: for
-the few statements that an engine's step consists of that costs more than the round trips it spares. Here all is written at once
-and read at once, and values travel as text. A `Break` ends a unit: what comes before has failed or is committed before what
-comes after begins, which is how a hint follows its commit at once, in a transaction of its own.
+psycopg's pipeline runs the event loop once for each statement it sends, and converts every value through a chain of adapters:
+for the few statements of a step that costs more than the round trips it saves. Here everything is written at once and read at
+once, and values are sent as text. A `Break` ends a unit: what precedes it has failed or is committed before what follows
+begins. In this way a notification follows its commit at once, in a transaction of its own.
 """
 
 from collections import namedtuple
@@ -59,8 +59,9 @@ DISCARD_PLANS: Final = TransactionCommand("DISCARD PLANS")
 
 Step = Call | TransactionCommand | Break
 
-# Plans are made for tables as large as they are then, and kept: made for empty tables, they read all of them for each row of a
-# batch. Autovacuum would end that within a minute. Here they are made anew each time that four times as much was sent as by then.
+# The server plans a statement for the present size of its tables, and keeps the plan: one for empty tables reads the whole table
+# for each row of a batch. Autovacuum would end that within a minute. Here plans are discarded each time that four times as much
+# has been sent as at the time before.
 _FIRST_PLANS_BYTES = 10_000
 _GROWTH = 4
 
@@ -86,7 +87,7 @@ _sessions: WeakKeyDictionary[Connection, _Session] = WeakKeyDictionary()
 
 
 async def execute(connection: Connection, steps: Sequence[Step]) -> dict[str, Rows]:
-    """Take the steps; answers the rows of each call, by its name. After an error the connection is of no use any more: close it."""
+    """Run the steps in one round trip; returns the rows of each call by its name. After an error, close the connection."""
     session = _sessions.setdefault(connection, _Session())
     await _prepare(connection, session.names, steps)
     values = [[_text(step.values[key]) for key in session.names[step.name]] for step in steps if isinstance(step, Call)]
@@ -101,20 +102,20 @@ async def execute(connection: Connection, steps: Sequence[Step]) -> dict[str, Ro
     for result in results:
         if result.status == ExecStatus.FATAL_ERROR:
             raise errors.error_from_result(result)
-    said = [step for step in steps if not isinstance(step, Break)]
-    answers = zip(said, results, strict=True)
+    sent = [step for step in steps if not isinstance(step, Break)]
+    answers = zip(sent, results, strict=True)
     return {
         step.name: _rows(connection, session, step.name, result) for step, result in answers if isinstance(step, Call)
     }
 
 
-async def _prepare(connection: Connection, known: dict[str, tuple[str, ...]], steps: Sequence[Step]) -> None:
-    """What the server does not know yet it is told first."""
+async def _prepare(connection: Connection, prepared: dict[str, tuple[str, ...]], steps: Sequence[Step]) -> None:
+    """Prepare the statements that this connection has not prepared yet."""
     for step in steps:
-        if isinstance(step, Call) and step.name not in known:
+        if isinstance(step, Call) and step.name not in prepared:
             text, names = numbered(step.name)
             await connection.execute(psycopg.sql.SQL(f"PREPARE {step.name} AS {text}"), prepare=False)
-            known[step.name] = names
+            prepared[step.name] = names
 
 
 def _send(pgconn: PGconn, steps: Sequence[Step], values: Iterator[list[bytes | None]]) -> None:
@@ -133,7 +134,7 @@ def _communicate(pgconn: PGconn, units: int) -> PQGen[list[PGresult]]:
     """Write what is to be sent, then read until every unit has ended."""
     while pgconn.flush():
         if (yield Wait.RW) & Ready.R:
-            pgconn.consume_input()  # a server whose answers nobody reads stops listening
+            pgconn.consume_input()  # a server whose results are not read stops reading
     results: list[PGresult] = []
     while units:
         if pgconn.is_busy():
@@ -141,7 +142,7 @@ def _communicate(pgconn: PGconn, units: int) -> PQGen[list[PGresult]]:
                 continue
             pgconn.consume_input()
         elif (result := pgconn.get_result()) is None:
-            continue  # the end of one statement's answer
+            continue  # the end of one statement's result
         elif result.status == ExecStatus.PIPELINE_SYNC:
             units -= 1
         else:
@@ -172,11 +173,11 @@ def _text(value: Any) -> bytes | None:
         case list() | tuple():
             return _whole(f"{{{','.join(map(_element, value))}}}")
         case _:
-            raise TypeError(f"a value of type {type(value).__name__} can't travel")
+            raise TypeError(f"a value of type {type(value).__name__} can't be sent")
 
 
 def _whole(text: str) -> bytes:
-    """A value ends where a NUL is, for the server: better none than half of one."""
+    """The server would cut a value off at a NUL character, so it is refused."""
     if "\0" in text:
         raise psycopg.DataError("a text can't contain NUL characters")
     return text.encode()

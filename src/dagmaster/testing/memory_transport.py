@@ -1,7 +1,7 @@
-"""A transport within one process, for tests and simulations. Carries ids, as a broker does.
+"""A transport within one process, for tests and simulations. It carries task ids, as a broker does.
 
-Ends that share a `Broker` share its queues: each ticket goes to one of those who listen, and comes again if the one
-that received it closes without settling.
+Transports that share a `Broker` share its queues: each ticket is delivered to one of them, and again to another if that one
+closes without settling it.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from dagmaster.transports.transport import Delivery, Ticket
 
 
 class Broker:
-    """The queues, and who waits for them."""
+    """The queues, and the transports that wait for them."""
 
     def __init__(self) -> None:
         self._queues: dict[str, deque[Ticket]] = {}
@@ -60,10 +60,10 @@ class MemoryTransport:
     async def receive(self, timeout_seconds: float) -> Sequence[Delivery]:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_seconds
-        while not (found := self._broker.take(self._queues, self._batch)) and (left := deadline - loop.time()) > 0:
+        while not (deliveries := self._broker.take(self._queues, self._batch)) and (left := deadline - loop.time()) > 0:
             await self._broker.change(left)
-        self._unsettled |= {d.receipt: Ticket(d.queue, d.task_id) for d in found if d.receipt and d.task_id}
-        return found
+        self._unsettled |= {d.receipt: Ticket(d.queue, d.task_id) for d in deliveries if d.receipt and d.task_id}
+        return deliveries
 
     async def settle(self, deliveries: Sequence[Delivery]) -> None:
         for delivery in deliveries:

@@ -1,9 +1,9 @@
-"""The default transport: the task row is the message, and the bell says which queue has some.
+"""The default transport: the task row is the message, and a notification names the queue.
 
-A single task is told first to the worker that is near it (the one that just finished the step before): if all woke up for
-each step of a chain, all but one would look in vain. The others hear of it a moment later, in case it was not taken.
+A single task is announced first to the worker that ran the task before it: if every worker woke up for each step of a chain,
+all but one would claim in vain. The others are notified a moment later, in case the task was not claimed.
 
-The bell must be this transport's own: whoever waits on it takes the rings.
+The notifier must not be shared: waiting on it consumes its notifications.
 """
 
 import asyncio
@@ -32,13 +32,13 @@ class PostgresTransport:
         return sorted({tasks_topic(ticket.queue, ticket.near) for ticket in tickets})
 
     def _stand_by(self, ticket: Ticket) -> None:
-        """Whoever is near once more has finished what it was told of before: about that the others need not hear."""
+        """A worker that is near again has finished the task before: the others need no notification of that one."""
         if before := self._standing_by.pop(ticket, None):
             before.cancel()
         loop = asyncio.get_running_loop()
-        self._standing_by[ticket] = loop.call_later(STAND_BY_SECONDS, self._tell_the_others, ticket)
+        self._standing_by[ticket] = loop.call_later(STAND_BY_SECONDS, self._notify_others, ticket)
 
-    def _tell_the_others(self, ticket: Ticket) -> None:
+    def _notify_others(self, ticket: Ticket) -> None:
         self._standing_by.pop(ticket, None)
         self._notifier.notify(tasks_topic(ticket.queue))
 
@@ -46,9 +46,9 @@ class PostgresTransport:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_seconds
         while (left := deadline - loop.time()) > 0:
-            rung = await self._notifier.wait(left)
-            if found := sorted({self._queues[topic] for topic in rung & self._queues.keys()}):
-                return [Delivery(queue) for queue in found]
+            topics = await self._notifier.wait(left)
+            if queues := sorted({self._queues[topic] for topic in topics & self._queues.keys()}):
+                return [Delivery(queue) for queue in queues]
         return ()
 
     async def settle(self, deliveries: Sequence[Delivery]) -> None:
@@ -59,6 +59,6 @@ class PostgresTransport:
 
 
 def topics_of(queues: Sequence[str], worker_id: str | None = None) -> dict[str, str]:
-    """What the bell of a worker must listen to, each with the queue it is about."""
+    """The topics that a worker listens to, each with its queue."""
     near = {tasks_topic(queue, worker_id): queue for queue in queues} if worker_id else {}
     return near | {tasks_topic(queue): queue for queue in queues}

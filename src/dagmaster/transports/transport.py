@@ -1,8 +1,7 @@
-"""What a transport is: publish a batch, receive, settle.
+"""The interface of a transport: publish a batch, receive, settle.
 
-A delivery is an invitation to claim, not a right: a doubled, late or lost one does no harm, since the worker starts nothing
-that it has not claimed in PostgreSQL. `task_id` is None where the transport only says which queue has work (postgres), and
-an id where a broker carries one.
+A delivery is a hint to claim: a duplicate, late or lost one does no harm, since a worker starts only what it has claimed in
+PostgreSQL. `task_id` is None where the transport only names a queue with tasks (postgres), and an id where a broker carries one.
 """
 
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ from typing import Protocol
 class Ticket:
     queue: str
     task_id: str | None = None  # None: the queue as a whole
-    near: str | None = None  # the worker that would best take it; the others hear of it a little later
+    near: str | None = None  # the worker that is notified first; the others follow a little later
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,20 +25,20 @@ class Delivery:
 
 class Transport(Protocol):
     async def publish(self, tickets: Sequence[Ticket]) -> None:
-        """Announce tasks that are committed already."""
+        """Announce committed tasks."""
         ...
 
     def topics(self, tickets: Sequence[Ticket]) -> Sequence[str]:
-        """What the ledger may ring itself, in the same breath as it commits these tasks; `publish` is then not called.
-        Nothing, where announcing takes more than the bell."""
+        """The topics that the ledger notifies right after it has committed these tasks; `publish` is then not called. Empty
+        where a notification does not announce tasks."""
         ...
 
     async def receive(self, timeout_seconds: float) -> Sequence[Delivery]:
-        """What arrived for the queues this end listens to; empty after the timeout."""
+        """What arrived for the queues of this transport; empty after the timeout."""
         ...
 
     async def settle(self, deliveries: Sequence[Delivery]) -> None:
-        """These need not be delivered again."""
+        """Do not deliver these again."""
         ...
 
     async def close(self) -> None: ...

@@ -1,8 +1,8 @@
-"""The bell on LISTEN and NOTIFY.
+"""Notifications on LISTEN and NOTIFY.
 
-Two connections: one only listens and stays idle otherwise, the other sends, each ring in a transaction of its own and never
-in one that writes state. Losing either costs nothing but the hint; both come back by themselves. (Where a hint goes with a
-commit, the ledger sends it itself: `trip`.)
+Two connections: one only listens, the other sends, each notification in a transaction of its own and never in one that writes
+state. If a connection is lost, only the notification is lost; both reconnect by themselves. (A notification that follows a
+step or an exchange is sent by the ledger in the same round trip: `database.pipeline`.)
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from dagmaster.database.queries import query
 from dagmaster.errors import DagmasterError
 from dagmaster.observe import log
 
-UNTIL_TOLD = 3600.0  # seconds; how often psycopg looks whether someone pressed Ctrl-C, which asyncio does itself
+WAIT_SECONDS = 3600.0  # how often psycopg checks for Ctrl-C, which asyncio does itself
 
 _log = log.get("notifier")
 
@@ -31,7 +31,7 @@ def channel_of(topic: str) -> str:
 
 
 class PostgresNotifier:
-    """Rings any topic; hears those it was made for. `start` it inside a running loop."""
+    """Notifies any topic and listens to those it was created with. Call `start` in a running event loop."""
 
     def __init__(self, dsn: str, topics: Iterable[str] = ()) -> None:
         self._dsn = dsn
@@ -45,8 +45,8 @@ class PostgresNotifier:
 
     def start(self) -> None:
         if self._topics:
-            self._tasks.append(asyncio.create_task(self._keep(self._listen), name="bell-listen"))
-        self._tasks.append(asyncio.create_task(self._keep(self._deliver), name="bell-send"))
+            self._tasks.append(asyncio.create_task(self._keep(self._listen), name="notifier-listen"))
+        self._tasks.append(asyncio.create_task(self._keep(self._deliver), name="notifier-send"))
 
     def notify(self, *topics: str) -> None:
         self._to_send.update(channel_of(topic) for topic in topics)
@@ -64,10 +64,10 @@ class PostgresNotifier:
         return heard
 
     async def close(self) -> None:
-        """Send what is still to be told, then stop."""
+        """Send what is still to be sent, then stop."""
         self._is_closing = True
         self._send.set()
-        sender = [task for task in self._tasks if task.get_name() == "bell-send"]
+        sender = [task for task in self._tasks if task.get_name() == "notifier-send"]
         if sender and self._to_send:
             await asyncio.wait(sender, timeout=1)
         for task in self._tasks:
@@ -79,7 +79,7 @@ class PostgresNotifier:
         self._wake.set()
 
     async def _keep(self, serve: Callable[[], Awaitable[None]]) -> None:
-        """Serve, and after a failure serve again, a little later each time."""
+        """Serve, and after a failure serve again, with a backoff."""
         failures = 0
         while not self._is_closing or self._to_send:
             try:
@@ -87,7 +87,7 @@ class PostgresNotifier:
                 failures = 0
             except DagmasterError as error:
                 failures += 1
-                _log.warning("bell is silent, polling goes on", error=str(error))
+                _log.warning("notifications are interrupted; changes are seen when polling", error=str(error))
                 await asyncio.sleep(min(5.0, 0.2 * 2**failures) * random.uniform(0.5, 1))  # noqa: S311
 
     async def _listen(self) -> None:
@@ -96,11 +96,11 @@ class PostgresNotifier:
             with translate_errors():
                 for channel in self._topics:
                     await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
-                # Whatever happened before we listened is found by looking: once now, as after every reconnect.
+                # Changes from before the LISTEN are seen by reading: once now, and after every reconnect.
                 self._hear(self._topics.values())
                 while True:
-                    # Not `connection.notifies()`: that wakes up ten times a second to find nothing.
-                    notices = await connection.wait(notifies(connection.pgconn), interval=UNTIL_TOLD)
+                    # Not `connection.notifies()`: that wakes up ten times a second without a reason.
+                    notices = await connection.wait(notifies(connection.pgconn), interval=WAIT_SECONDS)
                     names = (notice.relname.decode() for notice in notices)
                     self._hear(self._topics[name] for name in names if name in self._topics)
         finally:
