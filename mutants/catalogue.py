@@ -62,7 +62,7 @@ ORCHESTRATOR: Final = "src/dagmaster/database/ledger/orchestrator.py"
 _CONFORMANCE: Final = (
     "tests/database/test_ledger_conformance.py", "-k", "postgres",
     "--requirement=E5", "--requirement=E6", "--requirement=E7", "--requirement=Q1", "--requirement=E19",
-    "--requirement=E27", "--requirement=W7",
+    "--requirement=E11", "--requirement=E27", "--requirement=W7",
 )  # fmt: skip
 _SCHEMA: Final = ("tests/database/test_schema.py", "--requirement=E1", "--requirement=D3")
 _SEEDS: Final = ("tests/simulation/test_simulation.py", "-k", "nothing_bad_happens", "--seeds", "500")

@@ -987,6 +987,8 @@ async def test_a_lapsed_lease_loses_the_task_and_its_report_comes_too_late(bench
     statuses = {row["attempt"]: row["status"] for row in await bench.rows("dag_tasks")}
     assert statuses == {1: "lost", 2: "queued"}
     assert late.late == (task.task_id,)
+    result = await only(bench, "dag_task_results", attempt=1)
+    assert (result["accepted"], result["processed"]) == (False, True)
     assert await bench.ledger.renew(WORKER, [Running(task.job_id, "work", 1)], lease_seconds=1) == {task.task_id}
     node = await only(bench, "dag_node_states", node_id="work")
     assert (node["status"], node["attempt"], node["retry_count"], node["loss_count"]) == ("dispatched", 2, 0, 1)
