@@ -1597,8 +1597,8 @@ async def test_a_fan_in_over_payloads_is_a_reference_that_resolves_to_their_valu
 
 @pytest.mark.requirement("E18")
 async def test_results_are_read_as_far_as_they_fit_and_large_ones_as_they_are(bench, monkeypatch):
-    for name in ("database.ledger.payloads", "testing.memory_ledger"):
-        monkeypatch.setattr(f"dagmaster.{name}.PAGE_BYTES", 400_000)
+    module = "testing.memory_ledger" if isinstance(bench, MemoryBench) else "database.ledger.payloads"
+    monkeypatch.setattr(f"dagmaster.{module}.PAGE_BYTES", 400_000)
     driver = await owned(bench, tiles(4))
     contents = {task.node_id: large(task.node_id) for task in await take(bench)}
     for node_id, content in contents.items():
@@ -1609,7 +1609,7 @@ async def test_results_are_read_as_far_as_they_fit_and_large_ones_as_they_are(be
 
     (first,) = await bench.ledger.read_results(job_id, "tiles", 0, 100)
     (raw,) = await bench.ledger.read_encoded_results(job_id, "tiles", 2, 100)
-    monkeypatch.setattr(f"{type(bench.ledger).__module__}.PAGE_BYTES", 600_000)
+    monkeypatch.setattr(f"dagmaster.{module}.PAGE_BYTES", 600_000)
     pair = await bench.ledger.read_results(job_id, "tiles", 1, 100)
 
     assert first.output == orjson.loads(contents["tiles__0"])

@@ -38,13 +38,8 @@ async def main():
             print(json.dumps([report.node_id, report.status.value, report.error or report.output]), flush=True)
         return answer
 
-<<<<<<< HEAD
-    bench.ledger.exchange = exchange
-    rescue = partial(bench.worker.report_hung_loop, lambda: bench.ledger)
-=======
     bench.ledger._exchange = exchange
-    rescue = partial(bench.worker.give_up, lambda: bench.ledger)
->>>>>>> 3a436c9 (Say notify and listen in the transports, the pipeline and the notifier)
+    rescue = partial(bench.worker.report_hung_loop, lambda: bench.ledger)
     with Watchdog({patience}, rescue if {has_rescue} else None):
         print("ready", flush=True)
         await bench.worker.run()
