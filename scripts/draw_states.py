@@ -63,7 +63,7 @@ def _section(cycle: LifeCycle) -> str:
 
 
 def _next(cycle: LifeCycle, state: StrEnum) -> str:
-    ways = [*cycle.after(state), *(f"{target} ({cycle.counter} + 1)" for target in cycle.revived(state))]
+    ways = [*cycle.after(state), *(f"{target} ({cycle.counter} + 1)" for target in cycle.rerun(state))]
     return ", ".join(ways) or "nothing"
 
 

@@ -1,18 +1,18 @@
-"""Every error dagmaster raises on purpose, as a family that says whose move it is.
+"""Every error that dagmaster raises on purpose. The class says who has to act.
 
     DagmasterError
-    ├── InvalidRequest    the caller's: what was asked cannot be understood or is not allowed by the rules
-    │   ├── InvalidWorkflow   … and here is every mistake in the file, with line and column
-    │   └── NotAllowed        … it is understood, and not theirs to ask
-    ├── NotFound          the caller's: nothing by that name
-    ├── Conflict          the state forbids it
-    ├── UnfitData         the submitted data's: never retried
-    ├── Unavailable       the environment's: retried, and counted apart from the handler's own failures
-    ├── HandlerFailed     the handler's: retried
-    │   └── TimedOut      … it ran longer than it may
-    └── Fenced            this process no longer owns what it tried to write
+    ├── InvalidRequest    the caller: the request cannot be understood or breaks a rule
+    │   ├── InvalidWorkflow   … every mistake in a workflow file, with line and column
+    │   └── NotAllowed        … the caller lacks the permission
+    ├── NotFound          the caller: there is no such thing
+    ├── Conflict          the caller: the present state does not allow it
+    ├── UnfitData         the owner of the data: never retried
+    ├── Unavailable       the environment: retried, and counted separately from failures of the handler
+    ├── HandlerFailed     the handler: retried
+    │   └── TimedOut      … it ran longer than its timeout
+    └── Fenced            nobody: this process no longer owns what it tried to write
 
-Anything else that surfaces is a bug of ours. Exit codes, HTTP statuses and retries are read from tables at the edges.
+Any other exception is a bug. Exit codes, HTTP statuses and retries are derived from the class.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from typing import Any
 
 
 class DagmasterError(Exception):
-    """Says what happened, to what (`facts`), and what to do (`hint`); `code` is stable across releases."""
+    """What happened, to what (`facts`), and what to do (`hint`). `code` is stable across releases."""
 
     default_code = "error"
 
@@ -88,7 +88,7 @@ class WorkflowProblem:
 
 
 class InvalidWorkflow(InvalidRequest):
-    """Carries every problem found in one file, in the order of their lines."""
+    """All problems of one file, in the order of their lines."""
 
     default_code = "workflow.invalid"
 

@@ -1,7 +1,6 @@
-"""What a stored thing is: a frozen Pydantic model that declares its table.
+"""Records: frozen Pydantic models that declare their table.
 
-The model is the row, the message and the answer. `database/schema` turns these declarations into tables; nothing here
-knows of SQLAlchemy.
+`database/schema` turns these declarations into tables. This module does not import SQLAlchemy.
 """
 
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ SCHEMA = "dagapp"
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """An index over `columns` (each may end in ' DESC'); partial where a predicate is given."""
+    """An index over `columns` (each may end in ' DESC'); partial with `where`."""
 
     name: str
     columns: tuple[str, ...]
@@ -34,7 +33,7 @@ class ForeignKey:
 class Table:
     """How a record is stored. `defaults`, `computed` and `types` are SQL for the columns they name.
 
-    `retired` are indexes it had once: a migration drops them after it has made those that took their place.
+    `retired` are former indexes: a migration drops them after it has created their replacements.
     """
 
     name: str
@@ -59,5 +58,5 @@ class Record(BaseModel):
     private: ClassVar[frozenset[str]] = frozenset()
 
     def public(self) -> dict[str, Any]:
-        """As outsiders may see it: JSON types, without what is declared private."""
+        """As JSON types, without the private fields."""
         return self.model_dump(mode="json", exclude=set(self.private))

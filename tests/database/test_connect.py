@@ -35,9 +35,9 @@ def refusal(dsn: str) -> DagmasterError:
         ("postgresql://me:hunter2@host:abc/db", "its port is not a number from 1 to 65535"),
         ("postgresql://me:hunter2@host:99999/db", "its port is not a number from 1 to 65535"),
         ("postgresql://me:hunter2@host:0/db", "its port is not a number from 1 to 65535"),
-        ("postgresql://me:pass/hunter2@host/db", "a / of its password"),
-        ("postgresql://me:pass@hunter2@host/db", "an @ of its password is to be written %40"),
-        ("postgresql://me:hunter2%zz@host/db", "a % in it stands for itself"),
+        ("postgresql://me:pass/hunter2@host/db", "a / in its password"),
+        ("postgresql://me:pass@hunter2@host/db", "write an @ in its password as %40"),
+        ("postgresql://me:hunter2%zz@host/db", "a % in it must be written as %25"),
         ("postgresql://me:hunter2@host/db?sllmode=require", "there is no parameter sllmode"),
         ("postgresql://me:hunter2@host/db?connect_timeout=soon", "connect_timeout is not a whole number"),
         ("postgresql://me:hunter2@127.0.0.1:1/db?sslmode=maybe", "sslmode value is not valid"),
@@ -195,7 +195,7 @@ async def test_a_read_only_server_is_reported_as_read_only(database):
 async def test_an_old_server_is_refused(database, monkeypatch):
     monkeypatch.setattr(connecting, "OLDEST_MAJOR", 99)
 
-    with pytest.raises(Unavailable, match=r"the server is PostgreSQL \d+, and 99 or newer is needed"):
+    with pytest.raises(Unavailable, match=r"the server is PostgreSQL \d+, but 99 or newer is required"):
         await connect(database, role="test")
     with pytest.raises(Unavailable, match="99 or newer"):
         deploy.status(database)

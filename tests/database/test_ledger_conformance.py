@@ -42,8 +42,9 @@ from dagmaster.jobs.changes import Changes, JobChange, NewTask, NodeChange
 from dagmaster.jobs.fan import ChildResult, aggregate
 from dagmaster.jobs.model import DeadLetter, JobMessage, TaskMessage, WorkerRecord, new_job_id
 from dagmaster.jobs.payload import INLINE_BYTES, LOADABLE_BYTES, reference_to
-from dagmaster.jobs.plan import Planner, Route
+from dagmaster.jobs.plan import Planner
 from dagmaster.jobs.rerun import Rerun, resume, retry
+from dagmaster.jobs.routing import Route
 from dagmaster.jobs.states import EventType, JobStatus, NodeStatus, Stop, TaskStatus
 from dagmaster.jobs.updates import (
     Due,

@@ -211,7 +211,8 @@ class IndexedEvent(JobEvent):
     ("changed", "held_table"), [({Job: IndexedJob}, "dag_jobs"), ({JobEvent: IndexedEvent}, "dag_job_events_default")]
 )
 async def test_what_a_killed_migration_left_of_an_index_is_rebuilt(database, changed, held_table):
-    """Events lie in partitions: those of the months have their part of the index by then, the default one half of it."""
+    """Events lie in partitions: those of the months have their part of the index by then, the default one half of
+    it."""
     newer = tuple(changed.get(record, record) for record in RECORDS)
     with held(database, held_table):
         killed = await asyncio.to_thread(_migrate_and_kill, database, newer)

@@ -1,4 +1,5 @@
-"""Every statement is prepared on a deployed database, and the hot ones never read more of a large job than they must."""
+"""Every statement is prepared on a deployed database, and the hot ones never read more of a large job than they
+must."""
 
 import ast
 import importlib

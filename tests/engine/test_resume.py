@@ -362,7 +362,7 @@ async def test_a_child_that_is_not_enough_by_itself_is_refused_with_what_else_mu
         _broken.clear()
 
         for is_dry_run in (True, False):
-            with pytest.raises(Conflict, match="2 other children of 'split' are missing, and 1 may be") as refused:
+            with pytest.raises(Conflict, match="2 other children of 'split' have failed, and only 1 may") as refused:
                 await retry(running.ledger, failed["job_id"], JobPart(node="split__5"), is_dry_run=is_dry_run)
             assert "failed children of 'split'" in str(refused.value.hint)
         assert (await running.job(failed["job_id"]))["resume_count"] == 0

@@ -1,8 +1,10 @@
-"""Random workflows, and for every attempt of every node what its worker will do: everything a run depends on but timing.
+"""Random workflows, and for every attempt of every node what its worker will do: everything a run depends on but
+timing.
 
-A script is a list of what happens to a node's attempts, one after the other; after its last entry the node succeeds. Templates
-read only direct all_of dependencies, whose end a node is certain to have seen: so the outcome of a run follows from the
-definition and the scripts alone, whatever the order of events (unless the job is failing, see `reference`).
+A script is a list of what happens to a node's attempts, one after the other; after its last entry the node succeeds.
+Templates read only direct all_of dependencies, whose end a node is certain to have seen: so the outcome of a run
+follows from the definition and the scripts alone, whatever the order of events (unless the job is failing, see
+`reference`).
 
 What is random comes from dice: those of Hypothesis, which shrink, or those of a seed.
 """

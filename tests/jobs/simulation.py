@@ -1,8 +1,9 @@
-"""One job driven through the real planner over the ledger in memory, on a virtual clock, with everything that may go wrong.
+"""One job driven through the real planner over the ledger in memory, on a virtual clock, with everything that may go
+wrong.
 
-Orchestrators are small copies of the loop's decisive part: they look only when something stirs, keep their view only after a
-commit, and read it again after any doubt. Workers follow the scripts of a case. What happens next is drawn from a seeded
-Random, so that a run is repeated by its seed.
+Orchestrators are small copies of the loop's decisive part: they look only when something stirs, keep their view only
+after a commit, and read it again after any doubt. Workers follow the scripts of a case. What happens next is drawn from
+a seeded Random, so that a run is repeated by its seed.
 """
 
 from collections.abc import Callable
@@ -22,8 +23,9 @@ from dagmaster.database.ledger.protocol import (
     StepScope,
 )
 from dagmaster.jobs.model import TaskMessage, new_job_id
-from dagmaster.jobs.plan import Plan, Planner, Route
+from dagmaster.jobs.plan import Plan, Planner
 from dagmaster.jobs.rerun import Rerun
+from dagmaster.jobs.routing import Route
 from dagmaster.jobs.states import JOB_TERMINAL, NODE_TERMINAL, TaskStatus
 from dagmaster.jobs.view import JobView, is_failing, rerunnable_children
 from dagmaster.testing.memory_ledger import MemoryDatabase, MemoryLedger
@@ -326,7 +328,8 @@ class Simulation:
                 return Report(*key, TaskStatus.FAILED, error={"message": f"{blame} failed", "blame": blame})
 
     def repeat_a_report(self) -> None:
-        """A worker says again what it said, or comes back after it was given up; or another says it. Nothing comes of it."""
+        """A worker says again what it said, or comes back after it was given up; or another says it. Nothing comes of
+        it."""
         back = [(self.worker_id, self._report(task)) for task in self.held if not self._is_held(task)]
         if not (late := self.sent + back):
             return

@@ -12,8 +12,10 @@ import pytest
 from dagmaster.errors import InvalidRequest, InvalidWorkflow
 from dagmaster.jobs.model import Submission
 from dagmaster.jobs.payload import INLINE_BYTES, LOADABLE_BYTES, TRANSACTION_BYTES, reference_to
-from dagmaster.jobs.plan import ByteBudget, Planner, Route
+from dagmaster.jobs.plan import Planner
+from dagmaster.jobs.routing import Route
 from dagmaster.jobs.states import NodeStatus
+from dagmaster.jobs.task_params import ByteBudget
 from dagmaster.jobs.view import JobView, NodeView
 from dagmaster.operations.library import WorkflowLibrary
 from dagmaster.operations.submit import prepare
@@ -94,7 +96,8 @@ def single_view(node: str, text: Any, job: int = 1) -> JobView:
 @pytest.mark.requirement("E18")
 def test_params_that_children_share_are_encoded_once_and_are_one_payload(monkeypatch):
     encodings = []
-    monkeypatch.setattr("dagmaster.jobs.plan.encode", lambda value, what: encodings.append(what) or encode(value, what))
+    counting = lambda value, what: encodings.append(what) or encode(value, what)  # noqa: E731
+    monkeypatch.setattr("dagmaster.jobs.task_params.encode", counting)
 
     plan = decide(large_view("{{ inputs.text }}", "x" * MB, children=2000))
 

@@ -1,7 +1,7 @@
 """The planner against a naive reference: random workflows, random workers, random mishaps, and always the right end.
 
-Each case runs one job through the real planner over the ledger in memory (`simulation`), then asks the reference what each
-node must have come to, and the history check whether the way there was sound.
+Each case runs one job through the real planner over the ledger in memory (`simulation`), then asks the reference what
+each node must have come to, and the history check whether the way there was sound.
 """
 
 import pytest

@@ -1,5 +1,5 @@
-"""Cancel, resume and retry under disorder: random workflows, random mishaps; whatever is done to a job, its history holds, it ends,
-and what had completed is not run again by a resume.
+"""Cancel, resume and retry under disorder: random workflows, random mishaps; whatever is done to a job, its history
+holds, it ends, and what had completed is not run again by a resume.
 """
 
 from random import Random

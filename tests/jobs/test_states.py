@@ -42,7 +42,7 @@ def moves_of(text):
         (NODE_RERUN, states.NODE_RERUNS),
         (TASK, states.TASK_MOVES),
     ],
-    ids=["job", "job revived", "node", "node revived", "task"],
+    ids=["job", "job rerun", "node", "node rerun", "task"],
 )
 def test_every_transition_of_the_specification_exists_and_no_other(text, table):
     assert {state: set(targets) for state, targets in table.items() if targets} == moves_of(text)

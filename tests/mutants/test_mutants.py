@@ -16,7 +16,7 @@ from mutants.scratch import ROOT, Scratch, occurrences
 from mutants.trials import Run, Verdict, judged, tried
 
 RETRY = "src/dagmaster/jobs/retry.py"
-NOTHING = Edit(RETRY, '"""None: the failure stands."""', '"""Nothing: the failure stands."""')
+NOTHING = Edit(RETRY, '"""None: the failure is final."""', '"""Nothing: the failure is final."""')
 (UNCAPPED,) = (mutant for mutant in MUTANTS if mutant.bug == "retry without cap")
 
 

@@ -1,6 +1,6 @@
-"""Connections to PostgreSQL as dagmaster wants them, and the translation of what can go wrong with one.
+"""Connections to PostgreSQL with dagmaster's settings, and the translation of PostgreSQL's errors.
 
-Who connects decides when to connect again; nothing here retries.
+This module does not retry: the caller decides when to connect again.
 """
 
 import re
@@ -23,17 +23,17 @@ Connection = psycopg.AsyncConnection[Any]
 
 LARGEST_PORT = 65535
 
-# The engine reads by key, from tables that fill up before they are analysed. Left to its estimates the planner takes a batch
-# of ten for ten thousand and reads a whole table to hash it.
+# The engine reads by key, from tables that grow before they are analysed. With its estimates PostgreSQL's planner takes
+# a batch of ten rows for ten thousand, and reads a whole table to hash it.
 BY_KEY = {
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",
     "enable_seqscan": "off",
-    # With one way to read, planning a statement anew for each set of values can only cost.
+    # There is one way to read, so planning a statement again for each set of values is wasted time.
     "plan_cache_mode": "force_generic_plan",
 }
 
-# A dead peer is noticed within some 25 seconds, well before leases run out.
+# A dead peer is noticed within about 25 seconds, before leases expire.
 _KEEPALIVE: dict[str, Any] = {
     "connect_timeout": 5,
     "keepalives": 1,
@@ -54,13 +54,13 @@ async def connect(
     idle_in_transaction_seconds: float = 10,
     settings: Mapping[str, str] | None = None,
 ) -> Connection:
-    """Open one connection; a server that can't be reached is `Unavailable`."""
+    """Open one connection; a server that cannot be reached raises `Unavailable`."""
     timeouts = (statement_timeout_seconds, lock_timeout_seconds, idle_in_transaction_seconds)
     with translate_errors():
         address = conninfo(dsn, role, *timeouts, settings=settings)
         connection = await psycopg.AsyncConnection.connect(address, autocommit=autocommit)
     require_version(connection.info.server_version)
-    _speak_orjson(connection)
+    _use_orjson(connection)
     return connection
 
 
@@ -74,7 +74,7 @@ def pool(
     lock_timeout_seconds: float = 3,
     idle_in_transaction_seconds: float = 10,
 ) -> AsyncConnectionPool[Connection]:
-    """A pool of such connections, not opened yet. Each is in autocommit mode: transactions are explicit."""
+    """A pool of such connections, not yet opened. They are in autocommit mode: transactions are explicit."""
     timeouts = (statement_timeout_seconds, lock_timeout_seconds, idle_in_transaction_seconds)
     return AsyncConnectionPool(
         conninfo(dsn, role, *timeouts),
@@ -94,7 +94,7 @@ Database = AsyncConnectionPool[Connection]
 
 @contextmanager
 def translate_errors() -> Iterator[None]:
-    """Say what it means: not there, not allowed, not deployed, read-only. Mistakes in SQL stay what they are."""
+    """Raise what an error of PostgreSQL means: unavailable, not allowed, not deployed, read-only. Other errors pass."""
     try:
         yield
     except psycopg.Error as error:
@@ -111,10 +111,10 @@ def not_deployed() -> Unavailable:
 
 
 def require_version(server_version: int) -> None:
-    """Refuse a server that is too old. Its version is known without asking, as 150004."""
+    """Refuse a server that is too old. libpq reports the version as a number such as 150004."""
     if server_version < OLDEST_MAJOR * 10_000:
         raise Unavailable(
-            f"the server is PostgreSQL {server_version // 10_000}, and {OLDEST_MAJOR} or newer is needed",
+            f"the server is PostgreSQL {server_version // 10_000}, but {OLDEST_MAJOR} or newer is required",
             code="database.too-old",
             hint="upgrade the server, or set DATABASE_URL to a newer one",
         )
@@ -128,10 +128,12 @@ def _meaning_of(error: psycopg.Error) -> DagmasterError | None:
             return NotAllowed(f"the database refuses: {said}", code="database.not-allowed", hint=hint)
         case psycopg.errors.ReadOnlySqlTransaction():
             return _unavailable(
-                f"the database can't be written to: {said}", "database.read-only", error,
-                "it is a standby, or set to read only: name the primary in DATABASE_URL, and add "
-                "target_session_attrs=read-write where it names several servers",
-            )  # fmt: skip
+                f"the database is read-only: {said}",
+                "database.read-only",
+                error,
+                "it is a standby, or set to read-only: use the primary in DATABASE_URL, and add "
+                "target_session_attrs=read-write if it names several servers",
+            )
         case psycopg.errors.UndefinedTable() | psycopg.errors.InvalidSchemaName() if SCHEMA in said:
             return not_deployed()
         case psycopg.errors.UndefinedColumn():
@@ -139,7 +141,7 @@ def _meaning_of(error: psycopg.Error) -> DagmasterError | None:
         case psycopg.errors.UndefinedFunction() if f"{SCHEMA}." in said:
             return _outdated(said, error)
         case psycopg.OperationalError() | psycopg.InterfaceError():
-            return _meaning_of_words(said, error)
+            return _meaning_of_text(said, error)
     return None
 
 
@@ -152,34 +154,38 @@ def _unavailable(what: str, code: str, error: psycopg.Error, hint: str) -> Unava
     return Unavailable(what, code=code, hint=hint, sqlstate=error.sqlstate)
 
 
-# A server that refuses a connection says so in words alone: libpq keeps the code to itself.
+# libpq passes on the text of a refused connection, but not its code.
 _REFUSALS: tuple[tuple[re.Pattern[str], Callable[[str], DagmasterError]], ...] = (
     (
         re.compile(r'role "[^"]*" does not exist|not permitted to log in'),
         lambda said: NotAllowed(
-            f"the database refuses to let us in: {said}", code="database.not-allowed",
+            f"the database refuses the connection: {said}",
+            code="database.not-allowed",
             hint="correct the user in DATABASE_URL, or create it: CREATE ROLE … LOGIN PASSWORD '…'",
         ),
     ),
     (
         re.compile(r"authentication failed|no password supplied|pg_hba\.conf|permission denied for database"),
         lambda said: NotAllowed(
-            f"the database refuses to let us in: {said}", code="database.not-allowed",
+            f"the database refuses the connection: {said}",
+            code="database.not-allowed",
             hint="correct user and password in DATABASE_URL, and see that pg_hba.conf and CONNECT allow that user in",
         ),
     ),
     (
         re.compile(r'database "[^"]*" does not exist'),
         lambda said: NotFound(
-            f"the server has no such database: {said}", code="database.unknown",
+            f"the server has no such database: {said}",
+            code="database.unknown",
             hint="create it (`createdb NAME`), or correct the name at the end of DATABASE_URL",
         ),
     ),
     (
         re.compile(r"unsupported startup parameter"),
         lambda said: Unavailable(
-            f"a pooler stands before the database: {said}", code="database.pooler",
-            hint="name the server itself in DATABASE_URL: LISTEN and settings of a session need a connection of their own",
+            f"a connection pooler answers instead of the database: {said}",
+            code="database.pooler",
+            hint="use the address of the server in DATABASE_URL: LISTEN and session settings need a connection of their own",
         ),
     ),
     (
@@ -189,33 +195,37 @@ _REFUSALS: tuple[tuple[re.Pattern[str], Callable[[str], DagmasterError]], ...] =
     (
         re.compile(r"too many clients|remaining connection slots|too many connections"),
         lambda said: Unavailable(
-            f"the database has no connection left: {said}", code="database.unavailable",
+            f"the database has no connection left: {said}",
+            code="database.unavailable",
             hint="raise max_connections of the server, or run fewer processes",
         ),
     ),
     (
         re.compile(r"failed to resolve host|could not translate host name"),
         lambda said: Unavailable(
-            f"the database is not available: {said}", code="database.unavailable",
+            f"the database is not available: {said}",
+            code="database.unavailable",
             hint="check the name of the host in DATABASE_URL",
         ),
     ),
-)  # fmt: skip
+)
 
 
-def _meaning_of_words(said: str, error: psycopg.Error) -> DagmasterError:
+def _meaning_of_text(said: str, error: psycopg.Error) -> DagmasterError:
     if error.sqlstate is None:
         for pattern, meaning in _REFUSALS:
             if pattern.search(said):
-                return meaning(_server_s_words(said))
+                return meaning(_server_message(said))
     return _unavailable(
-        f"the database is not available: {said}", "database.unavailable", error,
-        "check that the server runs and that DATABASE_URL names it",
-    )  # fmt: skip
+        f"the database is not available: {said}",
+        "database.unavailable",
+        error,
+        "check that the server runs and that DATABASE_URL is its address",
+    )
 
 
-def _server_s_words(said: str) -> str:
-    """Without what libpq puts before them."""
+def _server_message(said: str) -> str:
+    """The text without the prefix of libpq."""
     return re.split(r"FATAL:\s+", said)[-1]
 
 
@@ -228,7 +238,7 @@ def conninfo(
     *,
     settings: Mapping[str, str] | None = None,
 ) -> str:
-    """The address with our settings; what it says itself about timeouts and keepalives has its way."""
+    """The address with our settings. Timeouts and keepalives in the address take precedence."""
     given = _parsed(dsn)
     ours = _options(statement_seconds, lock_seconds, idle_seconds, settings or {})
     options = f"{ours} {given.pop('options', '')}".strip()
@@ -236,18 +246,20 @@ def conninfo(
 
 
 def _parsed(dsn: str) -> dict[str, Any]:
-    """An address by its parts. What is wrong is told in words of ours: libpq would repeat a password."""
+    """The parts of an address. Errors are described without libpq's text, which could contain the password."""
     try:
         given = conninfo_to_dict(dsn)
     except psycopg.ProgrammingError as error:
         raise _bad_address(_mistake_in(dsn, str(error))) from None
     if "\0" in dsn:
-        raise _bad_address("it holds a NUL character")
-    # What libpq takes for a host or a port may be the end of a password.
+        raise _bad_address("it contains a NUL character")
+    # What libpq reads as a host or a port may be the end of a password.
     if "@" in str(given.get("host") or ""):
-        raise _bad_address("an @ of its password is to be written %40")
+        raise _bad_address("write an @ in its password as %40")
     if not all(_is_port(port) for port in str(given.get("port") or "").split(",")):
-        raise _bad_address(f"its port is not a number from 1 to {LARGEST_PORT}, or a / of its password not written %2F")
+        raise _bad_address(
+            f"its port is not a number from 1 to {LARGEST_PORT}, or a / in its password is not written as %2F"
+        )
     if not str(given.get("connect_timeout") or 0).lstrip("-").isdecimal():
         raise _bad_address("connect_timeout is not a whole number of seconds")
     return given
@@ -266,7 +278,7 @@ def _mistake_in(dsn: str, said: str) -> str:
     if "IPv6" in said:
         return "the brackets of its IPv6 address do not match"
     if "percent" in said:
-        return "a % in it stands for itself: write %25"
+        return "a % in it must be written as %25"
     return "it is neither postgresql://… nor host=… dbname=…"
 
 
@@ -274,18 +286,18 @@ def _bad_address(what: str) -> InvalidRequest:
     return InvalidRequest(
         f"DATABASE_URL is not the address of a database: {what}",
         code="database.bad-address",
-        hint="write postgresql://USER@HOST:5432/DATABASE, and special characters of a password in percent form",
+        hint="write postgresql://USER@HOST:5432/DATABASE, and percent-encode special characters of the password",
     )
 
 
 def _options(statement_seconds: float, lock_seconds: float, idle_seconds: float, more: Mapping[str, str]) -> str:
-    """Settings as start-up options: they cost no round trip, and RESET ALL returns to them."""
+    """Settings as start-up options: they need no round trip, and RESET ALL restores them."""
     settings = {
         "TimeZone": "UTC",
         "statement_timeout": round(statement_seconds * 1000),
         "lock_timeout": round(lock_seconds * 1000),
         "idle_in_transaction_session_timeout": round(idle_seconds * 1000),
-        # Short statements: compiling them would take longer than running them.
+        # Compiling short statements would take longer than running them.
         "jit": "off",
         **more,
     }
@@ -293,10 +305,10 @@ def _options(statement_seconds: float, lock_seconds: float, idle_seconds: float,
 
 
 async def _configure(connection: Connection) -> None:
-    _speak_orjson(connection)
+    _use_orjson(connection)
 
 
-def _speak_orjson(connection: Connection) -> None:
+def _use_orjson(connection: Connection) -> None:
     set_json_dumps(orjson.dumps, connection)
     set_json_loads(orjson.loads, connection)
 

@@ -1,8 +1,7 @@
 """Every SQL statement, by name, from the files under `sql/`.
 
-A file holds statements, each opened by `-- name: …` and a line of purpose, and parts that several statements share, each opened
-by `-- part: …` and taken in where a line says `-- use: …`, in other parts too. They are read once; asking for a name that
-doesn't exist fails at import of the module that asks.
+A file holds statements, each beginning with `-- name: …` and its purpose, and parts that statements share, each
+beginning with `-- part: …`. The line `-- use: …` inserts a part, also in another part. The files are read once.
 """
 
 import re
@@ -39,7 +38,7 @@ def query(name: str) -> str:
 
 
 def numbered(name: str) -> tuple[str, tuple[str, ...]]:
-    """The statement with numbered parameters, as PREPARE wants it, and their names in that order."""
+    """The statement with numbered parameters, as PREPARE needs them, and their names in that order."""
     names: dict[str, int] = {}
     text = _PARAMETER.sub(lambda match: f"${names.setdefault(match[1], len(names) + 1)}", query(name))
     return text, tuple(names)

@@ -1,4 +1,4 @@
-"""One connection for one task that must not wait for anyone else, opened when first used and given up after a failure."""
+"""A connection for one background task: opened when first used, closed after a failure."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
@@ -13,7 +13,7 @@ from dagmaster.database.queries import query
 
 
 class OwnSession:
-    """Every statement has a time limit, and so has waiting for a lock. `kind` names its crash points."""
+    """Statements and lock waits have time limits. `kind` is the prefix of its fault points."""
 
     def __init__(self, dsn: str, role: str, kind: str, *, statement_seconds: float, lock_seconds: float) -> None:
         self._dsn = dsn

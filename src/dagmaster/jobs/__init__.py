@@ -1,1 +1,1 @@
-"""Jobs: what they are, which states they pass through, and what happens next. Pure: no clock, no database, no network."""
+"""Jobs: their records, their states, and what happens next. Pure: no clock, no database, no network."""

@@ -1,7 +1,7 @@
-"""What one transaction writes to one job: rows, counters and events, ready for a ledger to carry out.
+"""What one transaction writes to one job: rows, counters and events.
 
-The planner's decisions end up here. Event sequences follow on from the job's last one, which the ledger handed over under the
-job's lock. A row appears once in a transaction: what happens to it in several steps is merged into its last state.
+The planner fills a `Changes`, and a ledger writes it. Events are numbered after the job's last one, which the ledger
+read under the job's lock. A row appears once in a transaction: several steps are merged into its last state.
 """
 
 from dataclasses import dataclass, field
@@ -15,7 +15,12 @@ from dagmaster.workflows.model import Aggregation
 
 @dataclass(slots=True)
 class NodeChange:
-    """The last state a node reaches in this transaction. None leaves a column as it is. Its draft fills it in."""
+    """The last state that a node reaches in this transaction. None leaves a column as it is.
+
+    It is not a `NodeView`: it has only what changes, and counts children by difference, because other transactions
+    count too. `takes_result`: the output is the one that this attempt reported. `wait_seconds`: ready, but not before
+    that time.
+    """
 
     node_id: str
     status: NodeStatus
@@ -26,26 +31,24 @@ class NodeChange:
     reason: str | None = None
     error: dict[str, Any] | None = None
     output: Any = None
-    takes_result: bool = False  # the output is the one that this attempt reported
+    takes_result: bool = False
     input_params: dict[str, Any] | None = None
-    wait_seconds: float | None = None  # ready, but not before
+    wait_seconds: float | None = None
     total: int | None = None
     expanded: int | None = None
-    ended: int = (
-        0  # of a fan_out: children that ended in this transaction, and how many of them failed or were cancelled
-    )
-    ended_failed: int = 0
-    ended_cancelled: int = 0
-    woken: int = 0  # … and children that no longer wait to run again
-    taken: int = 0  # … and of a run before that were taken up, or left out
-    label: str | None = None  # of a child that was taken up
+    ended: int = 0  # children of a fan_out that ended in this transaction
+    ended_failed: int = 0  # … of these, how many failed
+    ended_cancelled: int = 0  # … and were cancelled
+    woken: int = 0  # children that no longer wait to run again
+    taken: int = 0  # children of an earlier run that were reused or closed
+    label: str | None = None  # of a reused child
     started_at: datetime | None = None
     finished_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class NewChild:
-    """A fan_out's child, born with its first task. Its parameters are on the task."""
+    """A child of a fan_out, created together with its first task. Its params are in the task."""
 
     node_id: str
     index: int
@@ -59,7 +62,7 @@ class NewTask:
     attempt: int
     queue: str
     handler: str
-    params: dict[str, Any] | None  # None where they are kept by reference
+    params: dict[str, Any] | None  # None if they are kept by reference
     timeout_seconds: float
     retry_count: int
     queue_timeout_seconds: float | None = None
@@ -68,7 +71,7 @@ class NewTask:
 
 @dataclass(frozen=True, slots=True)
 class NextAttempt:
-    """A node's next task: handler, queue, time and parameters are those of the attempt before."""
+    """A node's next task. Handler, queue, timeout and params are those of the attempt before."""
 
     node_id: str
     attempt: int
@@ -77,7 +80,7 @@ class NextAttempt:
 
 @dataclass(frozen=True, slots=True)
 class PoisonedTask:
-    """A task that its environment did not survive, again and again: kept among the dead letters for people to look into."""
+    """A task whose worker was lost too often. It becomes a dead letter for an operator."""
 
     node_id: str
     attempt: int
@@ -86,7 +89,7 @@ class PoisonedTask:
 
 @dataclass(frozen=True, slots=True)
 class FanInCompletion:
-    """A fan_in completes with its children's results, gathered by the ledger."""
+    """A fan_in that completes with the results of its children, which the ledger gathers."""
 
     node_id: str
     fan_out: str
@@ -101,7 +104,7 @@ class NewEvent:
     status: str | None = None
     attempt: int | None = None
     data: dict[str, Any] | None = None
-    at: datetime | None = None  # None: the ledger's clock
+    at: datetime | None = None  # None: the time of the ledger's clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +120,7 @@ class Changes:
     epoch: int
     sequence: int  # of the last event
     priority: int = 0
-    promoted: list[str] = field(default_factory=list)  # nodes that pass through `ready` on their way to another state
+    promoted: list[str] = field(default_factory=list)  # nodes that pass through `ready` to another state
     nodes: list[NodeChange] = field(default_factory=list)
     children: dict[str, list[NewChild]] = field(default_factory=dict)  # by fan_out
     tasks: list[NewTask] = field(default_factory=list)
@@ -127,7 +130,7 @@ class Changes:
     events: list[NewEvent] = field(default_factory=list)
     job_moves: list[JobChange] = field(default_factory=list)
     stopping: Stop | None = None  # from now on
-    payloads: dict[str, bytes] = field(default_factory=dict)  # what the rows above refer to, by hash
+    payloads: dict[str, bytes] = field(default_factory=dict)  # payloads that the rows refer to, by hash
 
     def record(
         self,

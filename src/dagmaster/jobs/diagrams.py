@@ -1,4 +1,4 @@
-"""Draw life cycles as Mermaid state diagrams, from the same tables that the planner and the database obey."""
+"""Draw life cycles as Mermaid state diagrams, from the tables that the planner and the database use."""
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ Moves = Mapping[StrEnum, frozenset[StrEnum]]
 
 @dataclass(frozen=True, slots=True)
 class LifeCycle:
-    """What one kind of row may go through. A revival is a way back, which also raises the counter named."""
+    """The states of one kind of row. A rerun leads back from a final state and increments `counter`."""
 
     name: str
     initial: Collection[StrEnum]
@@ -25,10 +25,10 @@ class LifeCycle:
         return tuple(self.moves)
 
     def after(self, state: StrEnum) -> list[StrEnum]:
-        """Where a state may go by itself, in the order in which the states are declared."""
+        """The states that may follow, in the order of their declaration."""
         return [target for target in self.states if target in self.moves[state]]
 
-    def revived(self, state: StrEnum) -> list[StrEnum]:
+    def rerun(self, state: StrEnum) -> list[StrEnum]:
         return [target for target in self.states if target in self.reruns.get(state, ())]
 
 
@@ -38,7 +38,7 @@ TASK = LifeCycle("task", states.TASK_INITIAL, states.TASK_MOVES, states.TASK_TER
 
 
 def mermaid(cycle: LifeCycle) -> str:
-    """The diagram: first where rows begin, then every move, then where they may rest for good."""
+    """The diagram: initial states, transitions, final states."""
     return "\n".join(["stateDiagram-v2", *(f"    {line}" for line in _lines(cycle)), ""])
 
 
@@ -49,7 +49,7 @@ def _lines(cycle: LifeCycle) -> Iterator[str]:
     for state in cycle.states:
         for target in cycle.after(state):
             yield f"{state} --> {target}"
-        for target in cycle.revived(state):
+        for target in cycle.rerun(state):
             yield f"{state} --> {target} : {cycle.counter} + 1"
     for state in cycle.states:
         if state in cycle.terminal:

@@ -1,7 +1,7 @@
-"""The verbs of the planner: each moves a node or the job to a new state and writes the event that says so.
+"""The transitions that the planner makes: each moves a node or the job to a new state and records its event.
 
-A draft starts from a view and ends as a new view plus the changes to write. It checks every move against the transition
-tables, so that a mistake in the planner surfaces here and not in the database.
+A draft starts with a view and ends with a new view and the changes to write. It checks every transition against the
+tables of `states`, so that a mistake of the planner fails here and not in the database.
 """
 
 from collections.abc import Mapping
@@ -27,8 +27,8 @@ _JOB_EVENTS = {
 _Ran = Succeeded | Failed | Returned | Lost | Overran
 _Touched = _Ran | Started | Due | Idle | Withdrawn
 
-_SEEN = frozenset(NodeView._fields)
-_WRITTEN = frozenset(NodeChange.__dataclass_fields__)
+_VIEW_FIELDS = frozenset(NodeView._fields)
+_ROW_FIELDS = frozenset(NodeChange.__dataclass_fields__)
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ class Draft:
         self.changes = Changes(view.job_id, epoch, sequence, view.priority)
         self._rows: dict[str, NodeChange] = {}
         self._countdowns: dict[str, _Countdown] = {}
-        self.touched: set[str] = set()  # nodes of the definition whose successors must be looked at
+        self.touched: set[str] = set()  # nodes of the definition whose successors must be considered
 
     def node(self, node_id: str) -> NodeView:
         return self.view.nodes[node_id]
@@ -59,13 +59,13 @@ class Draft:
     # Moving
 
     def _move(self, node_id: str, to: NodeStatus, **facts: Any) -> None:
-        """Move a node of the definition, in the view and in the rows. Passing through `ready` is a move of its own."""
+        """Move a node of the definition, in the view and in the rows. Passing through `ready` is a separate move."""
         state = self.view.nodes[node_id]
         if to not in NODE_MOVES[state.status]:
             raise AssertionError(f"node {node_id} cannot go from {state.status} to {to}")
         if to is NodeStatus.READY:
             self.changes.promoted.append(node_id)
-        seen = {name: value for name, value in facts.items() if name in _SEEN}
+        seen = {name: value for name, value in facts.items() if name in _VIEW_FIELDS}
         message = (facts.get("error") or {}).get("message")
         self.view.nodes[node_id] = state._replace(status=to, error_message=message, **seen)
         self._write(node_id, to, facts)
@@ -78,7 +78,7 @@ class Draft:
         row.status = to
         row.wait_seconds = None  # a wait ends with the state that it was for
         for name, value in facts.items():
-            if name in _WRITTEN:
+            if name in _ROW_FIELDS:
                 setattr(row, name, value)
 
     # Nodes of the definition
@@ -100,7 +100,7 @@ class Draft:
         )
 
     def complete_without_worker(self, node_id: str, output: Any = None, *, chosen: tuple[str, ...] = ()) -> None:
-        """A node that needs no worker is done. What it decided for others (branch, number of children) is in its event."""
+        """Complete a node that needs no worker. Its event has what it decided (branch, number of children)."""
         self._move(node_id, NodeStatus.COMPLETED, output=output, chosen=chosen)
         if output is not None:
             self.view.outputs[node_id] = output
@@ -113,17 +113,17 @@ class Draft:
         self.changes.record(EventType.NODE_COMPLETED, node=node_id, status=NodeStatus.COMPLETED, data=data)
 
     def gather(self, node_id: str, fan_out: str, aggregation: Aggregation) -> None:
-        """A fan_in is done; the ledger fills in what its children reported."""
+        """Complete a fan_in; the ledger adds the results of its children."""
         self._move(node_id, NodeStatus.COMPLETED)
         self.changes.completed_fan_ins.append(FanInCompletion(node_id, fan_out, aggregation))
         self.changes.record(EventType.NODE_COMPLETED, node=node_id, status=NodeStatus.COMPLETED)
 
-    def fail_without_worker(self, node_id: str, error: dict[str, Any], again: RetrySchedule | None = None) -> None:
-        """A ready node failed before any worker saw it."""
+    def fail_without_worker(self, node_id: str, error: dict[str, Any], schedule: RetrySchedule | None = None) -> None:
+        """Fail a ready node that no worker has received."""
         self._move(node_id, NodeStatus.FAILED, error=error)
         self.changes.record(EventType.NODE_FAILED, node=node_id, status=NodeStatus.FAILED, data={"error": error})
-        if again:
-            self._retry(node_id, again)
+        if schedule:
+            self._retry(node_id, schedule)
 
     def dispatch(self, node_id: str, task: NewTask, max_retries: int) -> None:
         shown = task.params if task.params_ref is None else {"params_ref": task.params_ref}
@@ -131,159 +131,163 @@ class Draft:
         self.changes.tasks.append(task)
         self._dispatched(node_id, task.attempt)
 
-    def redispatch(self, news: _Touched) -> None:
-        """The node's next attempt goes out with the parameters of the one before."""
-        self._next_attempt(news, news.retry_count, news.loss_count)
+    def redispatch(self, update: _Touched) -> None:
+        """Dispatch the node's next attempt with the params of the one before."""
+        self._next_attempt(update, update.retry_count, update.loss_count)
 
-    def _next_attempt(self, news: _Touched, retry_count: int, loss_count: int) -> None:
-        attempt = news.attempt + 1
+    def _next_attempt(self, update: _Touched, retry_count: int, loss_count: int) -> None:
+        attempt = update.attempt + 1
         facts = {"attempt": attempt, "retry_count": retry_count, "loss_count": loss_count, "wait_seconds": None}
-        if news.parent is None:
-            self._move(news.node_id, NodeStatus.DISPATCHED, **facts)
+        if update.parent is None:
+            self._move(update.node_id, NodeStatus.DISPATCHED, **facts)
         else:
-            self._child(news, NodeStatus.DISPATCHED, **facts)
-        self.changes.next_attempts.append(NextAttempt(news.node_id, attempt, retry_count))
-        self._dispatched(news.node_id, attempt)
+            self._child(update, NodeStatus.DISPATCHED, **facts)
+        self.changes.next_attempts.append(NextAttempt(update.node_id, attempt, retry_count))
+        self._dispatched(update.node_id, attempt)
 
     def _dispatched(self, node_id: str, attempt: int) -> None:
         self.changes.record(EventType.NODE_DISPATCHED, node=node_id, status=NodeStatus.DISPATCHED, attempt=attempt)
         if self.view.status is JobStatus.PENDING:
             self.move_job(JobStatus.RUNNING)
 
-    def _retry(self, node_id: str, again: RetrySchedule) -> None:
+    def _retry(self, node_id: str, schedule: RetrySchedule) -> None:
         self._move(
             node_id,
             NodeStatus.READY,
-            retry_count=again.retry_count,
-            loss_count=again.loss_count,
-            wait_seconds=again.wait_seconds,
+            retry_count=schedule.retry_count,
+            loss_count=schedule.loss_count,
+            wait_seconds=schedule.wait_seconds,
         )
         self.changes.record(
             EventType.NODE_RETRIED,
             node=node_id,
             status=NodeStatus.READY,
-            data={"wait_seconds": round(again.wait_seconds, 3)},
+            data={"wait_seconds": round(schedule.wait_seconds, 3)},
         )
 
     # What workers reported, for nodes of the definition and children alike
 
-    def _child(self, news: _Touched, to: NodeStatus, **facts: Any) -> None:
-        """Move a child. It lives in its row only; its fan_out counts it when it ends."""
-        known = self._rows.get(news.node_id)
-        was = known.status if known else news.was
+    def _child(self, update: _Touched, to: NodeStatus, **facts: Any) -> None:
+        """Move a child. It is in no view; its fan_out counts it when it ends."""
+        row = self._rows.get(update.node_id)
+        was = row.status if row else update.was
         if to not in NODE_MOVES[was]:
-            raise AssertionError(f"node {news.node_id} cannot go from {was} to {to}")
+            raise AssertionError(f"node {update.node_id} cannot go from {was} to {to}")
         if to is NodeStatus.READY:
-            self.changes.promoted.append(news.node_id)
-        self._write(news.node_id, to, facts)
+            self.changes.promoted.append(update.node_id)
+        self._write(update.node_id, to, facts)
 
-    def _either(self, news: _Touched, to: NodeStatus, **facts: Any) -> None:
-        if news.parent is None:
-            self._move(news.node_id, to, **facts)
+    def _move_any(self, update: _Touched, to: NodeStatus, **facts: Any) -> None:
+        if update.parent is None:
+            self._move(update.node_id, to, **facts)
         else:
-            self._child(news, to, **facts)
+            self._child(update, to, **facts)
 
-    def started(self, news: Started | _Ran) -> None:
-        """Show a node as running, once, at the time its worker noted."""
-        if news.was is not NodeStatus.DISPATCHED or news.started_at is None:
+    def started(self, update: Started | _Ran) -> None:
+        """Record once that a node runs, with the time that its worker reported."""
+        if update.was is not NodeStatus.DISPATCHED or update.started_at is None:
             return
-        self._either(news, NodeStatus.RUNNING, started_at=news.started_at)
-        self._record_started(news, news.started_at)
+        self._move_any(update, NodeStatus.RUNNING, started_at=update.started_at)
+        self._record_started(update, update.started_at)
 
-    def _record_started(self, news: _Touched, at: datetime | None) -> None:
+    def _record_started(self, update: _Touched, at: datetime | None) -> None:
         self.changes.record(
             EventType.NODE_STARTED,
-            node=news.node_id,
+            node=update.node_id,
             status=NodeStatus.RUNNING,
-            attempt=news.attempt,
-            data={"worker_id": getattr(news, "worker_id", None)},
+            attempt=update.attempt,
+            data={"worker_id": getattr(update, "worker_id", None)},
             at=at,
         )
 
-    def succeeded(self, news: Succeeded) -> None:
-        if news.parent is None:
-            self.started(news)
+    def succeeded(self, update: Succeeded) -> None:
+        if update.parent is None:
+            self.started(update)
             self._move(
-                news.node_id,
+                update.node_id,
                 NodeStatus.COMPLETED,
                 takes_result=True,
-                attempt=news.attempt,
-                finished_at=news.finished_at,
+                attempt=update.attempt,
+                finished_at=update.finished_at,
             )
-            if news.has_output:
-                self.view.outputs[news.node_id] = news.output
+            if update.has_output:
+                self.view.outputs[update.node_id] = update.output
         else:
-            # The commonest thing of all, so without detours: both legal moves of a child in one row.
-            if news.was is NodeStatus.DISPATCHED:
-                self._record_started(news, news.started_at)
-            self._rows[news.node_id] = NodeChange(
-                news.node_id,
+            # The most frequent update, so it is short: both legal moves of a child in one row.
+            if update.was is NodeStatus.DISPATCHED:
+                self._record_started(update, update.started_at)
+            self._rows[update.node_id] = NodeChange(
+                update.node_id,
                 NodeStatus.COMPLETED,
-                news.attempt,
+                update.attempt,
                 takes_result=True,
-                started_at=news.started_at,
-                finished_at=news.finished_at,
+                started_at=update.started_at,
+                finished_at=update.finished_at,
             )
-            self._countdown(news.parent).ended += 1
+            self._countdown(update.parent).ended += 1
         self.changes.record(
             EventType.NODE_COMPLETED,
-            node=news.node_id,
+            node=update.node_id,
             status=NodeStatus.COMPLETED,
-            attempt=news.attempt,
-            at=news.finished_at,
+            attempt=update.attempt,
+            at=update.finished_at,
         )
 
-    def failed(self, news: Failed | Lost | Overran, error: dict[str, Any], again: RetrySchedule | None) -> None:
-        self.started(news)
-        at = getattr(news, "finished_at", None)
-        self._either(news, NodeStatus.FAILED, error=error, finished_at=at)
+    def failed(self, update: Failed | Lost | Overran, error: dict[str, Any], schedule: RetrySchedule | None) -> None:
+        self.started(update)
+        at = getattr(update, "finished_at", None)
+        self._move_any(update, NodeStatus.FAILED, error=error, finished_at=at)
         self.changes.record(
             EventType.NODE_FAILED,
-            node=news.node_id,
+            node=update.node_id,
             status=NodeStatus.FAILED,
-            attempt=news.attempt,
+            attempt=update.attempt,
             data={"error": error},
             at=at,
         )
-        if again is None:
-            if news.parent is not None:
-                counts = self._countdown(news.parent)
+        if schedule is None:
+            if update.parent is not None:
+                counts = self._countdown(update.parent)
                 counts.ended += 1
                 counts.failed += 1
             return
-        self.ready_again(news, again, wait=True)
+        self.ready_again(update, schedule, wait=True)
 
-    def ready_again(self, news: _Touched, again: RetrySchedule, *, wait: bool, reason: str | None = None) -> None:
-        """Given back, lost or retried: ready, now or after a wait."""
-        waits = again.wait_seconds > 0 and wait
-        counts = {"retry_count": again.retry_count, "loss_count": again.loss_count}
-        self._either(
-            news, NodeStatus.READY, **counts, started_at=None, wait_seconds=again.wait_seconds if waits else None
+    def ready_again(self, update: _Touched, schedule: RetrySchedule, *, wait: bool, reason: str | None = None) -> None:
+        """Make a node ready that was returned, lost or failed: at once, or after a wait."""
+        waits = schedule.wait_seconds > 0 and wait
+        counts = {"retry_count": schedule.retry_count, "loss_count": schedule.loss_count}
+        self._move_any(
+            update, NodeStatus.READY, **counts, started_at=None, wait_seconds=schedule.wait_seconds if waits else None
         )
-        data: dict[str, Any] = {"wait_seconds": round(again.wait_seconds, 3)} if waits else {}
+        data: dict[str, Any] = {"wait_seconds": round(schedule.wait_seconds, 3)} if waits else {}
         if reason:
             data["reason"] = reason
         self.changes.record(
-            EventType.NODE_RETRIED, node=news.node_id, status=NodeStatus.READY, attempt=news.attempt, data=data or None
+            EventType.NODE_RETRIED,
+            node=update.node_id,
+            status=NodeStatus.READY,
+            attempt=update.attempt,
+            data=data or None,
         )
         if not waits:
-            self._next_attempt(news, again.retry_count, again.loss_count)
+            self._next_attempt(update, schedule.retry_count, schedule.loss_count)
 
-    def wake(self, news: Idle) -> None:
-        """A child runs again since the job was resumed; its budget of retries is a new one."""
-        assert news.parent is not None
-        self._child(news, NodeStatus.READY)
-        self.changes.record(EventType.NODE_READY, node=news.node_id, status=NodeStatus.READY)
-        self._next_attempt(news, 0, 0)
-        self._countdown(news.parent).woken += 1
+    def resume_child(self, update: Idle) -> None:
+        """Run a child again after its job was resumed; its retries are counted from 0."""
+        assert update.parent is not None
+        self._child(update, NodeStatus.READY)
+        self.changes.record(EventType.NODE_READY, node=update.node_id, status=NodeStatus.READY)
+        self._next_attempt(update, 0, 0)
+        self._countdown(update.parent).woken += 1
 
-    def take_up(self, news: Idle, child: NewChild, task: NewTask) -> None:
-        """A child of a run before becomes one of this run, with new parameters."""
-        assert news.parent is not None
-        self._child(news, NodeStatus.READY)
-        self.changes.record(EventType.NODE_READY, node=news.node_id, status=NodeStatus.READY)
+    def reuse_child(self, update: Idle, child: NewChild, task: NewTask) -> None:
+        """Reuse a child of an earlier run in this run, with new params."""
+        assert update.parent is not None
+        self._child(update, NodeStatus.READY)
+        self.changes.record(EventType.NODE_READY, node=update.node_id, status=NodeStatus.READY)
         self._child(
-            news,
+            update,
             NodeStatus.DISPATCHED,
             attempt=task.attempt,
             retry_count=0,
@@ -292,45 +296,45 @@ class Draft:
             label=child.label,
         )
         self.changes.tasks.append(task)
-        self._dispatched(news.node_id, task.attempt)
-        self._take(news.parent, expands=1)
+        self._dispatched(update.node_id, task.attempt)
+        self._take(update.parent, expands=1)
 
-    def leave_out(self, news: Idle, to: NodeStatus, reason: str) -> None:
-        """A child of a run before is none of this one."""
-        assert news.parent is not None
-        self._child(news, to, reason=reason)
+    def close_child(self, update: Idle, to: NodeStatus, reason: str) -> None:
+        """Close a child of an earlier run that this run does not have."""
+        assert update.parent is not None
+        self._child(update, to, reason=reason)
         type_ = EventType.NODE_SKIPPED if to is NodeStatus.SKIPPED else EventType.NODE_CANCELLED
-        self.changes.record(type_, node=news.node_id, status=to, data={"reason": reason})
-        self._take(news.parent, expands=0)
+        self.changes.record(type_, node=update.node_id, status=to, data={"reason": reason})
+        self._take(update.parent, expands=0)
 
     def _take(self, fan_out: str, expands: int) -> None:
         state = self.view.nodes[fan_out]
         expanded = state.expanded + expands
         self.view.nodes[fan_out] = state._replace(stale_count=state.stale_count - 1, expanded=expanded)
-        known = self._rows.get(fan_out)
+        row = self._rows.get(fan_out)
         facts: dict[str, Any] = {"expanded": expanded} if expands else {}
-        self._amend(fan_out, taken=(known.taken if known else 0) + 1, **facts)
+        self._amend(fan_out, taken=(row.taken if row else 0) + 1, **facts)
         self.touched.add(fan_out)
 
-    def withdrawn(self, news: Withdrawn | Due | Idle | _Ran, reason: str) -> None:
-        self._either(news, NodeStatus.CANCELLED, reason=reason)
+    def withdrawn(self, update: Withdrawn | Due | Idle | _Ran, reason: str) -> None:
+        self._move_any(update, NodeStatus.CANCELLED, reason=reason)
         self.changes.record(
             EventType.NODE_CANCELLED,
-            node=news.node_id,
+            node=update.node_id,
             status=NodeStatus.CANCELLED,
-            attempt=news.attempt or None,
+            attempt=update.attempt or None,
             data={"reason": reason},
         )
-        if news.parent is not None:
-            counts = self._countdown(news.parent)
+        if update.parent is not None:
+            counts = self._countdown(update.parent)
             counts.ended += 1
             counts.cancelled += 1
-            counts.woken += isinstance(news, Idle)
+            counts.woken += isinstance(update, Idle)
 
     # Fan-outs
 
     def size_fan_out(self, node_id: str, total: int) -> None:
-        """A fan_out knows how many children it will have: the countdown starts before the first of them exists."""
+        """Set how many children a fan_out will have, before the first of them exists."""
         state = self.view.nodes[node_id]
         self.view.nodes[node_id] = state._replace(total=total, remaining=total, is_sized=True)
         self._amend(node_id, total=total, expanded=0)
@@ -369,7 +373,7 @@ class Draft:
         return state.fallen_count + counts.failed + counts.cancelled > tolerated(node, state.total)
 
     def settle_countdowns(self) -> None:
-        """Take what ended in this transaction off the counters, once per fan_out."""
+        """Subtract the children that ended in this transaction from the counters, once per fan_out."""
         for fan_out, counts in self._countdowns.items():
             state = self.view.nodes[fan_out]
             self.view.nodes[fan_out] = state._replace(
@@ -390,7 +394,7 @@ class Draft:
     # The job
 
     def stop(self, stop: Stop, **facts: Any) -> None:
-        """The job is brought to an end from now on."""
+        """Stop the job from now on."""
         self.view = replace(self.view, stopping=stop)
         self.changes.stopping = stop
         data = {"reason": stop.value} | {name: value for name, value in facts.items() if value is not None}
@@ -403,6 +407,6 @@ class Draft:
             raise AssertionError(f"job {self.view.job_id} cannot go from {self.view.status} to {to}")
         self.view = replace(self.view, status=to)
         self.changes.job_moves.append(JobChange(to, result, error_message))
-        told = {"error_message": error_message, "reason": reason}
-        data = {name: value for name, value in told.items() if value}
+        facts = {"error_message": error_message, "reason": reason}
+        data = {name: value for name, value in facts.items() if value}
         self.changes.record(_JOB_EVENTS[to], status=to, data=data or None)

@@ -1,4 +1,4 @@
-"""Fan-outs and fan-ins: how a source becomes children, and how children's results become one output."""
+"""Fan-outs and fan-ins: the number of children, and how their results become one output."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,14 +41,14 @@ def tolerated(fan_out: FanOutNode, total: int) -> int:
 
 
 def fan_out_output(node_id: str, total: int) -> dict[str, Any]:
-    """The output of an expanded fan_out. Ids are left out where the list alone would exceed what is kept inline."""
+    """The output of an expanded fan_out. Ids are omitted if their list would be too large for the row."""
     if total * (len(node_id) + 10) > INLINE_BYTES:
         return {"fan_out_count": total}
     return {"fan_out_count": total, "child_node_ids": [child_id(node_id, index) for index in range(total)]}
 
 
 def aggregate(mode: Aggregation, children: Sequence[ChildResult]) -> dict[str, Any]:
-    """What a fan_in makes of its children, given in index order. Tolerated failures are listed under `failed`."""
+    """The output of a fan_in from its children, in index order. Tolerated failures are listed under `failed`."""
     outputs = [child.output for child in children if child.is_completed]
     failed = [
         {"index": child.index, "node_id": child.node_id, "error_message": child.error_message}

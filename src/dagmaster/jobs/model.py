@@ -1,7 +1,7 @@
-"""The records of the engine: jobs, node states, tasks (one attempt each), results, events, and who runs what.
+"""The records of the engine: jobs, node states, tasks (one attempt each), results, events, and running processes.
 
-Each is the row, the message and the answer at once. Keys are led by job_id, a time-ordered UUID, so that a job's rows lie
-together and event partitions follow the age of jobs.
+A record is a row of its table. Keys begin with job_id, a time-ordered UUID, so that the rows of a job are stored
+together and the partitions of events follow the age of jobs.
 """
 
 import os
@@ -26,7 +26,7 @@ _HOT = {
 
 
 def new_job_id(unix_milliseconds: int, randomness: bytes | None = None) -> UUID:
-    """A version 7 UUID: ids sort by the time they were made."""
+    """A version 7 UUID: ids sort by the time they were created."""
     tail = int.from_bytes(randomness or os.urandom(10), "big")
     value = (unix_milliseconds & (1 << 48) - 1) << 80 | tail
     value = value & ~(0xF << 76) | 0x7 << 76
@@ -42,7 +42,7 @@ def child_id(parent: str, index: int) -> str:
 
 
 class WorkflowDefinition(Record):
-    """A workflow as it was when a job started with it. Never changes: its key is the hash of its content."""
+    """A workflow as it was when a job was submitted. It never changes: its key is the hash of its content."""
 
     table: ClassVar[Table] = Table(
         "dag_workflow_definitions",
@@ -109,7 +109,7 @@ class Job(Record):
     cancel_requested_at: datetime | None = None
     cancel_requested_by: ShortId | None = None
     cancel_reason: str | None = None
-    stopping: Stop | None = None  # what its owner has begun to bring it to an end for
+    stopping: Stop | None = None  # why its owner is stopping it
     resume_count: int = 0
     last_sequence: int = 0
     version: int = 0
@@ -122,17 +122,19 @@ class Job(Record):
 class NodeState(Record):
     """A node of a job, or a fan_out's child (`parent_node_id`, `fan_out_index`).
 
-    `not_before` is set only while a ready node waits for its time. On a fan_out, `total` children are counted down by
-    `remaining` as they end; `expanded` of them exist so far, and `idle_count` of those wait to run again since the job was
-    resumed (`is_idle`, on the child). `stale_count` are children of a run before, when the fan_out itself is run again: they are
-    taken up in their order, with new parameters, before others are made.
+    `not_before` is set only while a ready node waits for its time. A fan_out has `total` children, of which `expanded`
+    exist and `remaining` have not ended; `idle_count` of them wait to run again since the job was resumed (`is_idle` on
+    the child). If the fan_out itself runs again, its children become stale (`stale_count`): they are reused in their
+    order, with new params, before further ones are created.
+
+    `progress` is retired: the progress of an attempt is in its task. The column stays for older processes.
     """
 
     table: ClassVar[Table] = Table(
         "dag_node_states",
         key=("job_id", "node_id"),
         foreign_keys=(ForeignKey(("job_id",), "dag_jobs", ("job_id",)),),
-        # No index may look at `status`, not even in its condition: every move would write to all of them.
+        # No index may use `status`, not even in its condition: every transition would have to update it.
         indexes=(
             Index("dag_node_states_waiting", ("job_id", "not_before"), where="not_before IS NOT NULL"),
             Index("dag_node_states_idle", ("job_id", "parent_node_id", "fan_out_index"), where="is_idle"),
@@ -188,7 +190,7 @@ class NodeState(Record):
 
 
 class Task(Record):
-    """One attempt of a node. Written with the node's dispatch: it is the queue's message."""
+    """One attempt of a node, written when the node is dispatched. It is the message in the queue."""
 
     table: ClassVar[Table] = Table(
         "dag_tasks",
@@ -228,15 +230,15 @@ class Task(Record):
     available_at: datetime
     expires_at: datetime | None = None
     stop_requested_at: datetime | None = None
-    stop_seen_at: datetime | None = None  # the worker has told the handler
+    stop_seen_at: datetime | None = None  # when the worker passed the request on to the handler
     started_at: datetime | None = None
     finished_at: datetime | None = None
     progress: dict[str, Any] | None = None
-    log: list[dict[str, Any]] | None = None  # its last lines, until it is reported with all that are kept
+    log: list[dict[str, Any]] | None = None  # its last lines while it runs; the report has all of them
 
 
 class TaskResult(Record):
-    """What a worker reported of one attempt. `accepted` is false for a report that came too late to count."""
+    """What a worker reported for one attempt. `accepted` is false if the report came too late."""
 
     table: ClassVar[Table] = Table(
         "dag_task_results",
@@ -265,7 +267,10 @@ class TaskResult(Record):
 
 
 class JobEvent(Record):
-    """One transition. `sequence` has no gaps within a job; `event_status` is the state after it."""
+    """One transition. `sequence` has no gaps within a job; `event_status` is the state after the transition.
+
+    `checkpoint_name` is retired: it is never written. The column stays for older processes.
+    """
 
     table: ClassVar[Table] = Table(
         "dag_job_events",
@@ -324,7 +329,8 @@ class WorkerRecord(Record):
 
 
 class Checkpoint(Record):
-    """The last state a handler with phases saved, kept over attempts; `artifacts` are what it can be trusted by."""
+    """The last state that a handler saved under a name, kept for later attempts. It is valid if its `artifacts`
+    exist."""
 
     table: ClassVar[Table] = Table(
         "dag_checkpoints",
@@ -343,8 +349,8 @@ class Checkpoint(Record):
 
 
 class Payload(Record):
-    """JSON that is too large for the rows of its job, which refer to it by its hash. Until one does (`is_kept`) it may be of a
-    worker that did not live to report it, and is deleted some time after it was last stored."""
+    """JSON that is too large for a row, which refers to it by its hash. Until a row does (`is_kept`), its worker may
+    have died before the report; such a payload is deleted some time after it was stored."""
 
     table: ClassVar[Table] = Table(
         "dag_payloads",
@@ -360,7 +366,7 @@ class Payload(Record):
 
 
 class PayloadPart(Record):
-    """A piece of a payload, so that nobody has to hold all of it."""
+    """A part of a payload, so that no process has to hold all of it."""
 
     table: ClassVar[Table] = Table(
         "dag_payload_parts", key=("job_id", "sha256", "part"), types={"part": "integer", "data": "bytea"}
@@ -372,7 +378,7 @@ class PayloadPart(Record):
 
 
 class JobMessage(Record):
-    """A submission by a producer that has only a queue, as it waits in the queue `dag-jobs`."""
+    """A submission by a producer that uses only a queue, waiting in the queue `dag-jobs`."""
 
     table: ClassVar[Table] = Table(
         "dag_job_messages",
@@ -386,7 +392,7 @@ class JobMessage(Record):
 
 
 class DeadLetter(Record):
-    """A message that could not be used, with the reason, for an operator to look into."""
+    """A message that could not be processed, with the reason, for an operator."""
 
     table: ClassVar[Table] = Table(
         "dag_dead_letters",
@@ -403,7 +409,8 @@ class DeadLetter(Record):
 
 
 class IdempotencyKey(Record):
-    """Which job a submitter's key stands for. `request_hash` tells a repetition from another request under the same key."""
+    """The job of a submitter's key. `request_hash` distinguishes a repeated request from another one with the same
+    key."""
 
     table: ClassVar[Table] = Table(
         "dag_idempotency_keys",
@@ -419,7 +426,7 @@ class IdempotencyKey(Record):
 
 
 class QueueSettings(Record):
-    """How much of a queue may run at once, over all workers. A queue without a row is open and unlimited."""
+    """How many tasks of a queue may run at once, over all workers. A queue without a row is open and unlimited."""
 
     table: ClassVar[Table] = Table(
         "dag_queues",
@@ -435,7 +442,7 @@ class QueueSettings(Record):
 
 
 class JanitorAction(Record):
-    """What the janitor found and did, or only told of: one row each. `target_id` is a job, a task, a message or a session."""
+    """An action or a finding of the janitor. `target_id` is a job, a task, a queue or a session."""
 
     table: ClassVar[Table] = Table(
         "dag_janitor_actions",
@@ -477,7 +484,8 @@ RECORDS: tuple[type[Record], ...] = (
 
 
 class Submission(BaseModel):
-    """What is asked for when a job is submitted; also the body of a message in the queue `dag-jobs`."""
+    """The request to submit a job; also the body of a message in the queue `dag-jobs`. `submitted_at` is retired: it is
+    accepted and ignored."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -493,7 +501,7 @@ class Submission(BaseModel):
 
 
 class TaskMessage(BaseModel):
-    """What a worker holds after its claim. Params that would make it too large for a queue are elsewhere (`params_ref`)."""
+    """A task as its worker claimed it. Params that are too large for a message are kept by reference (`params_ref`)."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -506,5 +514,5 @@ class TaskMessage(BaseModel):
     queue: str
     timeout_seconds: float
     retry_count: int = 0
-    losses: int = 0  # workers that vanished with it; told from the second on
+    losses: int = 0  # workers lost in earlier attempts; reported from the second loss on
     params_ref: dict[str, Any] | None = None

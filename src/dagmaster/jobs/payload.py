@@ -1,9 +1,9 @@
-"""Payloads: JSON that is too large for a row, kept beside the rows of its job and named by the hash of its content.
+"""Payloads: JSON that is too large for a row, stored in a table of its own and named by the hash of its content.
 
     value ──▶ encoded ──▶ reference {"sha256": …, "bytes": …}     what rows and messages hold
-                     └──▶ payload, in parts                        what is read, and checked against the reference
+                     └──▶ payload, in parts                       what is read, and checked against the reference
 
-Which database call stores and loads them is the ledger's matter.
+The ledger stores and loads them.
 """
 
 import hashlib
@@ -12,9 +12,9 @@ from uuid import UUID
 
 from dagmaster.errors import NotFound, UnfitData
 
-INLINE_BYTES = 262_144  # what a row holds of one output, and what a queue's message holds in all
-LOADABLE_BYTES = 16 * 1024 * 1024  # what a template may load, and params may have
-TRANSACTION_BYTES = 32 * 1024 * 1024  # of params and results that an orchestrator writes at once; the rest waits
+INLINE_BYTES = 262_144  # the limit of one output in a row, and of a whole message in a queue
+LOADABLE_BYTES = 16 * 1024 * 1024  # the limit of what a template loads, and of params
+TRANSACTION_BYTES = 32 * 1024 * 1024  # the limit of params and results in one transaction; the others wait
 
 Reference = dict[str, Any]
 Encoded = bytes | bytearray
@@ -25,38 +25,38 @@ def reference_to(encoded: Encoded) -> Reference:
 
 
 def by_reference(reference: Reference) -> dict[str, Any]:
-    """How an output that is too large to hand around shows itself."""
+    """How an output that is too large for a row is shown."""
     return {"output_ref": reference}
 
 
 def is_payload(reference: Reference) -> bool:
-    """Whether this refers to a payload, and not to children's rows."""
+    """Whether this refers to a payload, not to the rows of children."""
     return "sha256" in reference
 
 
-def check(job_id: UUID, reference: Reference, found: Reference) -> None:
-    """What was read must be what was stored."""
-    if found["bytes"] != reference["bytes"] or found["sha256"] != reference["sha256"]:
-        raise damaged(job_id, reference, found["bytes"])
+def check(job_id: UUID, reference: Reference, actual: Reference) -> None:
+    """Raise an error if what was read is not what was stored."""
+    if actual["bytes"] != reference["bytes"] or actual["sha256"] != reference["sha256"]:
+        raise damaged(job_id, reference, actual["bytes"])
 
 
 def missing(job_id: UUID, sha256: str) -> NotFound:
     return NotFound(
         f"job {job_id} has no payload {sha256}",
         code="payload.missing",
-        hint="run `dagmaster verify-history`; retry the node that made it",
+        hint="run `dagmaster verify-history`; retry the node that wrote it",
         job_id=str(job_id),
         sha256=sha256,
     )
 
 
-def damaged(job_id: UUID, reference: Reference, found_bytes: int) -> UnfitData:
+def damaged(job_id: UUID, reference: Reference, read_bytes: int) -> UnfitData:
     return UnfitData(
-        f"payload {reference['sha256']} of job {job_id} is damaged: {found_bytes:,} of {reference['bytes']:,} bytes were "
-        "read, and they are not those that were stored",
+        f"payload {reference['sha256']} of job {job_id} is damaged: {read_bytes:,} of {reference['bytes']:,} bytes were "
+        "read, and their hash differs",
         code="payload.damaged",
-        hint="run `dagmaster verify-history --payloads`; retry the node that made it",
+        hint="run `dagmaster verify-history --payloads`; retry the node that wrote it",
         job_id=str(job_id),
         sha256=reference["sha256"],
-        size_bytes=found_bytes,
+        size_bytes=read_bytes,
     )

@@ -1,12 +1,12 @@
 """What runs again when a job that has ended is resumed, or a part of it is retried.
 
-Resumed: what failed, was cancelled, or was skipped because of that. Whatever completed stays. Children of a fan_out run again
-where their results are still wanted: nobody has gone on without them, and too many are missing or someone who reads them runs
-again.
+A resume runs again what failed, was cancelled, or was skipped because of that; completed nodes stay. Failed children of
+a fan_out run again if their results are still needed: no reader has completed without them, and too many are missing or
+a reader runs again.
 
-Retried: the nodes that are named and everything downstream of them, never more. A fan_out among them begins anew: its source is
-read again, so it may have other children than before. Checkpoints are forgotten, since what a node is given may have changed, and
-who retries wants it done again; a resume builds on them.
+A retry runs the named nodes and everything downstream of them. A fan_out among them reads its source again, so it may
+have other children than before. Checkpoints are deleted, because the inputs of a node may have changed; a resume uses
+them.
 """
 
 from collections.abc import Collection, Iterable
@@ -23,31 +23,31 @@ RESUMABLE = frozenset({JobStatus.FAILED, JobStatus.PARTIAL_SUCCESS, JobStatus.CA
 
 @dataclass(frozen=True, slots=True)
 class Rerun:
-    nodes: tuple[str, ...]  # of the definition, in its order
-    children: dict[str, int] = field(default_factory=dict)  # how many that failed or were cancelled, of each fan_out
-    anew: tuple[str, ...] = ()  # fan_outs among the nodes whose source is read again
-    single: tuple[str, ...] = ()  # children by their own names
-    timeout_seconds: float | None = None  # the job's time starts anew
-    is_afresh: bool = False  # checkpoints are forgotten: what they kept is done again
+    nodes: tuple[str, ...]  # nodes of the definition, in order
+    children: dict[str, int] = field(default_factory=dict)  # per fan_out, how many failed or cancelled children
+    anew: tuple[str, ...] = ()  # fan_outs that read their source again
+    single: tuple[str, ...] = ()  # single children, by name
+    timeout_seconds: float | None = None  # the job's deadline is set again
+    is_afresh: bool = False  # checkpoints are deleted
 
 
 def resume(view: JobView) -> Rerun:
-    """What a resume runs again, or why there can be none."""
+    """What a resume runs again, or an error if the job cannot be resumed."""
     if view.status not in RESUMABLE:
         what = "has completed" if view.status is JobStatus.COMPLETED else "has not ended"
-        raise Conflict(f"job {view.job_id} {what}: there is nothing to resume", code="job.not-resumable")
-    again = {node_id for node_id in view.nodes if _fell_out(view, node_id)}
+        raise Conflict(f"job {view.job_id} {what}: it cannot be resumed", code="job.not-resumable")
+    again = {node_id for node_id in view.nodes if _must_rerun(view, node_id)}
     children: dict[str, int] = {}
-    for node_id in reversed(view.graph.order):  # whether children are wanted depends on who reads them
+    for node_id in reversed(view.graph.order):  # whether children are needed depends on their readers
         state = view.nodes[node_id]
-        # A fan_out that goes on may also have children of a run before that it had not come to; they are in no count.
+        # A fan_out that continues may also have stale children, which are in no counter.
         if _are_wanted(view, node_id, again, children) and (state.fallen_count or node_id in again):
             children[node_id] = state.fallen_count
     if not again and not children:
         raise Conflict(
-            f"all nodes of job {view.job_id} have completed: there is nothing to run again",
+            f"all nodes of job {view.job_id} have completed: no node has to run again",
             code="job.not-resumable",
-            hint="submit it anew with a corrected workflow",
+            hint="submit a new job with a corrected workflow",
         )
     order = tuple(node_id for node_id in view.graph.order if node_id in again)
     return Rerun(order, children, timeout_seconds=view.graph.workflow.timeout_seconds)
@@ -61,51 +61,51 @@ def retry(
     failed_children: str | None = None,
     has_completed: bool = False,
 ) -> Rerun:
-    """What a retry of one node (or child), of a stage, or of the children of a fan_out that failed runs again.
+    """What a retry of one node (or child), of a stage, or of the failed children of a fan_out runs again.
 
-    A view has no children: whether the one that is named `has_completed` is for the caller to know.
+    A view has no children: the caller says whether the named child `has_completed`.
     """
     if view.status not in JOB_TERMINAL:
-        raise Conflict(f"job {view.job_id} has not ended: nothing of it can be retried yet", code="job.not-ended")
+        raise Conflict(f"job {view.job_id} has not ended: it cannot be retried yet", code="job.not-ended")
     single: tuple[str, ...] = ()
     children: dict[str, int] = {}
     if failed_children is not None:
         children = {failed_children: _fallen_children(view, failed_children)}
         again = _downstream(view, {failed_children})
     elif node is not None and (fan_out := fan_out_of(view, node)) is not None:
-        _refuse_lonely(view, fan_out, node, has_completed=has_completed)
+        _refuse_single_child(view, fan_out, node, has_completed=has_completed)
         single, again = (node,), _downstream(view, {fan_out})
     else:
-        targets = {_known(view, node)} if node is not None else _members(view, stage or "")
+        targets = {_retryable(view, node)} if node is not None else _members(view, stage or "")
         again = targets | _downstream(view, targets)
-    _refuse_hopeless(view, again, {*children, *({fan_out_of(view, name) for name in single})})
+    _refuse_other_failures(view, again, {*children, *({fan_out_of(view, name) for name in single})})
     order = tuple(node_id for node_id in view.graph.order if node_id in again)
     anew = tuple(node_id for node_id in order if isinstance(view.graph.workflow.nodes[node_id], FanOutNode))
     return Rerun(order, children, anew, single, view.graph.workflow.timeout_seconds, is_afresh=True)
 
 
-def _refuse_lonely(view: JobView, fan_out: str, child: str, *, has_completed: bool) -> None:
-    """One child is not enough where the others that are missing would still be too many."""
+def _refuse_single_child(view: JobView, fan_out: str, child: str, *, has_completed: bool) -> None:
+    """Refuse to retry one child if more of the others are missing than the fan_out tolerates."""
     node, state = view.graph.workflow.nodes[fan_out], view.nodes[fan_out]
     assert isinstance(node, FanOutNode)
     others = state.fallen_count - (0 if has_completed else 1)
     if others > tolerated(node, state.total):
         raise Conflict(
-            f"{others} other children of '{fan_out}' are missing, and {tolerated(node, state.total)} may be: "
-            f"'{child}' alone is not enough",
+            f"{others} other children of '{fan_out}' have failed, and only {tolerated(node, state.total)} may: "
+            f"retrying '{child}' alone is not enough",
             code="job.other-failures",
             hint=f"retry the failed children of '{fan_out}' first, or resume the job",
         )
 
 
-def _known(view: JobView, node_id: str) -> str:
+def _retryable(view: JobView, node_id: str) -> str:
     if node_id not in view.nodes or isinstance(view.graph.workflow.nodes[node_id], StartNode | EndNode):
         raise NotFound(f"job {view.job_id} has no node '{node_id}' that could be retried", code="node.not-found")
     return node_id
 
 
 def fan_out_of(view: JobView, child: str) -> str | None:
-    """The fan_out that a name like `tiles__3` is of, if there is one with so many children. A node's own name is its own."""
+    """The fan_out of a child such as `tiles__3`, if it has that many children; None for a node of the definition."""
     if child in view.nodes:
         return None
     parent, _, number = child.rpartition("__")
@@ -117,15 +117,15 @@ def fan_out_of(view: JobView, child: str) -> str | None:
 
 def _members(view: JobView, stage: str) -> set[str]:
     work = {n for n, node in view.graph.workflow.nodes.items() if not isinstance(node, StartNode | EndNode)}
-    found = {node_id for node_id in work if stage in map(str, view.graph.stages[node_id])}
-    if not found:
+    members = {node_id for node_id in work if stage in map(str, view.graph.stages[node_id])}
+    if not members:
         stages = sorted({view.graph.stages[node_id] for node_id in work})
         raise NotFound(
             f"job {view.job_id} has no stage '{stage}'",
             code="stage.not-found",
             hint="stages are: " + ", ".join(label for _, label in stages),
         )
-    return found
+    return members
 
 
 def _fallen_children(view: JobView, fan_out: str) -> int:
@@ -138,16 +138,16 @@ def _fallen_children(view: JobView, fan_out: str) -> int:
 
 
 def _downstream(view: JobView, targets: Iterable[str]) -> set[str]:
-    found: set[str] = set()
+    downstream: set[str] = set()
     for node_id in view.graph.order:
         before = {*view.graph.upstream[node_id], fan_out_read_by(view.graph, node_id)}
-        if before & {*targets, *found}:
-            found.add(node_id)
-    return found
+        if before & {*targets, *downstream}:
+            downstream.add(node_id)
+    return downstream
 
 
-def _refuse_hopeless(view: JobView, again: set[str], fan_outs: set[str | None]) -> None:
-    """A critical failure that stays would keep everything else from going out."""
+def _refuse_other_failures(view: JobView, again: set[str], fan_outs: set[str | None]) -> None:
+    """Refuse if a critical failure remains: it would keep every other node from running."""
     standing = [
         node_id
         for node_id in view.graph.order
@@ -159,24 +159,24 @@ def _refuse_hopeless(view: JobView, again: set[str], fan_outs: set[str | None]) 
     ]
     if standing:
         raise Conflict(
-            f"'{standing[0]}' has failed too, and would stand in the way",
+            f"'{standing[0]}' has failed too and is not retried: the job would fail again",
             code="job.other-failures",
-            hint="resume the job, which runs again everything that is missing",
+            hint="resume the job: that runs everything again that failed",
             nodes=standing,
         )
 
 
-def _fell_out(view: JobView, node_id: str) -> bool:
+def _must_rerun(view: JobView, node_id: str) -> bool:
     state = view.nodes[node_id]
     if state.status is NodeStatus.SKIPPED:
         return state.reason != SkipReason.BRANCH_NOT_TAKEN
     if state.status is NodeStatus.FAILED and view.graph.workflow.nodes[node_id].importance is Importance.OPTIONAL:
-        # Whoever went on without it has settled what it does; a half-made fan_out must not find another source.
-        return not any(_has_gone(view.nodes[successor]) for successor in view.graph.successors[node_id])
+        # Nodes that continued without it stay as they are; a half-expanded fan_out must not get another source.
+        return not any(_has_started(view.nodes[successor]) for successor in view.graph.successors[node_id])
     return state.status in (NodeStatus.FAILED, NodeStatus.CANCELLED)
 
 
-def _has_gone(state: NodeView) -> bool:
+def _has_started(state: NodeView) -> bool:
     return state.status is NodeStatus.COMPLETED or state.attempt > 0 or state.is_sized
 
 
@@ -185,5 +185,5 @@ def _are_wanted(view: JobView, fan_out: str, again: set[str], children: Collecti
         return False
     readers = {node_id for node_id in view.nodes if fan_out_read_by(view.graph, node_id) == fan_out}
     if any(view.nodes[reader].status is NodeStatus.COMPLETED and reader not in children for reader in readers):
-        return False  # it went without them, and stays
+        return False  # it completed without them
     return fan_out in again or exceeds_tolerance(view, fan_out) or bool(readers & {*again, *children})

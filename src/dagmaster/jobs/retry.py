@@ -1,8 +1,8 @@
-"""Whether a failed attempt is tried again, and after how long.
+"""Whether a failed attempt is retried, and after how long.
 
-Two budgets: what the handler got wrong is counted against the workflow's `retry.max_attempts`; what the environment took
-away (a lost worker, an unreachable service) against a cap of its own, so that a deploy burns no retry and a poison task still
-stops. Bad data is never tried again.
+There are two limits. Failures of the handler count against the workflow's `retry.max_attempts`. Failures of the
+environment (a lost worker, an unreachable service) count against `max_losses`, so that a deployment uses up no retry
+and a poison task still stops. Bad data is never retried.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from dagmaster.workflows.model import Retry
 
 @dataclass(frozen=True, slots=True)
 class RetrySchedule:
-    """Try again: the node's counters afterwards, and the wait before it."""
+    """A retry: the node's counters after it was scheduled, and the wait before it."""
 
     retry_count: int
     loss_count: int
@@ -25,7 +25,7 @@ LOSS_POLICY = Retry(initial_delay_seconds=0.5, max_delay_seconds=30)
 
 
 def backoff_seconds(policy: Retry, nth: int, random: Random) -> float:
-    """The wait before the nth retry (from 1): within the policy's bounds, spread over its upper half by jitter."""
+    """The wait before the nth retry (from 1), within the policy's bounds. Jitter spreads it over the upper half."""
     factor = 2.0 ** min(nth - 1, 30) if policy.backoff == "exponential" else 1.0
     wait = min(policy.initial_delay_seconds * factor, policy.max_delay_seconds)
     return wait * random.uniform(0.5, 1.0) if policy.jitter else wait
@@ -34,7 +34,7 @@ def backoff_seconds(policy: Retry, nth: int, random: Random) -> float:
 def after_failure(
     policy: Retry, blame: Blame, *, retry_count: int, loss_count: int, max_losses: int, random: Random
 ) -> RetrySchedule | None:
-    """None: the failure stands."""
+    """None: the failure is final."""
     match blame:
         case Blame.DATA:
             return None
@@ -49,7 +49,7 @@ def after_failure(
 
 
 def after_loss(*, retry_count: int, loss_count: int, max_losses: int, random: Random) -> RetrySchedule | None:
-    """A worker vanished with the task. The first loss is tried again at once: its lease was wait enough."""
+    """The worker of a task was lost. The first loss is retried at once: the lease was wait enough."""
     if loss_count >= max_losses:
         return None
     wait = backoff_seconds(LOSS_POLICY, loss_count, random) if loss_count else 0.0

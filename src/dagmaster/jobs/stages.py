@@ -1,4 +1,4 @@
-"""Stages: labels that group nodes for people. How far each has come, told from its nodes."""
+"""Stages: labels that group nodes for people, with their progress."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ class Stage:
 
 
 def stages_of(view: JobView) -> list[Stage]:
-    """The stages in their order, with what their nodes say of them."""
+    """The stages in order; each is complete or failed as its nodes are."""
     members: dict[tuple[int, str], list[str]] = {}
     for node_id in view.graph.order:
         members.setdefault(view.graph.stages[node_id], []).append(node_id)
@@ -40,6 +40,6 @@ def _is_done(view: JobView, node_id: str) -> bool:
 
 
 def _has_failed(view: JobView, node_id: str) -> bool:
-    """A fan_out fails with its children, once more are gone than it tolerates."""
+    """A fan_out fails when more of its children fail than it tolerates."""
     node = view.nodes[node_id]
     return node.status is NodeStatus.FAILED or bool(node.failed_count and exceeds_tolerance(view, node_id))

@@ -1,6 +1,6 @@
 """The states of jobs, nodes and tasks, and every transition that exists.
 
-These tables are the only place where a transition is written down. The planner asks them, the database's triggers are
+These tables are the only place that defines transitions. The planner uses them, the triggers of the database are
 generated from them, verify-history checks every event against them, and docs/states.md is drawn from them.
 """
 
@@ -81,12 +81,12 @@ TASK_MOVES: Mapping[TaskStatus, frozenset[TaskStatus]] = {
 }
 
 JOB_INITIAL = frozenset({_J.PENDING})
-# A fan_out's child is born ready, and written together with its first dispatch.
+# A child of a fan_out starts as ready, and is written together with its first dispatch.
 NODE_INITIAL = frozenset({_N.PENDING, _N.READY, _N.DISPATCHED})
 TASK_INITIAL = frozenset({_T.QUEUED})
 
 JOB_TERMINAL = frozenset(state for state, moves in JOB_MOVES.items() if not moves)
-# A failed node may be retried, so `failed` is final only once the planner has let it stand.
+# A failed node may be retried: `failed` is final only if the planner schedules no retry.
 NODE_TERMINAL = frozenset({_N.COMPLETED, _N.FAILED, _N.SKIPPED, _N.CANCELLED})
 TASK_TERMINAL = frozenset(state for state, moves in TASK_MOVES.items() if not moves)
 NODE_LIVE = frozenset({_N.DISPATCHED, _N.RUNNING})
@@ -95,18 +95,18 @@ NODE_LIVE = frozenset({_N.DISPATCHED, _N.RUNNING})
 class SkipReason(StrEnum):
     BRANCH_NOT_TAKEN = "branch_not_taken"
     UPSTREAM_FAILED = "upstream_failed"
-    NOT_IN_THIS_RUN = "not_in_this_run"  # a child of a run before, which has no counterpart in this one
+    NOT_IN_THIS_RUN = "not_in_this_run"  # a child of an earlier run that this run does not have
 
 
 class Stop(StrEnum):
-    """Why a job is brought to an end before its time."""
+    """Why a job is stopped before it has ended."""
 
     CANCELLED = "cancelled"
     DEADLINE = "deadline"
 
 
 class Blame(StrEnum):
-    """Whose move a failure is."""
+    """Who is responsible for a failure; decides about retries."""
 
     DATA = "data"
     ENVIRONMENT = "environment"

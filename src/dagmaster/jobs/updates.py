@@ -1,6 +1,6 @@
-"""What happened to a job's tasks since the orchestrator last looked: the planner's input.
+"""What happened to the tasks of a job since its last transaction: the input of the planner.
 
-Each carries the counters of its node, so that a fan_out's child can be judged without being kept in memory.
+Each update has the counters of its node, so that children of fan_outs need not be kept in memory.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class Succeeded(_NodeUpdate):
     started_at: datetime | None
     finished_at: datetime
     worker_id: str
-    output: Any = None  # only for nodes of the definition, and only small ones
+    output: Any = None  # only of nodes of the definition, and only if it is small
     has_output: bool = True
 
 
@@ -40,7 +40,7 @@ class Failed(_NodeUpdate):
 
 @dataclass(frozen=True, slots=True)
 class Returned(_NodeUpdate):
-    """The task was given back: its worker shuts down, or it was asked to stop."""
+    """The worker returned the task: it shuts down, or was asked to stop the task."""
 
     started_at: datetime | None
     finished_at: datetime
@@ -49,7 +49,7 @@ class Returned(_NodeUpdate):
 
 @dataclass(frozen=True, slots=True)
 class Lost(_NodeUpdate):
-    """The lease lapsed: the worker is gone, or can't be heard."""
+    """The lease expired: the worker died or is unreachable."""
 
     started_at: datetime | None
     worker_id: str
@@ -57,7 +57,7 @@ class Lost(_NodeUpdate):
 
 @dataclass(frozen=True, slots=True)
 class Overran(_NodeUpdate):
-    """Still running past its time, and the worker did not end it; or it waited in its queue longer than it may."""
+    """The task ran longer than its timeout and its worker did not end it, or it waited too long in its queue."""
 
     started_at: datetime | None
     worker_id: str | None
@@ -77,17 +77,17 @@ class Due(_NodeUpdate):
 
 @dataclass(frozen=True, slots=True)
 class Idle(_NodeUpdate):
-    """A child that waits to run again since its job was resumed, and may now."""
+    """A child that waits to run again since its job was resumed, and may run now."""
 
 
 @dataclass(frozen=True, slots=True)
 class Withdrawn(_NodeUpdate):
-    """A queued (or running) task was taken back because its job is failing."""
+    """A queued or running task was withdrawn because its job is failing."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopRequest:
-    """A job is to end before its time: people ask for it, or its deadline has passed."""
+    """A job is to be stopped: a caller asked for it, or its deadline has passed."""
 
     stop: Stop
     by: str | None = None

@@ -10,9 +10,10 @@ from enum import Enum, auto
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from dagmaster.errors import DagmasterError
+from dagmaster.errors import DagmasterError, InvalidRequest
 from dagmaster.jobs.fan import tolerated
 from dagmaster.jobs.states import NODE_LIVE, NODE_TERMINAL, JobStatus, NodeStatus, SkipReason, Stop
+from dagmaster.workflows.expressions import TemplateContext
 from dagmaster.workflows.graph import Graph
 from dagmaster.workflows.model import ConditionalNode, EndNode, FanOutNode, Importance, Node, StartNode
 
@@ -85,11 +86,34 @@ class JobView:
     correlation_id: str | None = None
     submitted_by: str | None = None
     nodes: dict[str, NodeView] = field(default_factory=dict)
-    outputs: dict[str, Any] = field(default_factory=dict)  # those at hand; others are loaded when a template needs them
-    unloadable: dict[str, DagmasterError] = field(default_factory=dict)  # outputs that can't be had, and why
-    stopping: Stop | None = None  # it is being brought to an end
+    outputs: dict[str, Any] = field(
+        default_factory=dict
+    )  # those that are loaded; others are when a template needs them
+    unloadable: dict[str, DagmasterError] = field(default_factory=dict)  # outputs that cannot be loaded, and why
+    stopping: Stop | None = None  # why the job is being stopped
 
-    def facts(self) -> dict[str, Any]:
+    def is_at_hand(self, node_id: str) -> bool:
+        """Whether the output of this node is loaded, or known to be unloadable."""
+        return node_id in self.outputs or node_id in self.unloadable
+
+    def missing_outputs(self, reader: str) -> set[str]:
+        """Completed nodes whose outputs the templates of `reader` need and that are not loaded."""
+        return {
+            node_id
+            for node_id in self.graph.needs.get(reader, ())
+            if not self.is_at_hand(node_id) and self.nodes[node_id].status is NodeStatus.COMPLETED
+        }
+
+    def refuse_unloadable(self, reader: str) -> None:
+        """Raise the error of an output that `reader` needs and that cannot be loaded."""
+        for node_id in self.graph.needs.get(reader, ()):
+            if (error := self.unloadable.get(node_id)) is not None:
+                raise InvalidRequest(error.message, code=error.code, hint=error.hint)
+
+    def template_context(self, **names: Any) -> TemplateContext:
+        return TemplateContext(inputs=self.inputs, outputs=self.outputs, job=self._job_facts(), **names)
+
+    def _job_facts(self) -> dict[str, Any]:
         """What templates see as `job`."""
         workflow = self.graph.workflow
         return {
@@ -103,17 +127,17 @@ class JobView:
 
 
 class Edge(Enum):
-    """What a dependency says to the node that waits for it."""
+    """The state of a dependency, for the node that waits for it."""
 
     WAIT = auto()
-    LIVE = auto()  # go
-    EMPTY = auto()  # satisfied, but not completed: a failed optional node
+    LIVE = auto()  # completed
+    EMPTY = auto()  # satisfied without an output: a failed optional node
     DEAD = auto()  # skipped by a branch
     BROKEN = auto()  # failed, or skipped because of a failure
 
 
 def edge(view: JobView, source: str, target: str) -> Edge:
-    """What `source` says to `target`."""
+    """The state of the dependency of `target` on `source`."""
     node = view.graph.workflow.nodes[source]
     state = view.nodes[source]
     match state.status:
@@ -136,12 +160,12 @@ def edge(view: JobView, source: str, target: str) -> Edge:
 
 
 def _leads_to(view: JobView, conditional: str, target: str) -> bool:
-    """Whether the chosen branch leads there. Who only waits for the conditional is on none of its branches."""
+    """Whether the chosen branch leads to `target`. A node on no branch only waits for the conditional."""
     return target in view.nodes[conditional].chosen or target not in view.graph.branch_targets[conditional]
 
 
 def _fan_out_edge(view: JobView, source: str, target: str) -> Edge:
-    """A fan_out lets its successors go when all children have ended; its own fan_in judges failures by itself."""
+    """The successors of a fan_out start when all children have ended; its own fan_in decides about failures itself."""
     state = view.nodes[source]
     if state.remaining:
         return Edge.WAIT
@@ -165,25 +189,25 @@ class Readiness(Enum):
 
 
 def readiness(view: JobView, target: str) -> Readiness:
-    """Whether a pending node may go, must wait, or will never run."""
+    """Whether a pending node may start, must wait, or will never run."""
     needed = [edge(view, source, target) for source in view.graph.all_of[target]]
     options = [edge(view, source, target) for source in view.graph.any_of[target]]
     if Edge.BROKEN in needed:
         return Readiness.SKIP_FAILED
-    some = _any_of(options)
-    if some is Readiness.SKIP_FAILED:
-        return some
-    if Edge.WAIT in needed or some is Readiness.WAIT:
+    any_of = _any_of(options)
+    if any_of is Readiness.SKIP_FAILED:
+        return any_of
+    if Edge.WAIT in needed or any_of is Readiness.WAIT:
         return Readiness.WAIT
-    if some is Readiness.SKIP_BRANCH:
-        return some
-    if needed and not options and all(answer is Edge.DEAD for answer in needed):
+    if any_of is Readiness.SKIP_BRANCH:
+        return any_of
+    if needed and not options and all(edge is Edge.DEAD for edge in needed):
         return Readiness.SKIP_BRANCH
     return Readiness.GO if _have_children_ended(view, target) else Readiness.WAIT
 
 
 def _have_children_ended(view: JobView, target: str) -> bool:
-    """Who reads the children of a fan_out waits for all of them, even where its edges would let it go before."""
+    """A node that reads the children of a fan_out waits for all of them, whatever its edges say."""
     fan_out = fan_out_read_by(view.graph, target)
     if fan_out is None:
         return True
@@ -200,7 +224,7 @@ def fan_out_read_by(graph: Graph, target: str) -> str | None:
 
 
 def _any_of(options: list[Edge]) -> Readiness:
-    """At least one must be completed. It goes with the first that is."""
+    """At least one must be completed; the first one is enough."""
     if not options or Edge.LIVE in options:
         return Readiness.GO
     if Edge.WAIT in options:
@@ -209,7 +233,7 @@ def _any_of(options: list[Edge]) -> Readiness:
 
 
 def is_failing(view: JobView) -> bool:
-    """A critical node has failed for good, or the job is to end: nothing new is dispatched."""
+    """A critical node has failed finally, or the job is stopping: no new task is dispatched."""
     if view.stopping:
         return True
     for node_id in view.graph.critical:
@@ -220,7 +244,7 @@ def is_failing(view: JobView) -> bool:
 
 
 def is_busy(view: JobView) -> bool:
-    """Something is with the workers, or waits for its next attempt."""
+    """Some task is with the workers, or waits for its next attempt."""
     return any(
         state.status in NODE_LIVE or state.status is NodeStatus.READY or state.open_children or state.stale_count
         for state in view.nodes.values()
@@ -235,37 +259,37 @@ def is_ended(view: JobView) -> bool:
 
 
 def is_cut_short(view: JobView) -> bool:
-    """Something did not run, or not to its end, because the job was stopped."""
+    """Some node or child was cancelled because the job was stopped."""
     return bool(view.stopping) and any(
         state.status is NodeStatus.CANCELLED or state.cancelled_count for state in view.nodes.values()
     )
 
 
 def rerunnable_children(view: JobView, at_most: int, *, unlimited: bool = False) -> dict[str, int]:
-    """How many children of each fan_out may be taken up again now, of those that wait for it since a resume or a retry;
-    `unlimited` where they are only to be closed."""
-    found: dict[str, int] = {}
+    """How many children of each fan_out may run again now, of those that wait for it since a resume or a retry;
+    `unlimited` if they are only to be closed."""
+    counts: dict[str, int] = {}
     for node_id, state in view.nodes.items():
         if not state.idle_count and not state.stale_count:
             continue
         node = view.graph.workflow.nodes[node_id]
         if isinstance(node, FanOutNode):
-            # Nothing is there to wait for where they only make room: the fan_out has ended, or has all it needs.
+            # Stale children are closed without a limit if the fan_out has ended or has all its children.
             is_closing = (
                 unlimited or state.status in NODE_TERMINAL or (state.is_sized and state.expanded == state.total)
             )
             limit = None if is_closing and not state.idle_count else node.max_parallel
-            room = at_most if limit is None or unlimited else limit - state.live_children
+            free = at_most if limit is None or unlimited else limit - state.live_children
             ready = state.stale_count if is_closing or (state.status is NodeStatus.READY and state.is_sized) else 0
-            is_early = not _have_children_ended(view, node_id)  # what they read is being made again
+            is_early = not _have_children_ended(view, node_id)  # what they read runs again itself
             if is_early and not unlimited and (state.idle_count or not is_closing):
                 continue
-            found[node_id] = max(0, min(state.idle_count + ready, room, at_most))
-    return {node_id: count for node_id, count in found.items() if count}
+            counts[node_id] = max(0, min(state.idle_count + ready, free, at_most))
+    return {node_id: count for node_id, count in counts.items() if count}
 
 
 def outcome(view: JobView) -> JobStatus:
-    """The job's last state, from those of its nodes. Start and end carry no work and don't count."""
+    """The final status of the job, from its nodes. Start and end do no work and are not counted."""
     result = JobStatus.COMPLETED
     for node_id in view.nodes:
         node = view.graph.workflow.nodes[node_id]
@@ -279,7 +303,7 @@ def outcome(view: JobView) -> JobStatus:
 
 
 def is_unsuccessful(view: JobView, node_id: str) -> bool:
-    """It has not done what it was there for."""
+    """The node failed, was cancelled, or was skipped because of a failure."""
     state = view.nodes[node_id]
     if state.status in (NodeStatus.FAILED, NodeStatus.CANCELLED):
         return True

@@ -30,8 +30,9 @@ from dagmaster.database.ledger.protocol import (
 from dagmaster.database.notify.notifier import JOBS, RESULTS, Notifier
 from dagmaster.errors import DagmasterError, Unavailable
 from dagmaster.jobs.changes import Changes
-from dagmaster.jobs.plan import ByteBudget, Plan, Planner
+from dagmaster.jobs.plan import Plan, Planner
 from dagmaster.jobs.states import JOB_TERMINAL
+from dagmaster.jobs.task_params import ByteBudget
 from dagmaster.jobs.view import JobView, is_ended, is_failing, rerunnable_children
 from dagmaster.observe import log
 from dagmaster.operations.library import WorkflowLibrary

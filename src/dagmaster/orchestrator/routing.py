@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from dagmaster.errors import InvalidRequest
 from dagmaster.handlers.registry import DEFAULT_TIMEOUT_SECONDS, Registration
-from dagmaster.jobs.plan import Route
+from dagmaster.jobs.routing import Route
 from dagmaster.workflows.model import Work
 
 

@@ -494,7 +494,8 @@ def _fan_out_templates(node: FanOutNode, here: Path) -> Iterator[_Template]:
 
 
 def _names_of_items(node: FanOutNode) -> frozenset[str]:
-    """Children's results stay in the database: a child of `results_of` reads its slice there, and templates see none of it."""
+    """Children's results stay in the database: a child of `results_of` reads its slice there, and templates see none of
+    it."""
     if node.results_of is not None:
         return frozenset()
     return frozenset({"items" if node.batch_size else "item"})

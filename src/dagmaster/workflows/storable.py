@@ -12,7 +12,8 @@ _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 
 
 def encode(value: Any, what: str) -> bytes:
-    """The value as JSON text, or an error that says why it can't be kept. `what` names it: "the inputs", "its params"."""
+    """The value as JSON text, or an error that says why it can't be kept. `what` names it: "the inputs", "its
+    params"."""
     try:
         text = orjson.dumps(value)
     except (TypeError, RecursionError) as error:

@@ -1,8 +1,8 @@
 """Verify the history of jobs in a database with the rules of `jobs/history`. Reads only.
 
-Jobs are checked in batches of a bounded number of events, each batch in its own repeatable-read snapshot, so that running
-jobs can be checked at any time and no snapshot lives long. Rows are streamed through server-side cursors; memory holds a
-few hundred bytes per node of the batch.
+Jobs are checked in batches of a bounded number of events, each batch in its own repeatable-read snapshot, so that
+running jobs can be checked at any time and no snapshot lives long. Rows are streamed through server-side cursors;
+memory holds a few hundred bytes per node of the batch.
 """
 
 import hashlib

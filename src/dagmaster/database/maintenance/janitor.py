@@ -1,8 +1,8 @@
 """What the janitor reads and writes.
 
-Each rule runs in a short transaction of its own: it takes an advisory lock (a second janitor skips the rule), reads, and
-writes the action and its log row in one statement, only where the rows are still as they were read. A dry run does the
-same and rolls back.
+Each rule runs in a short transaction of its own: it takes an advisory lock (a second janitor skips the rule), reads,
+and writes the action and its log row in one statement, only where the rows are still as they were read. A dry run does
+the same and rolls back.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -52,8 +52,8 @@ class JanitorThresholds:
 class StorageRetention:
     """How long the files of a job stay in storage after its end, in seconds. None: as long as the job itself.
 
-    `failed` is also for jobs that were cancelled or succeeded in part: a resume may need their files. Files of an unknown
-    job are removed if they are older than `deleted`; with None they belong to another installation.
+    `failed` is also for jobs that were cancelled or succeeded in part: a resume may need their files. Files of an
+    unknown job are removed if they are older than `deleted`; with None they belong to another installation.
     """
 
     scratch: float
@@ -287,7 +287,8 @@ async def _lock_removable(
 
 
 async def _note_removed(connection: Connection, run_id: UUID, removed: Sequence[RemovedFiles]) -> list[JanitorAction]:
-    """Each removal is recorded, even if files of the same job were removed before: an attempt may still have written."""
+    """Each removal is recorded, even if files of the same job were removed before: an attempt may still have
+    written."""
     findings = [
         _Finding(
             "files_removed",

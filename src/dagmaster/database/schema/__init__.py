@@ -1,1 +1,2 @@
-"""The schema: tables from the records, comparison with a live database, deployment and the triggers that guard states."""
+"""The schema: tables from the records, comparison with a live database, deployment and the triggers that guard
+states."""

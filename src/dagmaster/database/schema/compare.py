@@ -4,8 +4,8 @@ Alembic compares tables, columns and indexes. It is silent on CHECKs, predicates
 these the wanted tables are built in a scratch schema that is rolled back, and both are described by PostgreSQL itself,
 so that text is compared with text of the same author.
 
-Only additions are carried out, and indexes dropped that a model has declared retired. What else would drop or rewrite something
-is reported, and left to a hand.
+Only additions are carried out, and indexes dropped that a model has declared retired. What else would drop or rewrite
+something is reported, and left to a hand.
 """
 
 import hashlib

@@ -1,9 +1,9 @@
 """Bring a database to the schema of this software: deploy, preview, status, migrate, rebuild.
 
-Synchronous, for the CLI and for the bootstrap API's threads. Whoever comes second waits for the first and then finds nothing
-to do. A deployment is one transaction. A migration is many, each as short as can be, because the engine goes on meanwhile: a
-lock that is not there at once is given up and asked for again, so that nobody waits long behind us; what takes long is done
-beside the writers. One that was interrupted is finished by the next.
+Synchronous, for the CLI and for the bootstrap API's threads. Whoever comes second waits for the first and then finds
+nothing to do. A deployment is one transaction. A migration is many, each as short as can be, because the engine goes on
+meanwhile: a lock that is not there at once is given up and asked for again, so that nobody waits long behind us; what
+takes long is done beside the writers. One that was interrupted is finished by the next.
 """
 
 import hashlib
@@ -328,7 +328,8 @@ def _translated() -> Iterator[None]:
             except sa.exc.DBAPIError as error:
                 raise (error.orig or error) from None
     except Unavailable as error:
-        # Elsewhere who asks for something that is not there is told to migrate. Here it is a mistake in what is to be made.
+        # Elsewhere who asks for something that is not there is told to migrate. Here it is a mistake in what is to be
+        # made.
         if isinstance(error.__cause__, psycopg.ProgrammingError):
             raise error.__cause__ from None
         raise

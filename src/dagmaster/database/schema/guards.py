@@ -55,7 +55,8 @@ def _birth_guard(cycle: GuardedTable) -> Trigger:
 
 def _move_guard(cycle: GuardedTable) -> Trigger:
     rule = f"OLD.status <> NEW.status AND NOT CASE OLD.status\n{_arms(cycle)}\n    ELSE false END"
-    # Afterwards: before, PostgreSQL would lock every row once more and work out its generated columns, whatever WHEN says.
+    # Afterwards: before, PostgreSQL would lock every row once more and work out its generated columns, whatever WHEN
+    # says.
     return _trigger(cycle.record, "moves", "AFTER UPDATE OF status", rule, "refuse_transition")
 
 

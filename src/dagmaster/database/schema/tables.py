@@ -22,8 +22,8 @@ from sqlalchemy.types import UserDefinedType
 
 from dagmaster.records import SCHEMA, Index, Record, Table
 
-# How many numbers a session takes at a time. Event ids need only be unique; positions order tasks first come, first served
-# over all orchestrators, so nobody may keep numbers back.
+# How many numbers a session takes at a time. Event ids need only be unique; positions order tasks first come, first
+# served over all orchestrators, so nobody may keep numbers back.
 SEQUENCES = {"dag_task_position": 1, "dag_event_id": 1000}
 
 _TYPES: dict[Any, sa.types.TypeEngine[Any]] = {

@@ -4,9 +4,9 @@
     rows   ──▶ audit.py   nodes, tasks and results are what the events say, attempt by attempt
            ──▶ finish     what must hold of a job that has ended
 
-An `Audit` takes events by sequence, then rows in any order. It holds a few hundred bytes per node, so a hundred thousand
-children are checked while their rows are streamed. It does not use the planner or `view`: the rules are written a second
-time, in the simplest form. Jobs that still run are checked only for what holds at any time.
+An `Audit` takes events by sequence, then rows in any order. It holds a few hundred bytes per node, so a hundred
+thousand children are checked while their rows are streamed. It does not use the planner or `view`: the rules are
+written a second time, in the simplest form. Jobs that still run are checked only for what holds at any time.
 """
 
 from dagmaster.jobs.history.audit import Audit

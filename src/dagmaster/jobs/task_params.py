@@ -1,0 +1,134 @@
+"""Params and results as JSON: what stays in a row, what becomes a payload, and how much a transaction writes."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dagmaster.errors import InvalidRequest
+from dagmaster.jobs.changes import Changes, NewTask
+from dagmaster.jobs.model import TaskMessage, task_id
+from dagmaster.jobs.payload import (
+    INLINE_BYTES,
+    LOADABLE_BYTES,
+    TRANSACTION_BYTES,
+    Reference,
+    by_reference,
+    reference_to,
+)
+from dagmaster.workflows.expressions import fits
+from dagmaster.workflows.storable import encode
+
+_SURELY_INLINE_BYTES = INLINE_BYTES // 2  # fits into a message whatever the other fields are
+_MANY = 10**9  # more attempts, retries or losses than there will be
+
+
+@dataclass(slots=True)
+class ByteBudget:
+    """How many bytes of params and results a transaction may still write, for all its jobs together. Once it is spent,
+    further tasks wait for the next transaction."""
+
+    bytes_left: int = TRANSACTION_BYTES
+
+    @property
+    def is_spent(self) -> bool:
+        return self.bytes_left <= 0
+
+
+class _Encoded:
+    """JSON text. Its hash is computed once, and only if it is needed."""
+
+    __slots__ = ("_reference", "text")
+
+    def __init__(self, text: bytes) -> None:
+        self.text = text
+        self._reference: Reference | None = None
+
+    @property
+    def reference(self) -> Reference:
+        if self._reference is None:
+            self._reference = reference_to(self.text)
+        return self._reference
+
+
+class ParamsWriter:
+    """Encodes the params of tasks and the outputs of a job into the changes of one transaction."""
+
+    def __init__(self, changes: Changes, budget: ByteBudget, max_params_bytes: int) -> None:
+        self.changes = changes
+        self.budget = budget
+        self.max_params_bytes = max_params_bytes
+        self._shared: dict[int, _Encoded | None] = {}
+
+    def share(self, params: dict[str, Any]) -> None:
+        """These params are the same for many children: encode them once. The caller keeps them alive."""
+        self._shared[id(params)] = None
+
+    def task(self, task: NewTask, what: str = "the params") -> NewTask:
+        """The task as its row has it: params that would make its message too large are kept by reference."""
+        assert task.params is not None
+        encoded = self._encoded(task.params, what)
+        size = len(encoded.text)
+        if size <= _SURELY_INLINE_BYTES or size + self._envelope_bytes(task) <= INLINE_BYTES:
+            self.budget.bytes_left -= size
+            return task
+        return replace(task, params=None, params_ref=self._keep(encoded))
+
+    def output(self, name: str, value: Any) -> Any:
+        """One of the workflow's outputs for the job's row: the value, or a reference if it is large."""
+        text = encode(value, f"'{name}'") if fits(value, 2 * LOADABLE_BYTES) else None
+        if text is not None and len(text) <= INLINE_BYTES:
+            return value
+        if text is None or len(text) > LOADABLE_BYTES:
+            raise InvalidRequest(
+                f"'{name}' has {_size(text, LOADABLE_BYTES)} bytes; the limit is {LOADABLE_BYTES:,}",
+                code="output.too-large",
+                hint="return less of it, or let a handler write it to storage",
+            )
+        return by_reference(self._keep(_Encoded(text)))
+
+    def _encoded(self, params: dict[str, Any], what: str) -> _Encoded:
+        """Params as JSON, or an error: they are too large, or JSON cannot represent them."""
+        shared = self._shared.get(id(params))
+        if shared is not None:
+            return shared
+        limit = self.max_params_bytes
+        # Far beyond the limit the exact size does not matter, and encoding could exhaust the memory.
+        text = encode(params, what) if fits(params, 2 * limit) else None
+        if text is None or len(text) > limit:
+            raise InvalidRequest(
+                f"{what} have {_size(text, limit)} bytes; the limit is {limit:,}",
+                code="params.too-large",
+                hint="pass large data by reference, e.g. with results_of",
+            )
+        encoded = _Encoded(text)
+        if id(params) in self._shared:
+            self._shared[id(params)] = encoded
+        return encoded
+
+    def _envelope_bytes(self, task: NewTask) -> int:
+        """The most that a message takes apart from the params, for any attempt."""
+        job_id = self.changes.job_id
+        message = TaskMessage.model_construct(
+            task_id=task_id(job_id, task.node_id, _MANY),
+            job_id=job_id,
+            node_id=task.node_id,
+            attempt=_MANY,
+            handler=task.handler,
+            params={},
+            queue=task.queue,
+            timeout_seconds=task.timeout_seconds,
+            retry_count=_MANY,
+            losses=_MANY,
+        )
+        return len(message.model_dump_json().encode())
+
+    def _keep(self, encoded: _Encoded) -> Reference:
+        """Let the transaction write this payload, once."""
+        payloads, reference = self.changes.payloads, encoded.reference
+        if reference["sha256"] not in payloads:
+            payloads[reference["sha256"]] = encoded.text
+            self.budget.bytes_left -= reference["bytes"]
+        return reference
+
+
+def _size(text: bytes | None, limit: int) -> str:
+    return f"more than {2 * limit:,}" if text is None else f"{len(text):,}"
