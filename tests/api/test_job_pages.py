@@ -11,7 +11,7 @@ from psycopg import RawCursor
 
 from dagmaster.database.connect import conninfo
 from dagmaster.database.queries import numbered
-from dagmaster.database.reads.pages import PLANNING
+from dagmaster.database.reads.api import PLANNING
 
 pytestmark = pytest.mark.requirement("O1")
 

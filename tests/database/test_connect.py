@@ -11,7 +11,7 @@ from dagmaster.database.connect import connect, conninfo, pool
 from dagmaster.database.ledger.postgres import PostgresLedger
 from dagmaster.database.ledger.protocol import WorkerInfo
 from dagmaster.database.maintenance.history import verify
-from dagmaster.database.reads.jobs import Reads
+from dagmaster.database.reads.installation import InstallationReads
 from dagmaster.database.schema import deploy
 from dagmaster.errors import DagmasterError, InvalidRequest, NotAllowed, NotFound, Unavailable
 from dagmaster.jobs.model import new_job_id
@@ -127,7 +127,7 @@ def test_a_refused_login_is_reported(guarded, user, told):
 
 WORKER = WorkerInfo(new_job_id(1), "host", 1, "0", "general", ("q",), ("noop",), {})
 ACTS = {
-    "reads": lambda dsn: Reads(dsn).live_instances(),
+    "reads": lambda dsn: InstallationReads(dsn).live_instances(),
     "ledger": lambda dsn: PostgresLedger(dsn).beat_worker(WORKER),
     "history": verify,
 }

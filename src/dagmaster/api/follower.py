@@ -24,7 +24,9 @@ from uuid import UUID
 
 from dagmaster.client.models.jobs import EventEntry
 from dagmaster.database.notify.notifier import Notifier
-from dagmaster.database.reads.pages import ApiReads, EventPosition, JobBrief, NodeProgress
+from dagmaster.database.reads.api import ApiReads
+from dagmaster.database.reads.jobs import EventPosition, JobBrief
+from dagmaster.database.reads.nodes import NodeProgress
 from dagmaster.errors import Unavailable
 from dagmaster.jobs.states import JOB_TERMINAL, JobStatus
 from dagmaster.observe import log

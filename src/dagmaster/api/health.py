@@ -11,7 +11,7 @@ from dagmaster import __version__
 from dagmaster.api.problems import responses
 from dagmaster.api.services import ApiServices, Services
 from dagmaster.client.models.operations import Health, HealthCheck, ProcessLiveness, Readiness
-from dagmaster.database.reads.pages import Liveness
+from dagmaster.database.reads.installation import Liveness
 from dagmaster.errors import DagmasterError
 from dagmaster.orchestrator.loop import Orchestrator
 

@@ -12,7 +12,7 @@ from dagmaster.api.follower import Follower
 from dagmaster.database.ledger.postgres import PostgresLedger
 from dagmaster.database.notify.notifier import JOBS, RESULTS
 from dagmaster.database.notify.postgres import PostgresNotifier
-from dagmaster.database.reads.pages import ApiReads
+from dagmaster.database.reads.api import ApiReads
 from dagmaster.operations.library import WorkflowLibrary
 from dagmaster.orchestrator.loop import Orchestrator
 from dagmaster.settings import Settings

@@ -16,7 +16,7 @@ RECENT_HOURS = 24
 async def get_stats(services: Services) -> Stats:
     sizes = await services.reads.sizes()
     jobs = await services.reads.jobs_by_status()
-    tasks, is_complete = await services.reads.task_counts(sizes)
+    tasks, is_complete = await services.reads.task_counts(sizes.tasks_bytes)
     return Stats(
         jobs={status: jobs.get(status, 0) for status in JobStatus},
         tasks=tasks,

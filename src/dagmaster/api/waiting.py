@@ -17,7 +17,8 @@ from dagmaster.api.pages import LONGEST_NAME, Cursor, Limit
 from dagmaster.api.problems import responses
 from dagmaster.api.services import ApiServices, Services
 from dagmaster.client.models.nodes import NodeSummary, WaitingNode, WaitingNodes, WaitReason
-from dagmaster.database.reads.pages import MOST_IN_FRONT, JobBrief, LiveTask
+from dagmaster.database.reads.jobs import JobBrief
+from dagmaster.database.reads.nodes import MOST_IN_FRONT, LiveTask
 from dagmaster.jobs.model import QueueSettings
 from dagmaster.jobs.states import JOB_TERMINAL, NODE_LIVE, NODE_TERMINAL, NodeStatus, TaskStatus
 from dagmaster.jobs.view import fan_out_read_by

@@ -236,9 +236,9 @@ async def _measured(dsn: str, job_id: UUID) -> "tuple[dict[str, TaskTotals], dic
     """What the API does not offer: totals over attempts, and whether the history is clean."""
     from dagmaster.cli.history import public, summary
     from dagmaster.database.maintenance.history import verify
-    from dagmaster.database.reads.jobs import Reads
+    from dagmaster.database.reads.jobs import JobReads
 
-    async with Reads(dsn) as reads:
+    async with JobReads(dsn) as reads:
         totals = await reads.task_totals(job_id)
     report = await verify(dsn, [job_id], lambda *_: None)
     return totals, public(report) | {"summary": summary(report)}

@@ -48,11 +48,11 @@ def verify_history(state: State, job: str | None, everything: bool, payloads: bo
 
 async def _verified(state: State, job: str | None, *, reads_payloads: bool) -> "HistoryReport":
     from dagmaster.database.maintenance.history import verify
-    from dagmaster.database.reads.jobs import Reads
+    from dagmaster.database.reads.jobs import JobReads
 
     job_ids: list[UUID] | None = None
     if job is not None:
-        async with Reads(state.dsn) as reads:
+        async with JobReads(state.dsn) as reads:
             job_ids = [await reads.find_job(job)]
     return await verify(state.dsn, job_ids, lambda report: _show_progress(state, report), reads_payloads=reads_payloads)
 

@@ -82,7 +82,7 @@ def pool(
         min_size=min_size,
         max_size=max_size,
         open=False,
-        configure=_configure,
+        configure=configure,
         check=AsyncConnectionPool.check_connection,
         name=f"dagmaster-{role}",
         timeout=10,
@@ -304,7 +304,8 @@ def _options(statement_seconds: float, lock_seconds: float, idle_seconds: float,
     return " ".join(f"-c {name}={value}" for name, value in settings.items())
 
 
-async def _configure(connection: Connection) -> None:
+async def configure(connection: Connection) -> None:
+    """Prepare a new connection of a pool."""
     _use_orjson(connection)
 
 

@@ -194,10 +194,10 @@ class LocalPlatform:
 
     async def _wait_until_ready(self) -> None:
         """Until one orchestrator and one worker of this platform have registered in the database."""
-        from dagmaster.database.reads.jobs import Reads
+        from dagmaster.database.reads.installation import InstallationReads
 
         deadline = time.monotonic() + READY_PATIENCE_SECONDS
-        async with Reads(self.dsn) as reads:
+        async with InstallationReads(self.dsn) as reads:
             while not self._has_both({(instance.role, instance.pid) for instance in await reads.live_instances()}):
                 self._raise_if_broken(deadline)
                 self.tend()

@@ -108,11 +108,11 @@ async def _wait_for_release(hold: int, dsn: str, name: str) -> None:
 
 async def _require_schema(dsn: str, name: str) -> None:
     """Wait for the database for a while if it is unavailable; refuse one without our schema."""
-    from dagmaster.database.reads.jobs import Reads
+    from dagmaster.database.reads.installation import InstallationReads
 
     loop = asyncio.get_running_loop()
     deadline, is_logged = loop.time() + DATABASE_PATIENCE_SECONDS, False
-    async with Reads(dsn, name) as reads:
+    async with InstallationReads(dsn, name) as reads:
         while True:
             try:
                 return await reads.require_schema()

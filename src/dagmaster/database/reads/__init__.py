@@ -1,1 +1,1 @@
-"""Reads for people: jobs, nodes, events and outputs, for the API and the command line. Nothing here decides or writes."""
+"""Reads for the API and the command line: jobs, nodes, events, queues and instances. Nothing here writes."""

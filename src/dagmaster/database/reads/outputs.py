@@ -1,7 +1,7 @@
-"""Outputs as people download them: whole, however large, a piece at a time.
+"""Download outputs of any size, a part at a time.
 
-An output is in its node's row, or a payload, or made of the rows of a fan_out's children (which may be payloads in turn). Nothing
-here holds more of it than one part or one page; who reads slowly holds no connection meanwhile.
+An output is in its node's row, in a payload, or gathered from the rows of a fan_out's children, which may refer to
+payloads. At most one part or one page is in memory, and a slow reader occupies no connection.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ from uuid import UUID
 import orjson
 
 from dagmaster.database.ledger import payloads
-from dagmaster.database.reads.pages import ApiReads
+from dagmaster.database.reads.nodes import NodeReads
 from dagmaster.errors import NotFound
 from dagmaster.jobs import fan, payload
 from dagmaster.jobs.fan import ChildResult
@@ -25,7 +25,7 @@ from dagmaster.workflows.model import Aggregation
 
 @dataclass(frozen=True, slots=True)
 class Download:
-    """Pieces of JSON. `tag` changes with the content; it is its hash, but for what is made of children's rows (`is_weak`)."""
+    """Pieces of JSON. `tag` is the hash of the content; if the output is gathered (`is_weak`), a hash of its source."""
 
     pieces: AsyncIterator[bytes]
     tag: str
@@ -33,7 +33,7 @@ class Download:
     is_weak: bool = False
 
 
-def output_of(reads: ApiReads, node: NodeState) -> Download:
+def output_of(reads: NodeReads, node: NodeState) -> Download:
     if node.status is not NodeStatus.COMPLETED:
         raise NotFound(
             f"node '{node.node_id}' is {node.status} and has no output", code="node.no-output", node_id=node.node_id
@@ -42,12 +42,12 @@ def output_of(reads: ApiReads, node: NodeState) -> Download:
         return _inline(orjson.dumps(node.output))
     if payload.is_payload(node.output_ref):
         return stored(reads, node.job_id, node.output_ref)
-    # The children stay as they are as long as this node does.
-    made = orjson.dumps([node.output_ref, node.run, node.version])
-    return Download(_gathered(reads, node.job_id, node.output_ref), _hash(made), is_weak=True)
+    # Children change only if their fan_in runs again.
+    source = orjson.dumps([node.output_ref, node.run, node.version])
+    return Download(_gathered(reads, node.job_id, node.output_ref), _hash(source), is_weak=True)
 
 
-def stored(reads: ApiReads, job_id: UUID, reference: Reference) -> Download:
+def stored(reads: NodeReads, job_id: UUID, reference: Reference) -> Download:
     pieces = payloads.parts(reads.payload_part, job_id, reference)
     return Download(pieces, reference["sha256"], reference["bytes"])
 
@@ -63,8 +63,8 @@ def _hash(encoded: bytes) -> str:
     return hashlib.sha256(encoded).hexdigest()
 
 
-async def _gathered(reads: ApiReads, job_id: UUID, reference: Reference) -> AsyncIterator[bytes]:
-    """The same as `fan.aggregate` would make of all children at once."""
+async def _gathered(reads: NodeReads, job_id: UUID, reference: Reference) -> AsyncIterator[bytes]:
+    """The same output as `fan.aggregate` of all children."""
     mode = Aggregation(reference["aggregation"])
     children = _Children(reads, job_id, reference["results_of"])
     if mode in (Aggregation.COLLECT, Aggregation.CONCAT):
@@ -80,9 +80,9 @@ async def _gathered(reads: ApiReads, job_id: UUID, reference: Reference) -> Asyn
 
 
 class _Children:
-    """The children of a fan_out that completed, in order; of the others only what their fan_in tells of them."""
+    """The completed children of a fan_out, in order; `failed` lists the others as their fan_in does."""
 
-    def __init__(self, reads: ApiReads, job_id: UUID, fan_out: str) -> None:
+    def __init__(self, reads: NodeReads, job_id: UUID, fan_out: str) -> None:
         self.count = 0
         self.failed: list[dict[str, Any]] = []
         self._reads, self._job_id, self._fan_out = reads, job_id, fan_out
@@ -93,8 +93,7 @@ class _Children:
                 self.count += 1
                 yield row
             else:
-                told = {"index": row.index, "node_id": row.node_id, "error_message": row.error_message}
-                self.failed.append(told)
+                self.failed.append({"index": row.index, "node_id": row.node_id, "error_message": row.error_message})
 
     def pieces(self, row: ChildResult) -> AsyncIterator[bytes]:
         if row.output_ref is None:

@@ -1,6 +1,6 @@
 -- name: api_jobs
--- Jobs, newest first, a page at a time. Ids begin with the time they were made, on the submitter's clock: a day of slack
--- makes the index find a span of creation times.
+-- Jobs, newest first, a page at a time. Ids begin with the time of creation on the submitter's clock, so a range of creation
+-- times is a range of the index, extended by a day on both sides.
 SELECT job_id, workflow_id, workflow_version, status, priority, correlation_id, submitted_by, error_message, resume_count,
        created_at, started_at, completed_at
   FROM dagapp.dag_jobs
@@ -19,7 +19,7 @@ SELECT job_id, workflow_id, workflow_version, status, priority, correlation_id, 
  LIMIT %(limit)s;
 
 -- name: api_job
--- A job, without its claim token, which is nobody's business.
+-- A job, without its claim token, which is secret.
 SELECT job_id, workflow_id, workflow_version, definition_hash, status, input_params, priority, owner_id, owner_heartbeat_at,
        epoch, correlation_id, submitted_by, callback_url, idempotency_key, message_id, asset_id, version_ordinal,
        deadline_at, result_data, error_message, cancel_requested_at, cancel_requested_by, cancel_reason, stopping,
@@ -28,34 +28,34 @@ SELECT job_id, workflow_id, workflow_version, definition_hash, status, input_par
  WHERE job_id = %(job_id)s;
 
 -- name: api_job_brief
--- What every question about a part of a job needs to know of the job itself.
+-- The facts of a job that reads of its parts need.
 SELECT status, definition_hash, owner_id, last_sequence, dagapp.clock() AS now
   FROM dagapp.dag_jobs
  WHERE job_id = %(job_id)s;
 
 -- name: api_definition
--- A workflow as a job keeps it.
+-- The workflow of a job.
 SELECT body
   FROM dagapp.dag_workflow_definitions
  WHERE definition_hash = %(definition_hash)s;
 
 -- name: api_heads
--- How far the events of some jobs have come. The number and the state are of one moment: they change together.
+-- The last event and the status of some jobs, both of the same moment.
 SELECT job_id, status, last_sequence
   FROM dagapp.dag_jobs
  WHERE job_id = ANY (%(job_ids)s::uuid[]);
 
 -- name: api_node
--- One node, or one child, with everything that is kept of it.
+-- One node, or one child.
 SELECT job_id, node_id, status, task_id, parent_node_id, fan_out_index, label, input_params, output, output_ref,
-       error_message, error, reason, attempt, retry_count, loss_count, max_retries, not_before, progress, total, expanded,
+       error_message, error, reason, attempt, retry_count, loss_count, max_retries, not_before, total, expanded,
        remaining, failed_count, cancelled_count, idle_count, is_idle, dispatched_at, started_at, completed_at, version, run
   FROM dagapp.dag_node_states
  WHERE job_id = %(job_id)s AND node_id = %(node_id)s;
 
 -- name: api_stopping_tasks
--- The tasks of a job that their workers were asked to stop, without those that had ended before its cancel was asked for: who
--- has told its handler, and what came of it.
+-- The tasks of a job that were asked to stop, without those that had ended before the cancel request: when the handler was
+-- notified, and how the task ended.
 SELECT t.task_id, t.node_id, t.attempt, t.handler, t.status, t.worker_id, t.stop_requested_at AS requested_at,
        t.stop_seen_at AS acknowledged_at, t.finished_at
   FROM dagapp.dag_jobs j
@@ -74,7 +74,7 @@ SELECT name, attempt, saved_at, artifacts
  LIMIT %(limit)s;
 
 -- name: api_attempts
--- The attempts of a node, the last one first, each with what was reported of it.
+-- The attempts of a node, the last one first, each with its report.
 SELECT t.attempt, t.task_id, t.status, t.queue, t.handler, t.priority, t.params, t.params_ref, t.timeout_seconds,
        t.retry_count,
        t.worker_id, t.lease_until, t.available_at AS queued_at, t.expires_at, t.started_at, t.finished_at, t.progress,
@@ -90,8 +90,8 @@ SELECT t.attempt, t.task_id, t.status, t.queue, t.handler, t.priority, t.params,
  LIMIT %(limit)s;
 
 -- name: api_log_lines
--- The log lines of a job's attempts by node, attempt and number: those that were reported, else the last ones that its worker
--- told while the attempt ran. Of a fan_out those of its children too.
+-- The log lines of a job's attempts by node, attempt and number: those of the report, or else the last ones that the worker
+-- sent while the attempt ran. For a fan_out also the lines of its children.
 SELECT t.node_id, t.attempt, l.number, l.at, l.level, l.text
   FROM dagapp.dag_tasks t
   LEFT JOIN LATERAL (SELECT x.metrics -> 'log' AS log
@@ -110,7 +110,7 @@ SELECT t.node_id, t.attempt, l.number, l.at, l.level, l.text
  LIMIT %(limit)s;
 
 -- name: api_running_log_lines
--- The same of attempts that run now, which are found without looking at any other.
+-- The same for running attempts, found by the index of running tasks.
 SELECT t.node_id, t.attempt, l.number, l.at, l.level, l.text
   FROM dagapp.dag_tasks t
  CROSS JOIN LATERAL jsonb_to_recordset(t.log) AS l (number int, at timestamptz, level text, text text)
@@ -123,7 +123,7 @@ SELECT t.node_id, t.attempt, l.number, l.at, l.level, l.text
  LIMIT %(limit)s;
 
 -- name: api_progress
--- What the running attempts of some jobs say of themselves; of each job no more than anyone can look at.
+-- The progress of the running attempts of some jobs; a limited number per job.
 SELECT j.job_id, p.node_id, p.attempt, p.progress
   FROM unnest(%(job_ids)s::uuid[]) AS j (job_id)
  CROSS JOIN LATERAL (SELECT t.node_id, t.attempt, t.progress
@@ -133,13 +133,13 @@ SELECT j.job_id, p.node_id, p.attempt, p.progress
                       LIMIT %(most)s) AS p;
 
 -- name: api_task_holder
--- Who holds a task, and whether it is over.
+-- The worker of a task, and its status.
 SELECT status, worker_id
   FROM dagapp.dag_tasks
  WHERE job_id = %(job_id)s AND node_id = %(node_id)s AND attempt = %(attempt)s;
 
 -- name: api_timeline
--- Attempts of a job in the order of their keys, which is how a page costs a page of a job with any number of children.
+-- Attempts of a job in the order of their keys, so that a page costs the same for any number of children.
 SELECT b.node_id, b.attempt, b.task_id, n.parent_node_id, n.label, b.status, b.queue, b.handler, b.worker_id,
        b.available_at AS queued_at, b.started_at, b.finished_at
   FROM (SELECT t.*
@@ -156,8 +156,8 @@ SELECT b.node_id, b.attempt, b.task_id, n.parent_node_id, n.label, b.status, b.q
  ORDER BY b.node_id, b.attempt;
 
 -- name: api_live_tasks
--- The queued or running task of each of these nodes: how many are before it in its queue (counted up to a limit, once for
--- each queue), and how many live workers could run it.
+-- The queued or running task of each of these nodes, with the number of tasks before it in its queue (counted up to a limit,
+-- once per queue) and of live workers that can run it.
 WITH RECURSIVE live AS MATERIALIZED (
     SELECT t.*
       FROM unnest(%(node_ids)s::text[]) AS k (node_id)
@@ -201,7 +201,7 @@ SELECT l.node_id, l.status, l.queue, l.handler, l.priority, l.available_at AS qu
 
 -- name: api_unfinished_children
 -- Children of a fan_out that have not ended, in the order of their keys: those with a live task, and those that wait for
--- their next attempt. Both are found by indexes that hold nothing else.
+-- their next attempt. Both have an index of their own.
 WITH live AS MATERIALIZED (
     SELECT t.node_id
       FROM dagapp.dag_tasks t
@@ -227,7 +227,7 @@ WITH live AS MATERIALIZED (
 )
 SELECT n.node_id, n.status, n.parent_node_id, n.fan_out_index, n.label, n.error_message, n.reason, n.attempt, n.retry_count,
        n.max_retries, n.loss_count, n.not_before, n.total, n.expanded, n.remaining, n.failed_count, n.cancelled_count,
-       n.dispatched_at, n.started_at, n.completed_at, 0 AS running_count, 0 AS retrying_count, n.progress
+       n.dispatched_at, n.started_at, n.completed_at, 0 AS running_count, 0 AS retrying_count
   FROM unfinished u
  CROSS JOIN LATERAL (SELECT c.*
                        FROM dagapp.dag_node_states c
@@ -237,7 +237,7 @@ SELECT n.node_id, n.status, n.parent_node_id, n.fan_out_index, n.label, n.error_
  LIMIT %(limit)s;
 
 -- name: api_first_queued_child
--- One queued child of each of these fan_outs, to tell what all of them wait for.
+-- One queued child of each of these fan_outs, to explain what all of them wait for.
 SELECT f.parent, c.node_id
   FROM unnest(%(parents)s::text[]) AS f (parent)
  CROSS JOIN LATERAL (SELECT t.node_id
@@ -259,7 +259,7 @@ SELECT w.parent_node_id AS parent, min(w.not_before) AS due_at
  GROUP BY w.parent_node_id;
 
 -- name: api_orchestrators
--- Orchestrators by id, with the age of their last sign and the jobs they hold: all of them counted, the oldest few in full.
+-- Orchestrators by id, with the age of their heartbeat and their jobs: the number, and the oldest few in detail.
 SELECT o.owner_id, o.host, o.pid, o.software_version, o.started_at, o.heartbeat_at, o.stats,
        extract(epoch FROM dagapp.clock() - o.heartbeat_at)::float8 AS heartbeat_age_seconds,
        o.heartbeat_at > dagapp.clock() - make_interval(secs => %(within)s) AS is_alive,
@@ -278,7 +278,7 @@ SELECT o.owner_id, o.host, o.pid, o.software_version, o.started_at, o.heartbeat_
  LIMIT %(limit)s;
 
 -- name: api_workers
--- Workers by id, with the age of their last sign and what they run: all of it counted, the longest running few in full.
+-- Workers by id, with the age of their heartbeat and their tasks: the number, and the longest running few in detail.
 WITH running AS MATERIALIZED (
     SELECT t.worker_id, t.task_id, t.handler, t.queue, t.started_at, t.progress,
            row_number() OVER (PARTITION BY t.worker_id ORDER BY t.started_at, t.task_id) AS place
@@ -400,7 +400,7 @@ SELECT status, count(*)::int AS count
  GROUP BY status;
 
 -- name: api_recent_workflows
--- How the jobs of the last hours went, by workflow. Ids begin with the time they were made.
+-- Statistics of the jobs of the last hours, by workflow. Ids begin with the time of creation.
 SELECT workflow_id,
        count(*)::int AS jobs,
        count(*) FILTER (WHERE status IN ('pending', 'running'))::int AS active,
@@ -427,13 +427,13 @@ SELECT queue, status, count(*)::int
  GROUP BY queue, status;
 
 -- name: api_task_counts
--- All tasks by queue and state. Reads the whole table: only where it is known to be small.
+-- All tasks by queue and status. Reads the whole table: only for small tables.
 SELECT queue, status, count(*)::int AS count
   FROM dagapp.dag_tasks
  GROUP BY queue, status;
 
 -- name: api_sizes
--- How many rows the large tables have: PostgreSQL's own estimate, and how much room everything takes.
+-- The estimated rows of the large tables, and the size of the database.
 SELECT (SELECT coalesce(sum(greatest(c.reltuples, 0)), 0)::bigint
           FROM pg_partition_tree('dagapp.dag_job_events') p
           JOIN pg_class c ON c.oid = p.relid) AS events_estimate,
@@ -443,7 +443,7 @@ SELECT (SELECT coalesce(sum(greatest(c.reltuples, 0)), 0)::bigint
        pg_database_size(current_database()) AS database_bytes;
 
 -- name: api_liveness
--- What readiness depends on: the schema that is deployed, and how long ago an orchestrator showed that its loop moves.
+-- What readiness depends on: the deployed schema, and the age of an orchestrator's heartbeat.
 SELECT i.fingerprint, current_database() AS database,
        (SELECT extract(epoch FROM dagapp.clock() - o.heartbeat_at)::float8
           FROM dagapp.orchestrators o
@@ -457,5 +457,5 @@ SELECT i.fingerprint, current_database() AS database,
   FROM dagapp.schema_info i;
 
 -- name: api_database_name
--- What someone must type to confirm that they mean this database.
+-- The name that confirms a destructive operation.
 SELECT current_database() AS database;

@@ -1,9 +1,9 @@
 -- name: schema_is_deployed
--- Whether this database has our schema at all.
+-- Whether the schema is deployed.
 SELECT to_regclass('dagapp.schema_info') IS NOT NULL AS is_deployed;
 
 -- name: live_instances
--- Orchestrators and workers that have shown themselves within so many seconds.
+-- Orchestrators and workers with a recent heartbeat.
 SELECT 'orchestrator' AS role, host, pid, heartbeat_at
   FROM dagapp.orchestrators
  WHERE heartbeat_at > dagapp.clock() - make_interval(secs => %(within)s)
@@ -13,7 +13,7 @@ SELECT 'worker', host, pid, heartbeat_at
  WHERE heartbeat_at > dagapp.clock() - make_interval(secs => %(within)s);
 
 -- name: jobs_between
--- The first few jobs of a range of ids: what a prefix stands for.
+-- The first few jobs of a range of ids, for a prefix of an id.
 SELECT job_id
   FROM dagapp.dag_jobs
  WHERE job_id BETWEEN %(first)s AND %(last)s
@@ -28,8 +28,8 @@ SELECT job_id
  LIMIT 1;
 
 -- name: watch_job
--- A job and its own nodes in one look, cheap enough for several a second: children are never listed. Those that ended are
--- in their fan_out's counters, those that run in the index of running tasks, at most as many as there are slots.
+-- A job and its own nodes, cheap enough to be read several times a second: children are never listed. Ended children are in
+-- the counters of their fan_out, running ones in the index of running tasks.
 WITH running AS MATERIALIZED (
     SELECT r.parent, count(*)::int AS count
       FROM (SELECT (SELECT n.parent_node_id
@@ -64,8 +64,8 @@ SELECT j.status AS job_status, j.created_at AS job_created_at, j.started_at AS j
  ORDER BY k.place;
 
 -- name: page_children
--- Some children of a fan_out in index order, each by its whole key: a page costs a page, however many there are. Where a
--- state is asked for, children are looked at one by one until the page is full.
+-- Some children of a fan_out in index order, each by its whole key: a page costs the same for any number of children. With a
+-- status, children are read one by one until the page is full.
 SELECT n.node_id, n.status, n.parent_node_id, n.fan_out_index, n.label, n.error_message, n.reason, n.attempt, n.retry_count,
        n.max_retries, n.loss_count, n.not_before, n.total, n.expanded, n.remaining, n.failed_count, n.cancelled_count,
        n.dispatched_at, n.started_at, n.completed_at, 0 AS running_count, 0 AS retrying_count, t.progress
@@ -88,7 +88,7 @@ SELECT n.node_id, n.status, n.parent_node_id, n.fan_out_index, n.label, n.error_
 
 -- name: page_events
 -- Events of a job after a sequence number, in order.
-SELECT sequence, created_at, event_type, node_id, event_status, attempt, epoch, event_data, checkpoint_name
+SELECT sequence, created_at, event_type, node_id, event_status, attempt, epoch, event_data
   FROM dagapp.dag_job_events
  WHERE job_id = %(job_id)s
    AND sequence > %(after)s
@@ -97,7 +97,7 @@ SELECT sequence, created_at, event_type, node_id, event_status, attempt, epoch, 
  LIMIT %(limit)s;
 
 -- name: task_totals
--- What the attempts of a job added up to, per node of its definition. Reads every task: for a summary, once.
+-- Sums over the attempts of a job, per node of its definition. Reads every task of the job.
 SELECT coalesce(n.parent_node_id, n.node_id) AS node_id,
        count(DISTINCT t.node_id)::int AS tasks,
        count(*)::int AS attempts,

@@ -81,7 +81,7 @@ class RebuiltNode:
 
 
 @dataclass(slots=True)
-class ChildCounts:
+class FanOutCounts:
     """The children of one fan_out, with the names of its counters."""
 
     expanded: int = 0
@@ -96,10 +96,10 @@ class ChildCounts:
 class RebuiltJob:
     status: str | None = None
     nodes: dict[str, RebuiltNode] = field(default_factory=dict)
-    child_counts: dict[str, ChildCounts] = field(default_factory=dict)
+    child_counts: dict[str, FanOutCounts] = field(default_factory=dict)
     findings: list[HistoryFinding] = field(default_factory=list)
     events: int = 0
     reruns: int = 0
 
-    def children_of(self, fan_out: str) -> ChildCounts:
-        return self.child_counts.get(fan_out) or ChildCounts()
+    def children_of(self, fan_out: str) -> FanOutCounts:
+        return self.child_counts.get(fan_out) or FanOutCounts()

@@ -7,7 +7,7 @@ from uuid import UUID
 from dagmaster.jobs import states
 from dagmaster.jobs.history.dependencies import Dependencies, Dependency
 from dagmaster.jobs.history.findings import FINDINGS_PER_JOB, FindingCode, HistoryFinding
-from dagmaster.jobs.history.rebuilt import AttemptState, ChildCounts, RebuiltJob, RebuiltNode
+from dagmaster.jobs.history.rebuilt import AttemptState, FanOutCounts, RebuiltJob, RebuiltNode
 from dagmaster.jobs.history.rows import EventRow, NodeRow
 from dagmaster.jobs.retry import LOSS_POLICY
 from dagmaster.jobs.states import JOB_TERMINAL, NODE_TERMINAL, Blame, EventType, JobStatus, NodeStatus, SkipReason
@@ -171,7 +171,7 @@ class Replay:
             if not is_child:
                 return None
         node = self.rebuilt.nodes[node_id] = RebuiltNode(NodeStatus.PENDING, parent)
-        self.rebuilt.child_counts.setdefault(parent, ChildCounts()).expanded += 1
+        self.rebuilt.child_counts.setdefault(parent, FanOutCounts()).expanded += 1
         return node
 
     def _restart_fan_out(self, fan_out: str) -> None:
@@ -179,7 +179,7 @@ class Replay:
         for child in self.rebuilt.nodes.values():
             if child.parent_node_id == fan_out:
                 child.is_stale = True
-        self.rebuilt.child_counts[fan_out] = ChildCounts()
+        self.rebuilt.child_counts[fan_out] = FanOutCounts()
 
     def _is_fan_out(self, node_id: str) -> bool:
         return self.graph is None or isinstance(self.graph.workflow.nodes.get(node_id), FanOutNode)
