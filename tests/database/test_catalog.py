@@ -30,11 +30,16 @@ START = datetime(2024, 1, 1, tzinfo=UTC)
 
 def a_collection(collection_id: str = "dem", **changes) -> dict:
     return {
-        "type": "Collection", "stac_version": "1.1.0", "id": collection_id, "description": "heights", "license": "CC-BY-4.0",
-        "links": [], "item_assets": {"data": {"type": "image/tiff", "roles": ["data"]}},
+        "type": "Collection",
+        "stac_version": "1.1.0",
+        "id": collection_id,
+        "description": "heights",
+        "license": "CC-BY-4.0",
+        "links": [],
+        "item_assets": {"data": {"type": "image/tiff", "roles": ["data"]}},
         "extent": {"spatial": {"bbox": [[-180, -90, 180, 90]]}, "temporal": {"interval": [[None, None]]}},
         **changes,
-    }  # fmt: skip
+    }
 
 
 def an_item(
@@ -43,11 +48,16 @@ def an_item(
     east, south, north = west + 0.5, 46.0, 46.5
     notify = [[west, south], [east, south], [east, north], [west, north], [west, south]]
     return {
-        "type": "Feature", "stac_version": "1.1.0", "id": item_id, "collection": collection_id,
-        "geometry": {"type": "Polygon", "coordinates": [notify]}, "bbox": [west, south, east, north],
-        "properties": {"datetime": f"{at:%Y-%m-%dT%H:%M:%SZ}", **properties}, "links": [],
+        "type": "Feature",
+        "stac_version": "1.1.0",
+        "id": item_id,
+        "collection": collection_id,
+        "geometry": {"type": "Polygon", "coordinates": [notify]},
+        "bbox": [west, south, east, north],
+        "properties": {"datetime": f"{at:%Y-%m-%dT%H:%M:%SZ}", **properties},
+        "links": [],
         "assets": {"data": {"href": f"https://example.org/{item_id}.tif", "type": "image/tiff", "roles": ["data"]}},
-    }  # fmt: skip
+    }
 
 
 @asynccontextmanager
@@ -112,7 +122,7 @@ def test_the_catalogue_can_be_done_without(database, monkeypatch):
 
     assert catalog_status(database).deployed is None
     assert len(told) == 1
-    assert told[0].startswith("no STAC catalogue: this server lacks what the STAC catalogue needs: postgis")
+    assert told[0].startswith("no STAC catalogue: this server lacks extensions that the STAC catalogue needs: postgis")
 
 
 @pytest.mark.requirement("C1")
@@ -159,9 +169,12 @@ async def test_a_database_without_a_catalogue_is_reported_as_such(database):
 async def test_an_item_comes_back_as_it_went_in(catalog_database):
     """pgSTAC keeps only what differs from the collection, where floats, nulls and empty values are easily lost."""
     item = an_item(
-        "a", start_datetime="2024-01-01T00:00:00Z", end_datetime="2024-12-31T23:59:59Z", gsd=0.30000000000000004,
+        "a",
+        start_datetime="2024-01-01T00:00:00Z",
+        end_datetime="2024-12-31T23:59:59Z",
+        gsd=0.30000000000000004,
         **{"proj:code": "EPSG:4326", "renders": {"default": {"rescale": [[13.6, 65.1]], "nodata": -9999}}, "n": 1e-12},
-    )  # fmt: skip
+    )
     item["properties"]["datetime"] = None
     item["assets"]["data"] |= {
         "bands": [{"name": "b1", "nodata": "nan", "statistics": {"mean": 34.764, "count": 0}}],
@@ -294,10 +307,13 @@ def revision(number: int) -> dict:
         ([{**an_item("a"), "id": ""}], "catalog.bad-item"),
         ([an_item("a"), {**an_item("b"), "properties": {"datetime": None}}], "catalog.bad-item"),
         ([an_item("a"), {**an_item("b"), "properties": {"datetime": "yesterday-ish"}}], "catalog.bad-item"),
-        ([an_item("a"), {**an_item("b"), "geometry": {"type": "Polygon", "coordinates": [[1, 2]]}}], "catalog.bad-item"),
+        (
+            [an_item("a"), {**an_item("b"), "geometry": {"type": "Polygon", "coordinates": [[1, 2]]}}],
+            "catalog.bad-item",
+        ),
         ([an_item("a", title="a\0b")], "catalog.bad-item"),
     ],
-)  # fmt: skip
+)
 async def test_what_cannot_be_stored_is_the_datas_fault_and_nothing_of_it_is(catalog_database, items, code):
     async with opened(catalog_database, patience_seconds=0) as catalog:
         await catalog.ensure_collection(a_collection())

@@ -104,7 +104,7 @@ async def test_what_was_checkpointed_is_done_once_wherever_the_handler_is_interr
         for job_id in (*holds, bereft):
             node = (await running.nodes(job_id))["work"]
             assert (node["attempt"], node["retry_count"], node["loss_count"]) == (2, 0, losses)
-        assert "is gone" in await _log_of(running, bereft)
+        assert "no longer exists" in await _log_of(running, bereft)
 
 
 async def _log_of(running: Fleet, job_id: UUID) -> str:

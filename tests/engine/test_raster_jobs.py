@@ -25,9 +25,16 @@ UTM = Affine(10, 0, 500_000, 0, -10, 5_300_000)
 
 
 def scene(
-    path: Path, width: int = 1500, height: int = 1300, *, bands: int = 3, dtype: str = "uint8", place: Affine = UTM,
-    crs: str = "EPSG:32633", **options: Any,
-) -> Path:  # fmt: skip
+    path: Path,
+    width: int = 1500,
+    height: int = 1300,
+    *,
+    bands: int = 3,
+    dtype: str = "uint8",
+    place: Affine = UTM,
+    crs: str = "EPSG:32633",
+    **options: Any,
+) -> Path:
     """Smooth waves, different in each band."""
     path.parent.mkdir(parents=True, exist_ok=True)
     rows, columns = np.mgrid[:height, :width]
@@ -80,9 +87,14 @@ async def opened(dsn: str, folder: Path) -> AsyncIterator[Hub]:
 @pytest.mark.requirement("R9")
 async def test_a_large_raster_becomes_tiles_a_mosaic_and_catalogued_items(hub: Hub) -> None:
     job = await hub.run(
-        "process_large_raster", blob_name=hub.file("Scene 7.tif"), tile_size=1024, overlap=512, datetime="2024-05-01T10:00:00Z",
-        license="CC-BY-4.0", band_names=["r", "g", "b"],
-    )  # fmt: skip
+        "process_large_raster",
+        blob_name=hub.file("Scene 7.tif"),
+        tile_size=1024,
+        overlap=512,
+        datetime="2024-05-01T10:00:00Z",
+        license="CC-BY-4.0",
+        band_names=["r", "g", "b"],
+    )
 
     assert (job["status"], job["error_message"]) == ("completed", None)
     result, cogs = job["result_data"], hub.cogs("scene-7")
@@ -113,9 +125,11 @@ async def test_a_large_raster_becomes_tiles_a_mosaic_and_catalogued_items(hub: H
 @pytest.mark.requirement("R7")
 async def test_statistics_agree_with_gdal_when_exact_ones_are_asked_for(hub: Hub) -> None:
     job = await hub.run(
-        "process_large_raster", blob_name=hub.file("dem.tif", bands=1, dtype="float32", nodata=-1.0), tile_size=1024,
+        "process_large_raster",
+        blob_name=hub.file("dem.tif", bands=1, dtype="float32", nodata=-1.0),
+        tile_size=1024,
         exact_statistics=True,
-    )  # fmt: skip
+    )
     vrt = hub.folder / "all.vrt"
     subprocess.run(["gdalbuildvrt", "-q", vrt, *hub.cogs("dem")], check=True)
     said = subprocess.run(["gdalinfo", "-json", "-stats", vrt], check=True, capture_output=True, text=True)
@@ -234,9 +248,13 @@ async def test_a_new_revision_keeps_earlier_metadata_unless_it_is_given(hub: Hub
     """Title, times, description, licence, refs and `created`; a new version keeps what is the dataset's, and not its time."""
     name = hub.file("scene.tif", width=600, height=500)
     told = {
-        "title": "The valley", "description": "In July", "datetime": "2024-07", "license": "CC-BY-4.0", "version_label": "2024-Q3",
+        "title": "The valley",
+        "description": "In July",
+        "datetime": "2024-07",
+        "license": "CC-BY-4.0",
+        "version_label": "2024-Q3",
         "platform_refs": {"dataset_id": "d7"},
-    }  # fmt: skip
+    }
     kept = ("title", "description", "start_datetime", "end_datetime", "license", "version", "platform:dataset_id")
     await hub.run("raster_ingest", blob_name=name, dataset_id="valley", **told)
     first = await hub.catalog.get_item("valley", "valley-v0")

@@ -102,8 +102,11 @@ def test_outputs_become_plain_json() -> None:
     returned = accept({"a": (1, 2.5), "m": Answer(tile=Tile(size=1), values=(1.0,)), "c": Colour.RED, "n": None})
 
     assert returned.output == {
-        "a": [1, 2.5], "m": {"tile": {"size": 1, "token": ""}, "values": [1.0]}, "c": "red", "n": None,
-    }  # fmt: skip
+        "a": [1, 2.5],
+        "m": {"tile": {"size": 1, "token": ""}, "values": [1.0]},
+        "c": "red",
+        "n": None,
+    }
     assert type(returned.output["c"]) is str
     assert orjson.loads(returned.encoded) == returned.output
 

@@ -74,7 +74,12 @@ def grow(file: Path) -> None:
 @both
 @pytest.mark.parametrize(
     ("harm", "why"),
-    [(vanish, "is gone"), (turn_into_a_folder, "is gone"), (change_a_byte, "its sha256"), (grow, "its size_bytes")],
+    [
+        (vanish, "no longer exists"),
+        (turn_into_a_folder, "no longer exists"),
+        (change_a_byte, "its sha256"),
+        (grow, "its size_bytes"),
+    ],
 )
 def test_a_checkpoint_whose_artifact_vanished_or_changed_is_not_trusted_and_reported(loading, harm, why, files) -> None:
     trial = saving(first=files[0], second=[files[1], files[2]])
@@ -84,7 +89,7 @@ def test_a_checkpoint_whose_artifact_vanished_or_changed_is_not_trusted_and_repo
 
     assert found.output == ["first", {"of": "first"}]
     (line,) = found.log
-    assert line.startswith("warning: a checkpoint is not trusted")
+    assert line.startswith("warning: a checkpoint is not valid")
     assert "checkpoint=second" in line
     assert why in line
 
@@ -129,7 +134,7 @@ def test_what_nothing_here_can_check_is_checked_by_the_handler_or_not_trusted(lo
 
     assert [found.output[0] for found in (unchecked, checked, refused)] == ["first", "second", "first"]
     assert seen == [ELSEWHERE]
-    assert "nothing here can check s3://bucket/tiles/1" in unchecked.log[0]
+    assert "the facts of s3://bucket/tiles/1 cannot be measured" in unchecked.log[0]
 
 
 @pytest.mark.requirement("E22")

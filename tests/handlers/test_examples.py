@@ -67,8 +67,9 @@ def test_a_seeded_flaky_echo_succeeds_after_four_retries_at_the_latest() -> None
 @pytest.mark.requirement("H3")
 def test_flaky_echo_without_a_seed_is_random_and_echoes_everything() -> None:
     assert call("flaky_echo", failure_rate=0, index=4) == {
-        "echoed_params": {"failure_rate": 0.0, "index": 4}, "attempt": 1,
-    }  # fmt: skip
+        "echoed_params": {"failure_rate": 0.0, "index": 4},
+        "attempt": 1,
+    }
 
 
 @pytest.mark.requirement("E14")

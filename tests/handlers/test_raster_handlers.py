@@ -16,8 +16,10 @@ from dagmaster.testing.trial import Trial, run_handler
 
 PLACE = Affine(10, 0, 500_000, 0, -10, 5_300_000)
 ABOUT = {
-    "dataset_id": "flood", "when": {"start": "2024-05-01T00:00:00Z"}, "processed_at": "2024-06-01T00:00:00Z",
-}  # fmt: skip
+    "dataset_id": "flood",
+    "when": {"start": "2024-05-01T00:00:00Z"},
+    "processed_at": "2024-06-01T00:00:00Z",
+}
 
 
 @pytest.fixture

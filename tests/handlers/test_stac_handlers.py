@@ -20,20 +20,33 @@ from dagmaster.worker.context import TaskContext
 
 def a_collection(collection_id: str = "dem") -> dict:
     return {
-        "type": "Collection", "stac_version": "1.1.0", "id": collection_id, "description": "heights", "license": "CC0-1.0",
-        "extent": {"spatial": {"bbox": [[-180, -90, 180, 90]]}, "temporal": {"interval": [[None, None]]}}, "links": [],
-    }  # fmt: skip
+        "type": "Collection",
+        "stac_version": "1.1.0",
+        "id": collection_id,
+        "description": "heights",
+        "license": "CC0-1.0",
+        "extent": {"spatial": {"bbox": [[-180, -90, 180, 90]]}, "temporal": {"interval": [[None, None]]}},
+        "links": [],
+    }
 
 
 def an_item(item_id: str, *, west: float = 1.0, revision: int = 1, collection: str = "dem") -> dict:
     ring = [[west, 2.0], [west + 1, 2.0], [west + 1, 3.0], [west, 3.0], [west, 2.0]]
     return {
-        "type": "Feature", "stac_version": "1.1.0", "id": item_id, "collection": collection, "links": [], "assets": {},
-        "geometry": {"type": "Polygon", "coordinates": [ring]}, "bbox": [west, 2.0, west + 1, 3.0],
+        "type": "Feature",
+        "stac_version": "1.1.0",
+        "id": item_id,
+        "collection": collection,
+        "links": [],
+        "assets": {},
+        "geometry": {"type": "Polygon", "coordinates": [ring]},
+        "bbox": [west, 2.0, west + 1, 3.0],
         "properties": {
-            "datetime": "2024-05-01T00:00:00Z", "dagmaster:version_ordinal": 0, "dagmaster:revision": revision,
+            "datetime": "2024-05-01T00:00:00Z",
+            "dagmaster:version_ordinal": 0,
+            "dagmaster:revision": revision,
         },
-    }  # fmt: skip
+    }
 
 
 class Bench:
@@ -49,9 +62,13 @@ class Bench:
         for output in outputs:
             index = len(nodes)
             nodes[child_id(fan_out, index)] = NodeState(
-                job_id=JOB_ID, node_id=child_id(fan_out, index), status=status, parent_node_id=fan_out,
-                fan_out_index=index, output=output,
-            )  # fmt: skip
+                job_id=JOB_ID,
+                node_id=child_id(fan_out, index),
+                status=status,
+                parent_node_id=fan_out,
+                fan_out_index=index,
+                output=output,
+            )
 
     def context(self, params: dict) -> TaskContext:
         task = TaskMessage(
@@ -88,8 +105,9 @@ async def test_a_single_raster_is_registered_and_finalized(bench):
         "is_new": True,
     }
     assert await bench.call("register_item", item=an_item("dem-v0")) == {
-        "stac_item_id": "dem-v0", "stac_collection_id": "dem"
-    }  # fmt: skip
+        "stac_item_id": "dem-v0",
+        "stac_collection_id": "dem",
+    }
 
     told = await bench.call("finalize", collection_id="dem", item_ids=["dem-v0"])
 
@@ -98,8 +116,12 @@ async def test_a_single_raster_is_registered_and_finalized(bench):
         "temporal": {"interval": [["2024-05-01T00:00:00Z", "2024-05-01T00:00:00Z"]]},
     }
     assert told == {
-        "stac_collection_id": "dem", "item_count": 1, "removed_count": 0, "collection_item_count": 1, "extent": extent
-    }  # fmt: skip
+        "stac_collection_id": "dem",
+        "item_count": 1,
+        "removed_count": 0,
+        "collection_item_count": 1,
+        "extent": extent,
+    }
     assert (await bench.catalog.get_collection("dem"))["extent"] == extent
 
 

@@ -122,9 +122,17 @@ def test_bands_keep_what_the_file_says_of_them():
     [found] = data_of(document)["bands"]
     del found["statistics"], found["raster:histogram"]
     assert found == {
-        "name": "rp100", "description": "depth", "data_type": "int16", "nodata": -1, "unit": "cm", "raster:sampling": "point",
-        "raster:spatial_resolution": 96.699, "raster:scale": 0.1, "raster:offset": -5, "raster:bits_per_sample": 12,
-    }  # fmt: skip
+        "name": "rp100",
+        "description": "depth",
+        "data_type": "int16",
+        "nodata": -1,
+        "unit": "cm",
+        "raster:sampling": "point",
+        "raster:spatial_resolution": 96.699,
+        "raster:scale": 0.1,
+        "raster:offset": -5,
+        "raster:bits_per_sample": 12,
+    }
     assert problems(document) == []
 
 
@@ -296,9 +304,14 @@ def test_the_item_of_a_real_raster_agrees_with_its_pixels(tmp_path):
     path = write(tmp_path / "dem.tif", data, nodata=-9999, overviews=(2, 4))
     size = path.stat().st_size
     measured = Cog(
-        href=f"{HOST}/dem.tif", facts=read_facts(path), size_bytes=size, sha256=SHA, raster_type="dem",
-        statistics=band_statistics([(path, None)], exact=True), header_bytes=header_bytes(path),
-    )  # fmt: skip
+        href=f"{HOST}/dem.tif",
+        facts=read_facts(path),
+        size_bytes=size,
+        sha256=SHA,
+        raster_type="dem",
+        statistics=band_statistics([(path, None)], exact=True),
+        header_bytes=header_bytes(path),
+    )
 
     document = an_item(cog=measured, footprint=footprint(path))
 

@@ -251,8 +251,10 @@ def test_a_deprecated_item_names_its_successor():
 
 
 def test_a_footprint_over_the_antimeridian_is_right():
-    parts = [[[[170.0, 0.0], [180.0, 0.0], [180.0, 5.0], [170.0, 5.0], [170.0, 0.0]]],
-             [[[-180.0, 0.0], [-175.0, 0.0], [-175.0, 5.0], [-180.0, 5.0], [-180.0, 0.0]]]]  # fmt: skip
+    parts = [
+        [[[170.0, 0.0], [180.0, 0.0], [180.0, 5.0], [170.0, 5.0], [170.0, 0.0]]],
+        [[[-180.0, 0.0], [-175.0, 0.0], [-175.0, 5.0], [-180.0, 5.0], [-180.0, 0.0]]],
+    ]
     document = changed(
         changed(an_item(), "geometry", {"type": "MultiPolygon", "coordinates": parts}),
         "bbox",

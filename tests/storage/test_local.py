@@ -271,7 +271,7 @@ def test_files_that_cannot_be_deleted_are_reported_and_do_not_stop_the_others(st
     remove = shutil.rmtree
     monkeypatch.setattr(shutil, "rmtree", lambda path, **more: None if path == bad else remove(path, **more))
 
-    with pytest.raises(Unavailable, match="1 folders"):
+    with pytest.raises(Unavailable, match="1 removed folders"):
         store.sweep_up()
 
     assert list((tmp_path / "silver/.gone").iterdir()) == [bad]

@@ -53,10 +53,31 @@ def test_a_path_is_refused_or_stays_below_its_container(container, parts):
 @pytest.mark.parametrize(
     "blob",
     [
-        "", "/etc/passwd", "a/../b", "..", "../x", "a/..", "./a", "a//b", "a/", "a\\b", "a\0b", "a\nb", "a\x1b[2J", "a\u202eb",
-        "a\ud800", "e\u0301", "x" * 256, "/".join(["x" * 200] * 6), " a", "a ", "a/ /b", "a./b", "a\u2028b",
+        "",
+        "/etc/passwd",
+        "a/../b",
+        "..",
+        "../x",
+        "a/..",
+        "./a",
+        "a//b",
+        "a/",
+        "a\\b",
+        "a\0b",
+        "a\nb",
+        "a\x1b[2J",
+        "a\u202eb",
+        "a\ud800",
+        "e\u0301",
+        "x" * 256,
+        "/".join(["x" * 200] * 6),
+        " a",
+        "a ",
+        "a/ /b",
+        "a./b",
+        "a\u2028b",
     ],
-)  # fmt: skip
+)
 def test_what_could_lead_elsewhere_is_refused(blob):
     with pytest.raises(InvalidRequest) as told:
         Location(Zone.SILVER, "silver", blob)
@@ -125,11 +146,16 @@ def test_a_name_made_of_any_text_is_a_name(text):
 @pytest.mark.parametrize(
     "name",
     [
-        "cogs", "", "01890000-0000-4000-8000-000000000001", "01890000000070008000000000000001",
-        "01890000-0000-7000-8000-00000000000A", "{01890000-0000-7000-8000-000000000001}",
-        "01890000-0000-7000-8000-000000000001 ", "urn:uuid:01890000-0000-7000-8000-000000000001",
+        "cogs",
+        "",
+        "01890000-0000-4000-8000-000000000001",
+        "01890000000070008000000000000001",
+        "01890000-0000-7000-8000-00000000000A",
+        "{01890000-0000-7000-8000-000000000001}",
+        "01890000-0000-7000-8000-000000000001 ",
+        "urn:uuid:01890000-0000-7000-8000-000000000001",
     ],
-)  # fmt: skip
+)
 def test_only_what_is_written_exactly_like_the_id_of_a_job_names_one(name):
     assert job_named(name) is None
     assert job_named("01890000-0000-7000-8000-000000000001") == UUID("01890000-0000-7000-8000-000000000001")

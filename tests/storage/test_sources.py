@@ -67,8 +67,16 @@ def test_a_signature_is_not_shown(storage):
 
 @pytest.mark.parametrize(
     "text",
-    ["http://example.org/x", "ftp://x/y", "file:///etc/passwd", "https://", "https://u:p@host/x", "s3://b/k", "https://[::1/x"],
-)  # fmt: skip
+    [
+        "http://example.org/x",
+        "ftp://x/y",
+        "file:///etc/passwd",
+        "https://",
+        "https://u:p@host/x",
+        "s3://b/k",
+        "https://[::1/x",
+    ],
+)
 def test_only_https_addresses_without_passwords(storage, text):
     with pytest.raises(InvalidRequest) as told:
         find_source(text, storage, ALL, lookup=public)
@@ -93,10 +101,17 @@ def test_servers_inside_the_network_are_not_asked(storage, address, form):
 @pytest.mark.parametrize(
     "text",
     [
-        "/vsimem/x", "/vsistdin/", "/vsisubfile/0_10,/etc/passwd", "/vsicrypt/key=x,file=/x", "/vsicurl?url=http://x", "/vsicurl",
-        "/vsizip/vsimem/x", "/vsizip/{/vsimem/x}/y", "/vsizip//vsigzip//vsistdin/x",
+        "/vsimem/x",
+        "/vsistdin/",
+        "/vsisubfile/0_10,/etc/passwd",
+        "/vsicrypt/key=x,file=/x",
+        "/vsicurl?url=http://x",
+        "/vsicurl",
+        "/vsizip/vsimem/x",
+        "/vsizip/{/vsimem/x}/y",
+        "/vsizip//vsigzip//vsistdin/x",
     ],
-)  # fmt: skip
+)
 def test_other_vsi_paths_are_refused(storage, text):
     with pytest.raises(NotAllowed) as told:
         find_source(text, storage, ALL, lookup=public)

@@ -86,7 +86,7 @@ def test_a_package_adds_handlers_and_workflows(site, catalog):
         ("def broken(:", "SyntaxError"),
         ("raise RuntimeError('no licence')", "RuntimeError: no licence"),
         ("raise SystemExit('not on this machine')", "SystemExit: not on this machine"),
-        ("REGISTRATIONS = ('a name',)", "no Registration"),
+        ("REGISTRATIONS = ('a name',)", "not a Registration"),
     ],
 )
 def test_handlers_that_cannot_be_loaded_are_reported_and_block_no_others(site, catalog, capsys, text, told):

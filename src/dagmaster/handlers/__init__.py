@@ -1,1 +1,1 @@
-"""Handlers: the code that workers run, and the registry that names them without importing them."""
+"""Handlers: the code that workers run, and a registry that knows their names without importing them."""

@@ -1,7 +1,7 @@
-"""What a phase of a handler leaves behind, described so that a later attempt can tell whether it is still there and the same.
+"""Artifacts of a checkpoint: files whose later state tells whether the checkpoint is still valid.
 
-An artifact is a URI and facts about it. What can be found out about a URI depends on its scheme: `LOOKS` has it all. For
-other schemes a handler gives facts of its own when it saves a checkpoint, and a `check` of its own when it loads one.
+An artifact is a URI and facts about it. `MEASUREMENTS` has the facts that can be measured for a scheme. For other schemes a
+handler passes its own facts when it saves a checkpoint, and its own `check` when it loads one.
 """
 
 import hashlib
@@ -26,16 +26,16 @@ class Artifact:
 
     @classmethod
     def of(cls, place: "str | os.PathLike[str]", *, by: Literal["sha256", "modified_ns"] = "sha256") -> "Artifact":
-        """A file as it is now: its size and its hash or, where it takes too long to read it all again, its time."""
+        """The current state of a file: its size, and its hash or, if hashing takes too long, its modification time."""
         uri = _uri_of(place)
-        looks = LOOKS.get(_scheme_of(uri))
-        if looks is None:
-            hint = "give `Artifact(uri, facts)`, and a `check` to load_checkpoint"
-            raise HandlerFailed(f"nothing here can describe {uri}", code="checkpoint.bad-artifact", hint=hint)
+        measurements = MEASUREMENTS.get(_scheme_of(uri))
+        if measurements is None:
+            hint = "pass `Artifact(uri, facts)`, and a `check` to load_checkpoint"
+            raise HandlerFailed(f"the scheme of {uri} is not supported", code="checkpoint.bad-artifact", hint=hint)
         try:
-            return cls(uri, {name: looks[name](uri) for name in ("size_bytes", by)})
+            return cls(uri, {name: measurements[name](uri) for name in ("size_bytes", by)})
         except (FileNotFoundError, NotADirectoryError):
-            raise HandlerFailed(f"{uri} is not there", code="checkpoint.no-artifact") from None
+            raise HandlerFailed(f"{uri} does not exist", code="checkpoint.no-artifact") from None
         except IsADirectoryError:
             hint = "name the files in it"
             raise HandlerFailed(f"{uri} is a folder", code="checkpoint.bad-artifact", hint=hint) from None
@@ -46,22 +46,22 @@ Places = Place | Sequence[Place]
 
 
 def described(artifact: Places | None) -> Iterable[Artifact]:
-    """One artifact or several, as they are now. May read large files."""
+    """The current state of one or more artifacts. May read large files."""
     places = [artifact] if isinstance(artifact, str | os.PathLike | Artifact) else artifact or ()
     return [place if isinstance(place, Artifact) else Artifact.of(place) for place in places]
 
 
 def problem_of(artifact: Artifact) -> str | None:
-    """Why an artifact is not what it was. A store that can't be asked raises: that proves nothing. May read large files."""
-    looks = LOOKS.get(_scheme_of(artifact.uri), {})
-    if not artifact.facts or artifact.facts.keys() - looks.keys():
-        return f"nothing here can check {artifact.uri}; pass `check` to load_checkpoint"
+    """How an artifact has changed; None if it has not. Raises if it cannot be read, which proves nothing. May read large files."""
+    measurements = MEASUREMENTS.get(_scheme_of(artifact.uri), {})
+    if not artifact.facts or artifact.facts.keys() - measurements.keys():
+        return f"the facts of {artifact.uri} cannot be measured; pass `check` to load_checkpoint"
     try:
-        for name, look in looks.items():  # the cheap ones come first
-            if name in artifact.facts and look(artifact.uri) != artifact.facts[name]:
-                return f"{artifact.uri} has changed: its {name} is another"
+        for name, measure in measurements.items():  # the cheap ones come first
+            if name in artifact.facts and measure(artifact.uri) != artifact.facts[name]:
+                return f"{artifact.uri} has changed: its {name} differs"
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-        return f"{artifact.uri} is gone"
+        return f"{artifact.uri} no longer exists"
     return None
 
 
@@ -79,10 +79,10 @@ def _path_of(uri: str) -> Path:
 
 
 def _stat_of(uri: str) -> os.stat_result:
-    found = _path_of(uri).stat()
-    if stat.S_ISDIR(found.st_mode):
+    status = _path_of(uri).stat()
+    if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(uri)
-    return found
+    return status
 
 
 def _sha256_of(uri: str) -> str:
@@ -90,7 +90,7 @@ def _sha256_of(uri: str) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-LOOKS: Mapping[str, Mapping[str, Callable[[str], Any]]] = {
+MEASUREMENTS: Mapping[str, Mapping[str, Callable[[str], Any]]] = {
     "file": {
         "size_bytes": lambda uri: _stat_of(uri).st_size,
         "modified_ns": lambda uri: _stat_of(uri).st_mtime_ns,

@@ -1,8 +1,8 @@
-"""How a handler is called: what it takes, what it may return.
+"""How a handler is called: its params, and what it may return.
 
-Shared by both ways of running one: in the worker's loop and in a process of its own. A handler is `handler(ctx)` or
-`handler(ctx, params: Model)`; it returns JSON values, a Pydantic model or a HandlerResult. What jsonb can't hold
-is refused here, with the path to it, instead of failing in the database for a whole batch of reports.
+Used for handlers in the worker's loop and in child processes. A handler is `handler(ctx)` or `handler(ctx, params: Model)`;
+it returns JSON values, a Pydantic model or a HandlerResult. A value that jsonb cannot store is refused here with its path;
+in the database it would fail a whole batch of reports.
 """
 
 import inspect
@@ -20,20 +20,20 @@ from dagmaster.handlers.registry import Registration
 
 MAX_OUTPUT_BYTES = 100 * 1024 * 1024
 MAX_METRICS_BYTES = 64 * 1024
-MAX_DEPTH = 200  # orjson stops at 254, and a result travels inside a frame
+MAX_DEPTH = 200  # orjson stops at 254, and frames add some levels
 UNLOADABLE = "handler.unloadable"
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedHandler:
-    """A resolved handler: its function, and the model of its params if it names one."""
+    """The function of a handler, and the model of its params if it has one."""
 
     function: Callable[..., Any]
     takes_params: bool = False
     model: type[BaseModel] | None = None
 
     def parse(self, params: dict[str, Any]) -> Any:
-        """The params as the handler wants them; what doesn't fit is the data's fault, told by the field's name."""
+        """The params as the handler declares them. UnfitData names the fields that are invalid."""
         if self.model is None:
             return params
         try:
@@ -47,7 +47,7 @@ class ResolvedHandler:
 
 @dataclass(frozen=True, slots=True)
 class HandlerOutput:
-    """What a handler returned, as plain JSON types."""
+    """The return value of a handler, as plain JSON types."""
 
     output: Any = None
     metrics: dict[str, Any] | None = None
@@ -63,13 +63,13 @@ def resolve(registration: Registration) -> ResolvedHandler:
         function = registration.resolve()
     except (ImportError, AttributeError, SyntaxError) as error:
         raise Unavailable(
-            f"this worker can't load handler '{registration.name}' from {registration.target}: {error}",
+            f"this worker cannot load handler '{registration.name}' from {registration.target}: {error}",
             code=UNLOADABLE,
-            hint="install what it imports where it shall run",
+            hint="install the packages that it imports on this worker",
         ) from error
     if inspect.iscoroutinefunction(function) != registration.is_async:
         kind = "async" if registration.is_async else "plain"
-        problem = f"handler '{registration.name}' is registered as {kind}, wrongly"
+        problem = f"handler '{registration.name}' is registered as {kind}, but its function is not"
         raise HandlerFailed(problem, code="handler.bad-target")
     return _read_signature(function)
 
@@ -84,14 +84,14 @@ def _read_signature(function: Callable[..., Any]) -> ResolvedHandler:
 
 
 def _unfit(error: ValidationError) -> UnfitData:
-    # Without the values: they may hold secrets.
+    # Without the values, which may contain secrets.
     problems = error.errors(include_input=False, include_url=False, include_context=False)
     lines = [f"{'.'.join(['params', *map(str, problem['loc'])])}: {problem['msg']}" for problem in problems]
     return UnfitData("; ".join(lines), code="params.invalid", fields=[".".join(map(str, p["loc"])) for p in problems])
 
 
 def accept(returned: Any) -> HandlerOutput:
-    """Check what a handler returned; raises HandlerFailed for what can't be stored or says it failed."""
+    """Check what a handler returned. HandlerFailed if it cannot be stored, or reports a failure."""
     if returned is None:
         return _NO_OUTPUT
     output, metrics = check(returned)
@@ -103,23 +103,23 @@ def check(returned: Any) -> tuple[Any, dict[str, Any] | None]:
     metrics = None
     if isinstance(returned, HandlerResult):
         if not returned.success:
-            raise HandlerFailed(returned.error_message or "the handler reported a failure without saying why")
+            raise HandlerFailed(returned.error_message or "the handler reported a failure without a message")
         returned, metrics = returned.output, to_json(returned.metrics, "metrics")
         if (at_least := least_bytes(metrics)) > MAX_METRICS_BYTES:
             raise HandlerFailed(
                 f"the metrics have at least {at_least:,} bytes, more than the {MAX_METRICS_BYTES:,} allowed",
                 code="handler.metrics-too-large",
-                hint="return what is large as output",
+                hint="return large values as output",
             )
     output = to_json(returned, "output")
-    # Before it is written: what is far too large may not fit into memory a second time.
+    # Before it is encoded: the text of a value that is far too large may not fit into memory.
     if (at_least := least_bytes(output)) > MAX_OUTPUT_BYTES:
         raise _too_large(at_least, "at least ")
     return output, metrics
 
 
 def encode(output: Any) -> bytes:
-    """The second half: the output as JSON."""
+    """The second half of `accept`: the output as JSON."""
     encoded = orjson.dumps(output)
     if len(encoded) > MAX_OUTPUT_BYTES:
         raise _too_large(len(encoded))
@@ -127,7 +127,7 @@ def encode(output: Any) -> bytes:
 
 
 def least_bytes(value: Any) -> int:
-    """What plain JSON types take when written, or less."""
+    """A lower bound for the size of a value as JSON."""
     kind = type(value)
     if kind is str:
         return len(value) + 2
@@ -144,12 +144,12 @@ def _too_large(size_bytes: int, about: str = "") -> HandlerFailed:
         code="handler.output-too-large",
         size_bytes=size_bytes,
         limit_bytes=MAX_OUTPUT_BYTES,
-        hint="write it to storage and return where it is",
+        hint="write it to storage and return its location",
     )
 
 
 def to_json(value: Any, path: str, depth: int = 0) -> Any:
-    """The value as plain JSON types that jsonb can hold; HandlerFailed names the path to what it can't."""
+    """The value as plain JSON types that jsonb can store. HandlerFailed names the path of a value that it cannot."""
     kind = type(value)
     if value is None or kind is bool:
         return value
@@ -169,27 +169,27 @@ def to_json(value: Any, path: str, depth: int = 0) -> Any:
 
 
 def _from_subclass(value: Any, path: str) -> Any:
-    """Enums and numpy's float64 are strings and numbers in disguise; everything else is refused."""
+    """Enums and numpy's float64 are subclasses of str and float; any other type is refused."""
     if isinstance(value, str):
         return _text(str.__str__(value), path)
     if isinstance(value, int):
         return _number(int(value), path)
     if isinstance(value, float):
         return _number(float(value), path)
-    problem = f"is a {type(value).__qualname__}, which JSON can't hold"
+    problem = f"is a {type(value).__qualname__}, which JSON cannot represent"
     raise _bad(path, problem, hint="return JSON values or a Pydantic model")
 
 
 def _dump(model: BaseModel, path: str) -> Any:
     try:
-        return model.model_dump(mode="json")  # keeps NaN, which is then found by its path
+        return model.model_dump(mode="json")  # keeps NaN, which to_json then reports with its path
     except (ValueError, TypeError) as error:
-        raise _bad(path, f"can't be written as JSON: {error}") from None
+        raise _bad(path, f"cannot be written as JSON: {error}") from None
 
 
 def _text(value: str, path: str) -> str:
     if "\x00" in value:
-        raise _bad(path, "contains a NUL character, which jsonb can't hold")
+        raise _bad(path, "contains a NUL character, which jsonb cannot store")
     if not value.isascii() and _has_surrogates(value):
         raise _bad(path, "is not valid Unicode (it has a lone surrogate)")
     return value
@@ -206,7 +206,7 @@ def _has_surrogates(value: str) -> bool:
 def _number(value: float, path: str) -> float:
     if type(value) is float:
         if not math.isfinite(value):
-            raise _bad(path, f"is {value}, which JSON can't hold", hint="return None for a missing number")
+            raise _bad(path, f"is {value}, which JSON cannot represent", hint="return None for a missing number")
     elif not -(1 << 63) <= value < 1 << 64:
         raise _bad(path, "is an integer of more than 64 bits", hint="return it as a string")
     return value

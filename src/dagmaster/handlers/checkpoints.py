@@ -1,6 +1,6 @@
-"""Checkpoints as handlers save and find them: what may be kept, and which of those that were kept can be built on.
+"""Checkpoints: what a handler may save, and which saved ones are still valid.
 
-Shared by both ways of running a handler: in the worker's loop and in a process of its own.
+Used for handlers in the worker's loop and in child processes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +22,7 @@ Warn = Callable[..., None]
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """One checkpoint, as it is saved and found again."""
+    """One checkpoint."""
 
     name: str
     data: Any = None
@@ -33,22 +33,24 @@ class Phase:
 
 
 def phase_of(saved: Mapping[str, Any]) -> Phase:
-    """The other way round."""
-    return Phase(saved["name"], saved["data"], tuple(Artifact(**told) for told in saved["artifacts"] or ()))
+    """A phase from its JSON."""
+    return Phase(saved["name"], saved["data"], tuple(Artifact(**fields) for fields in saved["artifacts"] or ()))
 
 
 def pack(name: str, data: Any, artifact: Places | None) -> Phase:
-    """What a handler wants to keep, with its artifacts as they are now. May read large files."""
+    """A phase to be saved, with the current state of its artifacts. May read large files."""
     if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
-        raise HandlerFailed(f"a checkpoint's name has 1 to {MAX_NAME} characters", code="checkpoint.bad-name")
-    kept = [Artifact(told.uri, to_json(dict(told.facts), f"artifact {told.uri}")) for told in described(artifact)]
-    phase = Phase(to_json(name, "name"), to_json(data, "checkpoint"), tuple(kept))
+        raise HandlerFailed(
+            f"the name of a checkpoint must have 1 to {MAX_NAME} characters", code="checkpoint.bad-name"
+        )
+    artifacts = [Artifact(each.uri, to_json(dict(each.facts), f"artifact {each.uri}")) for each in described(artifact)]
+    phase = Phase(to_json(name, "name"), to_json(data, "checkpoint"), tuple(artifacts))
     size_bytes = len(orjson.dumps(phase.as_json()))
     if size_bytes > MAX_BYTES:
         raise HandlerFailed(
             f"checkpoint '{name}' has {size_bytes:,} bytes, more than the {MAX_BYTES:,} allowed",
             code="checkpoint.too-large",
-            hint="write it to a file, and name that as the checkpoint's artifact",
+            hint="write the data to a file, and pass that as the artifact of the checkpoint",
             size_bytes=size_bytes,
             limit_bytes=MAX_BYTES,
         )
@@ -58,7 +60,7 @@ def pack(name: str, data: Any, artifact: Places | None) -> Phase:
 def last_trusted(
     phases: Sequence[Phase], is_valid: IsValid | None, check: Check | None, warn: Warn
 ) -> tuple[str, Any] | None:
-    """The last phase that can be built on; those after it are told of."""
+    """The last valid phase. Later ones, which are not valid, are logged."""
     for phase in reversed(phases):
         problem = refusal(phase, is_valid) or next((p for a in phase.artifacts if (p := _problem(a, check))), None)
         if problem is None:
@@ -68,16 +70,16 @@ def last_trusted(
 
 
 def refusal(phase: Phase, is_valid: IsValid | None) -> str | None:
-    """What the handler itself says of a phase."""
-    return "the handler refuses it" if is_valid is not None and not is_valid(phase.name, phase.data) else None
+    """Whether the handler itself rejects a phase, as a reason."""
+    return "the handler rejects it" if is_valid is not None and not is_valid(phase.name, phase.data) else None
 
 
 def refused_by_check(artifact: Artifact) -> str:
-    return f"the handler's check refuses {artifact.uri}"
+    return f"the check of the handler rejects {artifact.uri}"
 
 
 def tell_distrust(warn: Warn, phase: Phase, problem: str) -> None:
-    warn("a checkpoint is not trusted; going on after one before it", checkpoint=phase.name, why=problem)
+    warn("a checkpoint is not valid; an earlier one is used", checkpoint=phase.name, why=problem)
 
 
 def _problem(artifact: Artifact, check: Check | None) -> str | None:

@@ -1,8 +1,7 @@
-"""What a handler is given: its task, and the few things it may do besides computing.
+"""The context of a handler: its task, and what the worker offers it.
 
-`ctx.params` is the plain dict, or the Pydantic model that the handler's `params: Model` annotation names. In async
-handlers the verbs are awaited; plain handlers run in a process of their own and call the same names without await
-(`SyncContext`).
+`ctx.params` is a dict, or the Pydantic model of the handler's `params: Model` annotation. Async handlers await the methods
+of `Context`; plain handlers run in a child process and call the same methods of `SyncContext` without await.
 """
 
 import sys
@@ -23,13 +22,13 @@ if TYPE_CHECKING:
     from dagmaster.database.connect import Database
     from dagmaster.storage.zones import Storage
 
-IsValid = Callable[[str, Any], bool]  # of a checkpoint's name and data
+IsValid = Callable[[str, Any], bool]  # called with the name and data of a checkpoint
 Check = Callable[[Artifact], bool]
 AsyncCheck = Callable[[Artifact], bool | Awaitable[bool]]
 
 
 class HandlerResult(BaseModel):
-    """For handlers that want to say more than their output."""
+    """For handlers that return metrics, or a failure without an exception."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -40,11 +39,11 @@ class HandlerResult(BaseModel):
 
 
 class GiveBack(Exception):
-    """Raised by a handler that stops early because the worker shuts down: costs no attempt."""
+    """Raised by a handler that stops early because the worker shuts down. It uses up no retry."""
 
 
 class TaskLogger:
-    """Logs facts about one attempt: `ctx.logger.info("tile written", bytes=1234)`. Bound to its task already."""
+    """Logs events of one attempt with the ids of its task: `ctx.logger.info("tile written", bytes=1234)`."""
 
     def __init__(self, sink: Callable[[str, str, dict[str, Any]], None], **facts: Any) -> None:
         self._sink = sink
@@ -109,20 +108,20 @@ class _Common(Protocol):
 
     @property
     def cancelled(self) -> bool:
-        """The task was withdrawn: stop at the next good moment."""
+        """The task was cancelled: stop at the next suitable point."""
         ...
 
     @property
     def shutting_down(self) -> bool:
-        """The worker stops: save what is worth saving and return or `raise ctx.give_back()`."""
+        """The worker stops: save a checkpoint if useful, and return or `raise ctx.give_back()`."""
         ...
 
     def give_back(self) -> GiveBack:
-        """To be raised: this attempt stops early, because it was told to."""
+        """An exception to raise: this attempt stops early on request."""
         ...
 
     def progress(self, fraction: float | None = None, message: str | None = None, **counts: int) -> None:
-        """How far it is; people see the latest."""
+        """Report progress. The latest report replaces earlier ones."""
         ...
 
 
@@ -133,29 +132,29 @@ class Context(_Common, Protocol):
         ...
 
     async def save_checkpoint(self, name: str, data: Any = None, artifact: Places | None = None) -> None:
-        """Keep a phase: its data, and files (or what a URI names) by which a later attempt tells whether it still stands.
+        """Save a finished phase: its data, and artifacts by which a later attempt checks whether it is still valid.
 
-        It is a good moment to stop: where the worker shuts down or the task is cancelled, the task is given back from here.
+        If the worker shuts down or the task is cancelled, this also gives the task back.
         """
         ...
 
     async def load_checkpoint(
         self, is_valid: IsValid | None = None, check: AsyncCheck | None = None
     ) -> tuple[str, Any] | None:
-        """Name and data of the last checkpoint that can be trusted, whichever attempt saved it.
+        """Name and data of the last valid checkpoint, from any attempt.
 
-        That is one whose artifacts are still there and the same, or of which `check` says so, and that `is_valid` accepts.
+        A checkpoint is valid if its artifacts are unchanged, or `check` accepts them, and if `is_valid` accepts it.
         """
         ...
 
     def results(self, page: int = 500) -> AsyncIterator[ChildResult]:
-        """Stream the children's results that `params.results_of` refers to, in index order."""
+        """Stream the results of the children that `params.results_of` refers to, in index order."""
         ...
 
 
 class SyncContext(_Common, Protocol):
     def connect(self) -> "psycopg.Connection[Any]":
-        """A connection of one's own to the platform's database; close it (`with ctx.connect() as connection: …`)."""
+        """A new connection to the database of the platform; close it (`with ctx.connect() as connection: …`)."""
         ...
 
     def save_checkpoint(self, name: str, data: Any = None, artifact: Places | None = None) -> None: ...

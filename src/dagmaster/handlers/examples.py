@@ -1,4 +1,4 @@
-"""Handlers for tests, demonstrations and as examples of how to write one."""
+"""Handlers for tests and demonstrations, and as examples."""
 
 import asyncio
 import ctypes
@@ -22,12 +22,12 @@ SURE_AFTER_RETRIES = 4
 
 
 async def echo(ctx: Context) -> dict[str, Any]:
-    """Give back what it was given, as `echoed_params`."""
+    """Return the params as `echoed_params`."""
     return {"echoed_params": ctx.params}
 
 
 async def noop(_ctx: Context) -> None:
-    """The least a handler can do."""
+    """Do nothing."""
 
 
 class HelloParams(BaseModel):
@@ -35,7 +35,7 @@ class HelloParams(BaseModel):
 
 
 async def hello_world(_ctx: Context, params: HelloParams) -> dict[str, str]:
-    """Greet someone, in `message`."""
+    """Return a greeting as `message`."""
     return {"message": f"Hello, {params.name}!"}
 
 
@@ -44,7 +44,7 @@ class SleepParams(BaseModel):
 
 
 async def sleep(ctx: Context, params: SleepParams) -> dict[str, float]:
-    """Sleep in short naps, so that a cancel or a shutdown is noticed."""
+    """Sleep in short steps, and stop early on a cancel or shutdown."""
     loop = asyncio.get_running_loop()
     end = loop.time() + params.seconds
     while (left := end - loop.time()) > 0:
@@ -56,13 +56,13 @@ async def sleep(ctx: Context, params: SleepParams) -> dict[str, float]:
 
 
 def sleep_blocking(_ctx: SyncContext, params: SleepParams) -> dict[str, float]:
-    """Sleep as a library call would: deaf until it is over."""
+    """Sleep as a library call does: without reacting to a cancel."""
     time.sleep(params.seconds)
     return {"slept_seconds": params.seconds}
 
 
 def hang(_ctx: SyncContext) -> None:
-    """A C call that never returns, keeps the interpreter's lock and ignores SIGTERM."""
+    """Call a C function that never returns, with the GIL held and SIGTERM ignored."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     libc = ctypes.PyDLL(None)
     while True:
@@ -70,7 +70,7 @@ def hang(_ctx: SyncContext) -> None:
 
 
 class FailParams(BaseModel):
-    message: str = "failed as asked"
+    message: str = "failed as requested"
     blame: Literal["data", "environment", "handler"] = "handler"
 
 
@@ -78,7 +78,7 @@ _FAILURES: dict[str, type[DagmasterError]] = {"data": UnfitData, "environment": 
 
 
 async def fail(_ctx: Context, params: FailParams) -> None:
-    """Fail: by the fault of the data (never retried), of the environment or of the handler."""
+    """Fail, blaming the data (never retried), the environment or the handler."""
     raise _FAILURES[params.blame](params.message)
 
 
@@ -90,7 +90,7 @@ class FlakyParams(BaseModel):
 
 
 async def flaky_echo(ctx: Context, params: FlakyParams) -> dict[str, Any]:
-    """Fails now and then. With a seed the same attempts of the same nodes fail each time, and the fifth succeeds."""
+    """Fail at random. With a seed the same attempts fail in every run, and the fifth attempt succeeds."""
     if _draws_failure(ctx, params):
         raise HandlerFailed(f"flaky by design (attempt {ctx.attempt})", code="handler.flaky")
     return {"echoed_params": params.model_dump(exclude_none=True), "attempt": ctx.attempt}
@@ -111,8 +111,9 @@ class PhasesParams(BaseModel):
 
 
 def multi_phase(ctx: SyncContext, params: PhasesParams) -> dict[str, Any]:
-    """Work in phases, each kept by a checkpoint and the file it leaves: a later attempt goes on after the last one whose file is
-    still the same. `digest` is made of all phases, whichever attempts ran them."""
+    """Work in phases, each with a checkpoint and a file. A later attempt continues after the last phase whose file is unchanged.
+
+    `digest` covers all phases, whichever attempts ran them."""
     names = [f"phase_{number}" for number in range(1, params.phases + 1)]
     last = ctx.load_checkpoint(lambda name, _data: name in {*names, _FINISHED})
     if last and last[0] == _FINISHED:
@@ -128,7 +129,7 @@ def multi_phase(ctx: SyncContext, params: PhasesParams) -> dict[str, Any]:
         (folder / name).write_text(digest)
         ctx.save_checkpoint(name, {"phase": number}, artifact=folder / name)
         ctx.progress(number / params.phases, name, phases_done=number)
-    # Before the files go: without them nobody could tell that everything is done.
+    # Before the files are deleted: without them the checkpoints of the phases are no longer valid.
     ctx.save_checkpoint(_FINISHED, digest)
     shutil.rmtree(folder)
     return {"phases_run": names[done:], "resumed_after": last[0] if last else None, "digest": digest}
@@ -138,11 +139,11 @@ _FINISHED = "finished"
 
 
 def _folder_of(ctx: SyncContext) -> Path:
-    """The same for every attempt of a node on this machine, and nobody else's."""
+    """A folder that all attempts of a node on this machine share."""
     ours = Path(tempfile.gettempdir()) / f"dagmaster-phases-{os.getuid()}"
     ours.mkdir(mode=0o700, exist_ok=True)
     if ours.is_symlink() or ours.stat().st_uid != os.getuid():
-        raise Unavailable(f"{ours} is someone else's", code="examples.no-folder")
+        raise Unavailable(f"{ours} belongs to another user", code="examples.no-folder")
     folder = ours / f"{ctx.job_id}-{ctx.node_id}"
     folder.mkdir(exist_ok=True)
     return folder
@@ -154,7 +155,7 @@ class SizeParams(BaseModel):
 
 
 async def size_check(_ctx: Context, params: SizeParams) -> dict[str, Any]:
-    """Say whether something is large, for a conditional to decide on."""
+    """Compare a size with a threshold, for a conditional node."""
     is_large = params.size_mb > params.threshold_mb
     return {"size_mb": params.size_mb, "is_large": is_large, "category": "large" if is_large else "small"}
 
@@ -166,7 +167,7 @@ class ChunkParams(BaseModel):
 
 
 async def chunk_processor(_ctx: Context, params: ChunkParams) -> dict[str, Any]:
-    """Double one value, or sum up a slice of them."""
+    """Double one value, or add up a batch of values."""
     if params.items is not None:
         return {"count": len(params.items), "total": _plain(sum(params.items))}
     if params.value is None:
@@ -175,7 +176,7 @@ async def chunk_processor(_ctx: Context, params: ChunkParams) -> dict[str, Any]:
 
 
 def _plain(number: float) -> float:
-    """Whole numbers without a decimal point, as they came in."""
+    """Integers without a decimal point."""
     return int(number) if float(number).is_integer() else number
 
 
@@ -185,12 +186,12 @@ class ListParams(BaseModel):
 
 
 async def make_list(_ctx: Context, params: ListParams) -> dict[str, Any]:
-    """Numbers in a row, as `items` for a fan_out."""
+    """Return consecutive integers as `items` for a fan_out."""
     return {"items": list(range(params.start, params.start + params.count)), "count": params.count}
 
 
 async def collect_results(ctx: Context) -> dict[str, Any]:
-    """Stream the results of a fan_out's children: how many completed, and the sum of their values."""
+    """Read the results of a fan_out: how many children completed, and the sum of their values."""
     count, total = 0, 0.0
     async for result in ctx.results():
         if result.status not in ("completed", "succeeded"):
@@ -210,7 +211,7 @@ class CrashParams(BaseModel):
 
 
 def crash(_ctx: SyncContext, params: CrashParams) -> None:
-    """End the process without a word, as a segmentation fault in a library would."""
+    """End the process at once, as a segmentation fault in a library does."""
     os._exit(params.exit_code)
 
 
@@ -219,7 +220,7 @@ class AllocateParams(BaseModel):
 
 
 def allocate(_ctx: SyncContext, params: AllocateParams) -> dict[str, int]:
-    """Take memory and touch every page of it."""
+    """Allocate memory and write to every page of it."""
     block = bytearray(params.megabytes * 1024 * 1024)
     block[::4096] = b"\x01" * len(block[::4096])
     return {"megabytes": len(block) // (1024 * 1024)}

@@ -1,7 +1,7 @@
-"""The registry of handlers: names, where their code lives, and how they want to be run.
+"""The registry of handlers: their names, their functions, and how they are run.
 
-A registration names its target as a string (`package.module:function`), so that an orchestrator can check workflows
-without importing what the handlers import. The worker resolves the target when it first needs it.
+A registration names its function as a string (`package.module:function`), so that an orchestrator can check workflows
+without importing the packages of the handlers. The worker imports the function when it is first needed.
 """
 
 import importlib
@@ -24,7 +24,7 @@ _log = log.get("handlers")
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """`is_async` handlers share the worker's loop; the others run in a process that can be killed."""
+    """Handlers with `is_async` share the event loop of the worker; others run in a child process that can be killed."""
 
     name: str
     target: str
@@ -37,13 +37,13 @@ class Registration:
         module, _, attribute = self.target.partition(":")
         function = getattr(importlib.import_module(module), attribute)
         if not callable(function):
-            problem = f"handler '{self.name}' names {self.target}, which can't be called"
+            problem = f"the target {self.target} of handler '{self.name}' cannot be called"
             raise InvalidRequest(problem, code="handler.bad-target")
         return function  # type: ignore[no-any-return]
 
 
 class Registry(Mapping[str, Registration]):
-    """`refused` says what other packages meant to add and could not, and why."""
+    """`refused` lists the handlers of other packages that could not be added, with the reasons."""
 
     def __init__(self, registrations: Iterable[Registration] = (), *, refused: Iterable[str] = ()) -> None:
         self.refused = list(refused)
@@ -52,10 +52,10 @@ class Registry(Mapping[str, Registration]):
             self.add(registration)
 
     def add(self, registration: Registration) -> None:
-        known = self._by_name.get(registration.name)
-        if known is not None and known.target != registration.target:
+        other = self._by_name.get(registration.name)
+        if other is not None and other.target != registration.target:
             raise InvalidRequest(
-                f"two handlers are named '{registration.name}': {known.target} and {registration.target}",
+                f"two handlers are named '{registration.name}': {other.target} and {registration.target}",
                 code="handler.duplicate",
             )
         self._by_name[registration.name] = registration
@@ -79,7 +79,7 @@ class Registry(Mapping[str, Registration]):
 def register_handler(
     name: str, *, queue: str | None = None, timeout_seconds: float | None = None, memory_mb: int | None = None
 ) -> Callable[[F], F]:
-    """Mark a function as a handler. The mark is found when its module is named in a `handlers` entry point."""
+    """Mark a function as a handler. Marked functions are registered if an entry point `handlers` names their module."""
 
     def mark(function: F) -> F:
         target = f"{function.__module__}:{function.__qualname__}"
@@ -93,17 +93,17 @@ def register_handler(
 
 
 def handlers_in(module: Any) -> list[Registration]:
-    """The handlers marked in a module, and those it lists in REGISTRATIONS to spare others its heavy imports."""
+    """The handlers marked in a module, and those in its REGISTRATIONS, which avoid heavy imports."""
     marks = (getattr(value, "__dagmaster_handler__", None) for value in vars(module).values())
-    here = [mark for mark in marks if mark is not None and mark.target.startswith(f"{module.__name__}:")]
+    marked = [mark for mark in marks if mark is not None and mark.target.startswith(f"{module.__name__}:")]
     listed = list(getattr(module, "REGISTRATIONS", ()))
     if not all(isinstance(registration, Registration) for registration in listed):
-        raise TypeError(f"{module.__name__}.REGISTRATIONS holds something that is no Registration")
-    return [*listed, *here]
+        raise TypeError(f"{module.__name__}.REGISTRATIONS contains a value that is not a Registration")
+    return [*listed, *marked]
 
 
 def installed() -> Registry:
-    """The handlers that ship, and those that other packages add through entry points."""
+    """The handlers that ship, and those that other packages add by entry points."""
     from dagmaster.handlers import shipped
 
     registry = Registry(shipped.REGISTRATIONS)
@@ -113,13 +113,13 @@ def installed() -> Registry:
 
 
 def _add_all(registry: Registry, point: EntryPoint) -> None:
-    """What can be added of one entry point; what can't is logged and remembered."""
+    """Add the handlers of one entry point. Those that cannot be added are logged and listed in `refused`."""
     try:
-        found = handlers_in(point.load())
-    except (Exception, SystemExit) as error:  # whatever a package does on its import, the others go on
+        registrations = handlers_in(point.load())
+    except (Exception, SystemExit) as error:  # a package that fails on import does not stop the others
         _refuse(registry, point, entry_points.problem_of(error))
         return
-    for registration in found:
+    for registration in registrations:
         try:
             registry.add(registration)
         except InvalidRequest as error:

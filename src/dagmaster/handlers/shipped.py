@@ -1,4 +1,4 @@
-"""The handlers that ship, named as strings: nothing of what they import is imported here."""
+"""The handlers that ship, named as strings, so that none of their packages is imported."""
 
 from dagmaster.handlers.registry import Registration
 
@@ -12,7 +12,7 @@ def _stac(function: str) -> Registration:
 
 
 def _raster(module: str, function: str) -> Registration:
-    """In a process of its own: GDAL may crash, hang, or take all memory there is."""
+    """In a child process: GDAL may crash, hang, or use up all memory."""
     return Registration(f"raster.{function}", f"dagmaster.handlers.raster.{module}:{function}", is_async=False)
 
 

@@ -21,7 +21,7 @@ from dagmaster.errors import InvalidRequest, NotFound
 from dagmaster.serving.caching import matches_etag
 from dagmaster.serving.services import Services
 from dagmaster.storage.location import Location, Zone
-from dagmaster.storage.store import CHUNK_BYTES, Found
+from dagmaster.storage.store import CHUNK_BYTES, ObjectInfo
 from dagmaster.storage.zones import Storage
 
 # Other types are served as bytes: an uploaded file must not run as a page of this server.
@@ -85,7 +85,7 @@ def _is_intermediate(blob: str) -> bool:
     return True
 
 
-def _requested_range(request: Request, file: Found, etag: str) -> range | None:
+def _requested_range(request: Request, file: ObjectInfo, etag: str) -> range | None:
     """The requested bytes; the whole file without a range or with an invalid one; None if the file has none of the bytes."""
     whole = range(file.size_bytes)
     match = _RANGE.fullmatch(request.headers.get("range", "").strip())
@@ -103,7 +103,7 @@ def _requested_range(request: Request, file: Found, etag: str) -> range | None:
     return requested or None
 
 
-def _respond(request: Request, storage: Storage, file: Found, part: range, headers: dict[str, str]) -> Response:
+def _respond(request: Request, storage: Storage, file: ObjectInfo, part: range, headers: dict[str, str]) -> Response:
     media_type = MEDIA_TYPES.get(PurePosixPath(file.location.blob).suffix.lower(), "application/octet-stream")
     headers |= {"Content-Length": str(len(part)), "Content-Type": media_type}
     status = HTTPStatus.OK

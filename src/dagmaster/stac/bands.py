@@ -11,9 +11,21 @@ from dagmaster.stac.values import Band, Cog, Facts, Json, Statistics
 
 _METRES_PER_DEGREE = 2 * math.pi * 6_378_137 / 360
 _CODE = re.compile(r"[A-Za-z_0-9]+:[A-Za-z0-9_.-]+")
-_TYPES = frozenset({
-    "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
-})  # fmt: skip
+_TYPES = frozenset(
+    {
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "uint8",
+        "uint16",
+        "uint32",
+        "uint64",
+        "float16",
+        "float32",
+        "float64",
+    }
+)
 _COMPLEX = {"complex_int16": "cint16", "complex64": "cfloat32", "complex128": "cfloat64"}
 
 

@@ -155,9 +155,11 @@ def _assets(assets: CollectionAssets, of_whole: Json) -> Json:
 def _links(links: Links) -> list[Json]:
     json = "application/json"
     singles = [
-        ("self", links.self_ or links.collection), ("root", links.root), ("parent", links.parent or links.root),
+        ("self", links.self_ or links.collection),
+        ("root", links.root),
+        ("parent", links.parent or links.root),
         ("version-history", links.history),
-    ]  # fmt: skip
+    ]
     found = [{"rel": rel, "type": json, "href": public(href)} for rel, href in singles if href]
     return [*found, *map_links(links), *other_links(links)]
 

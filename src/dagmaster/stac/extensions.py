@@ -21,9 +21,15 @@ _FIELDS = {
 }
 _MAP_LINKS = {"xyz", "wms", "wmts", "tilejson", "pmtiles", "3d-tiles"}
 _LIMITS = {
-    "uint8": (0, 2**8 - 1), "uint16": (0, 2**16 - 1), "uint32": (0, 2**32 - 1), "uint64": (0, 2**64 - 1),
-    "int8": (-(2**7), 2**7 - 1), "int16": (-(2**15), 2**15 - 1), "int32": (-(2**31), 2**31 - 1), "int64": (-(2**63), 2**63 - 1),
-}  # fmt: skip
+    "uint8": (0, 2**8 - 1),
+    "uint16": (0, 2**16 - 1),
+    "uint32": (0, 2**32 - 1),
+    "uint64": (0, 2**64 - 1),
+    "int8": (-(2**7), 2**7 - 1),
+    "int16": (-(2**15), 2**15 - 1),
+    "int32": (-(2**31), 2**31 - 1),
+    "int64": (-(2**63), 2**63 - 1),
+}
 _RESAMPLINGS = {"nearest", "bilinear", "cubic", "cubic_spline", "lanczos", "average", "mode", "gauss", "rms"}
 _MULTIHASH = re.compile(r"1220[0-9a-f]{64}")
 _CODE = re.compile(r"[A-Za-z_0-9]+:[A-Za-z0-9_.-]+")
@@ -369,6 +375,16 @@ def _classes(document: Json) -> Found:
 
 Rule: TypeAlias = Callable[[Json], Found]
 EXTENSION_RULES: tuple[Rule, ...] = (
-    _declared_extensions, _known_fields, _projection, _bands_described, _nodata, _statistics, _files, _renders, _map_links,
-    _version, _processing, _classes,
-)  # fmt: skip
+    _declared_extensions,
+    _known_fields,
+    _projection,
+    _bands_described,
+    _nodata,
+    _statistics,
+    _files,
+    _renders,
+    _map_links,
+    _version,
+    _processing,
+    _classes,
+)

@@ -189,11 +189,15 @@ def item_links(links: Links) -> list[Json]:
         raise InvalidRequest("an item needs the address of its collection", code="stac.no-collection-link")
     geojson, json = "application/geo+json", "application/json"
     singles = [
-        ("self", geojson, links.self_), ("root", json, links.root), ("parent", json, links.parent or links.collection),
-        ("collection", json, links.collection), ("predecessor-version", geojson, links.predecessor),
-        ("successor-version", geojson, links.successor), ("latest-version", geojson, links.latest),
+        ("self", geojson, links.self_),
+        ("root", json, links.root),
+        ("parent", json, links.parent or links.collection),
+        ("collection", json, links.collection),
+        ("predecessor-version", geojson, links.predecessor),
+        ("successor-version", geojson, links.successor),
+        ("latest-version", geojson, links.latest),
         ("version-history", json, links.history),
-    ]  # fmt: skip
+    ]
     found = [_link(rel, media_type, href) for rel, media_type, href in singles if href]
     return [*found, *map_links(links), *other_links(links)]
 

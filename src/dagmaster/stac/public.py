@@ -6,11 +6,40 @@ from urllib.parse import parse_qsl, urlsplit
 from dagmaster.errors import InvalidRequest
 
 # Parameters of Azure's SAS, of S3's and Google's signed URLs, and the usual names of keys.
-SECRETS = frozenset({
-    "sig", "se", "sp", "sv", "sr", "st", "spr", "srt", "ss", "skoid", "sktid", "ske", "sks", "skt", "skv",
-    "signature", "awsaccesskeyid", "googleaccessid", "expires", "policy", "key-pair-id", "token", "access_token", "api_key",
-    "apikey", "key", "subscription-key", "code", "password", "secret",
-})  # fmt: skip
+SECRETS = frozenset(
+    {
+        "sig",
+        "se",
+        "sp",
+        "sv",
+        "sr",
+        "st",
+        "spr",
+        "srt",
+        "ss",
+        "skoid",
+        "sktid",
+        "ske",
+        "sks",
+        "skt",
+        "skv",
+        "signature",
+        "awsaccesskeyid",
+        "googleaccessid",
+        "expires",
+        "policy",
+        "key-pair-id",
+        "token",
+        "access_token",
+        "api_key",
+        "apikey",
+        "key",
+        "subscription-key",
+        "code",
+        "password",
+        "secret",
+    }
+)
 _INTERNAL = re.compile(r"/vsi\w+[/?]|\bfile:/|\b(?:az|abfss?|adl|s3|gs|wasbs?)://", re.IGNORECASE)
 _FOLDER = re.compile(r"(?:^|[\s'\"(=])(?:/(?:home|root|mnt|tmp|var|data|opt|srv|work|usr|Users)/|[A-Za-z]:\\)")
 _SIGNED = re.compile(r"[?&](?:sig|x-amz-\w+|x-goog-\w+|access_token|api_key)=", re.IGNORECASE)

@@ -10,9 +10,14 @@ from dagmaster.stac.values import Band, Cog, Json, Statistics
 
 _COLORMAPS = {"dem": "terrain", "vegetation_index": "rdylgn", "categorical": "tab20"}
 _TITLES = {
-    "rgb": "Natural colours", "rgba": "Natural colours", "dem": "Terrain", "categorical": "Classes", "nir": "Colours",
-    "vegetation_index": "Vegetation index", "multispectral": "Colours",
-}  # fmt: skip
+    "rgb": "Natural colours",
+    "rgba": "Natural colours",
+    "dem": "Terrain",
+    "categorical": "Classes",
+    "nir": "Colours",
+    "vegetation_index": "Vegetation index",
+    "multispectral": "Colours",
+}
 _LIMITS: dict[str, tuple[float, float]] = {
     "uint8": (0, 255),
     "int8": (-128, 127),

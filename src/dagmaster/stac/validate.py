@@ -370,7 +370,14 @@ def _item_assets(document: Json) -> Found:
 
 Rule: TypeAlias = Callable[[Json], Found]
 _RULES: tuple[Rule, ...] = (
-    _plain_json, _public_addresses, _times, _version_of_stac, _license, _providers, _media_types, _our_fields,
-)  # fmt: skip
+    _plain_json,
+    _public_addresses,
+    _times,
+    _version_of_stac,
+    _license,
+    _providers,
+    _media_types,
+    _our_fields,
+)
 _ITEM_RULES: tuple[Rule, ...] = (_id, _item_links, _honest_datetime, _order_of_times, _geometry, _bbox)
 _COLLECTION_RULES: tuple[Rule, ...] = (_collection_id, _extents, _item_assets)

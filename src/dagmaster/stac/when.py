@@ -25,9 +25,19 @@ _SENTINELS = frozenset(
     {datetime(1970, 1, 1, tzinfo=UTC), datetime(1900, 1, 1, tzinfo=UTC), datetime(1980, 1, 1, tzinfo=UTC)}
 )
 _ACQUISITION = (
-    "acquisitiondatetime", "acquisition_datetime", "acquisition_date", "acquisitiondate", "acquisition_time", "date_acquired",
-    "sensing_time", "sensing_start", "datetimeoriginal", "exif_datetimeoriginal", "nitf_idatim", "firstlinetime",
-)  # fmt: skip
+    "acquisitiondatetime",
+    "acquisition_datetime",
+    "acquisition_date",
+    "acquisitiondate",
+    "acquisition_time",
+    "date_acquired",
+    "sensing_time",
+    "sensing_start",
+    "datetimeoriginal",
+    "exif_datetimeoriginal",
+    "nitf_idatim",
+    "firstlinetime",
+)
 _PARTS = re.compile(r"(\d{4})(?:-(\d\d)(?:-(\d\d))?)?")
 _COLONS = re.compile(r"(\d{4}):(\d\d):(\d\d)[ T](\d\d:\d\d:\d\d(?:\.\d+)?)")
 _DIGITS = re.compile(r"(\d{4})(\d\d)(\d\d)T?(\d\d)(\d\d)(\d\d)Z?")

@@ -1,24 +1,24 @@
-"""Where files are: zones, locations, and stores that put, get, list and delete objects behind one interface.
+"""Storage of files: zones, locations, and stores that put, get, list and delete objects.
 
 from dagmaster.storage import Zone, open_storage
 
 storage = open_storage(settings.load())
-there = storage.location("2024/dem.tif", zone=Zone.BRONZE)
-storage.put_file(there, Path("dem.tif"))
-storage.gdal_path(there)
+location = storage.location("2024/dem.tif", zone=Zone.BRONZE)
+storage.put_file(location, Path("dem.tif"))
+storage.gdal_path(location)
 """
 
 from dagmaster.storage.location import Edition, Folder, Location, Zone, intermediate
 from dagmaster.storage.sources import BLOBS_ONLY, SourceFile, SourceRules, find_source
-from dagmaster.storage.store import Found, Store, Stored
+from dagmaster.storage.store import ObjectInfo, Store, Stored
 from dagmaster.storage.zones import Storage, open_storage
 
 __all__ = [
     "BLOBS_ONLY",
     "Edition",
     "Folder",
-    "Found",
     "Location",
+    "ObjectInfo",
     "SourceFile",
     "SourceRules",
     "Storage",

@@ -1,11 +1,11 @@
 """A zone in a folder of this machine.
 
-    <root>/<container>/<blob>   objects, each made elsewhere and put in place by one rename or link
-    <root>/.incoming/<random>   objects on their way; what a killed process leaves there is removed a day later
-    <root>/.scratch/<job id>/   folders for large files before they are put; on the same file system, so that a put moves them
-    <root>/.gone/<random>/      folders that were taken away, until they are deleted
+    <root>/<container>/<blob>   objects; each is written in .incoming and appears here by one rename or link
+    <root>/.incoming/<random>   objects that are being written; leftovers of killed processes are removed after a day
+    <root>/.scratch/<job id>/   folders for large files before a put, which moves them: they share a file system
+    <root>/.gone/<random>/      removed folders, until their files are deleted
 
-No container's name begins with a dot. A symbolic link that leads out of the root is not followed.
+Names of containers do not begin with a dot. Symbolic links that lead out of the root are not followed.
 """
 
 import contextlib
@@ -25,12 +25,21 @@ from uuid import UUID, uuid4
 from dagmaster.errors import Conflict, DagmasterError, InvalidRequest, NotAllowed, Unavailable
 from dagmaster.storage import scratch
 from dagmaster.storage.location import Folder, Location, Zone
-from dagmaster.storage.store import CHUNK_BYTES, Found, Stored, bad_range, not_found, require_file, require_path, taken
+from dagmaster.storage.store import (
+    CHUNK_BYTES,
+    ObjectInfo,
+    Stored,
+    bad_range,
+    not_found,
+    require_file,
+    require_path,
+    taken,
+)
 
 LEFTOVER_SECONDS = 24 * 3600.0
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK})
-# Folders are deleted when their last object is: one that is just made may be gone before it is used.
+# A folder is deleted with its last object, so a new folder may disappear before it is used.
 _TRIES = 100
 
 
@@ -47,9 +56,9 @@ class LocalStore:
             return self._publish(unfinished, location, hashlib.sha256(data).hexdigest(), create_only)
 
     def put_file(self, location: Location, file: Path, *, move: bool = False, create_only: bool = False) -> Stored:
-        seen = require_file(file)
-        # Whoever had another name for the file could change the object under its readers.
-        stored = self._take(location, file, create_only) if move and seen.st_nlink == 1 else None
+        status = require_file(file)
+        # Through another hard link to the file, the object could be changed while it is read.
+        stored = self._take(location, file, create_only) if move and status.st_nlink == 1 else None
         if stored is None:
             with _writing(location), self._incoming() as unfinished:
                 stored = self._publish(unfinished, location, _copy(file, unfinished), create_only)
@@ -58,7 +67,7 @@ class LocalStore:
         return stored
 
     def _take(self, location: Location, file: Path, create_only: bool) -> Stored | None:
-        """Make a file the object itself; None where it is on another file system."""
+        """Turn the file itself into the object; None if it is on another file system."""
         with _writing(location):
             with file.open("rb") as content:
                 digest = hashlib.file_digest(content, "sha256").hexdigest()
@@ -89,25 +98,25 @@ class LocalStore:
         with _reading(location), self._open(location) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
-    def head(self, location: Location) -> Found:
+    def head(self, location: Location) -> ObjectInfo:
         with _reading(location):
-            seen = self._path(location).stat()
-        if not stat.S_ISREG(seen.st_mode):
+            status = self._path(location).stat()
+        if not stat.S_ISREG(status.st_mode):
             raise not_found(location)
-        return _found(location, seen)
+        return _info(location, status)
 
     def exists(self, location: Location) -> bool:
         with _reading(location):
             return self._path(location).is_file()
 
-    def list(self, folder: Folder) -> Iterator[Found]:
-        """Files whose names break the rules, and links, are no objects: they are left out."""
+    def list(self, folder: Folder) -> Iterator[ObjectInfo]:
+        """Links, and files whose names break the rules, are not objects and are not listed."""
         base = self._root / folder.container
         with _reading(folder):
             for parent, _, names in os.walk(self._within(base / folder.path)):
                 for name in names:
-                    if found := self._listed(folder, base, Path(parent, name)):
-                        yield found
+                    if info := self._listed(folder, base, Path(parent, name)):
+                        yield info
 
     def delete(self, location: Location) -> None:
         with _reading(location), contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -120,11 +129,11 @@ class LocalStore:
             yield from scratch.folders_in(self._within(self._root / folder.container / folder.path))
 
     def delete_all(self, folder: Folder) -> None:
-        """Also what is no object: links, and files whose names break the rules."""
+        """Also deletes links and files whose names break the rules."""
         require_path(folder)
         with _reading(folder):
             path = self._within(self._root / folder.container / folder.path)
-            scratch.take_away(path, self._gone_folder)
+            scratch.move_away(path, self._removed_folder)
             self._prune(path.parent)
 
     def gdal_path(self, location: Location) -> str:
@@ -143,12 +152,12 @@ class LocalStore:
 
     def clear_scratch(self, job_id: UUID) -> None:
         with _writing(self._scratch_name):
-            scratch.take_away(self._scratch_folder / str(job_id), self._gone_folder)
+            scratch.move_away(self._scratch_folder / str(job_id), self._removed_folder)
 
     def sweep_up(self) -> None:
-        with _writing(f"what was taken away from the zone {self.zone}"):
+        with _writing(f"the removed folders of the zone {self.zone}"):
             self._remove_leftovers()
-            scratch.delete_taken(self._gone_folder)
+            scratch.delete_moved(self._removed_folder)
 
     @property
     def _scratch_folder(self) -> Path:
@@ -159,7 +168,7 @@ class LocalStore:
         return f"the scratch folder of the zone {self.zone}"
 
     @property
-    def _gone_folder(self) -> Path:
+    def _removed_folder(self) -> Path:
         return self._root / ".gone"
 
     @contextlib.contextmanager
@@ -173,26 +182,26 @@ class LocalStore:
             unfinished.unlink(missing_ok=True)
 
     def _publish(self, unfinished: Path, location: Location, digest: str, create_only: bool) -> Stored:
-        seen = unfinished.stat()
+        status = unfinished.stat()
         path = self._path(location)
         is_new = _put_in_place(unfinished, path, create_only)
         if not is_new:
             with path.open("rb") as other:
-                seen = os.fstat(other.fileno())
+                status = os.fstat(other.fileno())
                 if hashlib.file_digest(other, "sha256").hexdigest() != digest:
                     raise taken(location)
-        return Stored(location, seen.st_size, digest, _etag(seen), is_new)
+        return Stored(location, status.st_size, digest, _etag(status), is_new)
 
-    def _listed(self, folder: Folder, base: Path, path: Path) -> Found | None:
+    def _listed(self, folder: Folder, base: Path, path: Path) -> ObjectInfo | None:
         try:
             location = Location(folder.zone, folder.container, path.relative_to(base).as_posix())
-            seen = path.lstat()
+            status = path.lstat()
         except (InvalidRequest, FileNotFoundError):
             return None
-        return _found(location, seen) if stat.S_ISREG(seen.st_mode) else None
+        return _info(location, status) if stat.S_ISREG(status.st_mode) else None
 
     def _prune(self, folder: Path) -> None:
-        """Remove folders that hold nothing any more; the container's own stays."""
+        """Remove empty folders, up to the container's own folder, which stays."""
         while folder.parent not in (self._root, folder):
             try:
                 folder.rmdir()
@@ -201,7 +210,7 @@ class LocalStore:
             folder = folder.parent
 
     def _remove_leftovers(self) -> None:
-        """What processes left that were killed in the middle of a put. A slow put is not that old."""
+        """Remove files of processes that were killed during a put. A put that still runs is not that old."""
         oldest = time.time() - LEFTOVER_SECONDS
         with contextlib.suppress(FileNotFoundError):
             for file in (self._root / ".incoming").iterdir():
@@ -216,7 +225,9 @@ class LocalStore:
         return self._within(self._root / location.container / location.blob)
 
     def _within(self, path: Path) -> Path:
-        if not Path(os.path.realpath(path)).is_relative_to(self._root):  # resolve() raises where links go in circles
+        if not Path(os.path.realpath(path)).is_relative_to(
+            self._root
+        ):  # Path.resolve raises for links that form a loop
             raise NotAllowed(
                 f"a symbolic link leads out of the zone {self.zone}",
                 code="storage.link",
@@ -227,7 +238,7 @@ class LocalStore:
 
 @contextlib.contextmanager
 def _reading(what: Location | Folder) -> Iterator[None]:
-    """What the file system says, as what it means; without this machine's paths."""
+    """Translate errors of the file system. The messages do not contain paths of this machine."""
     try:
         yield
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
@@ -242,7 +253,8 @@ def _writing(what: Location | str) -> Iterator[None]:
         yield
     except (NotADirectoryError, IsADirectoryError, FileExistsError):
         raise Conflict(
-            f"{what} can't be: a part of its name is an object, or it is a folder of others", code="storage.name-taken"
+            f"{what} cannot be stored: a part of its name is an object, or it is a folder with objects",
+            code="storage.name-taken",
         ) from None
     except OSError as error:
         raise _unavailable(error, what) from error
@@ -250,42 +262,42 @@ def _writing(what: Location | str) -> Iterator[None]:
 
 def _unavailable(error: OSError, what: Location | Folder | str) -> DagmasterError:
     if error.errno == errno.ENAMETOOLONG:
-        return InvalidRequest(f"{what} is too long a name for this file system", code="storage.bad-blob")
+        return InvalidRequest(f"the name {what} is too long for this file system", code="storage.bad-blob")
     if error.errno in _FULL:
         return Unavailable("the storage is full", code="storage.full", hint="free space, or move it to a larger disk")
     if error.errno in _NO_LINKS and error.filename2:
         return Unavailable(
-            "this file system has no hard links, so an object can't be kept from being overwritten",
+            "this file system has no hard links, which are needed to protect objects from being overwritten",
             code="storage.no-links",
             hint="put the storage on another file system",
         )
-    return Unavailable(f"{what} can't be reached: {error.strerror}", code="storage.unavailable")
+    return Unavailable(f"{what} cannot be accessed: {error.strerror}", code="storage.unavailable")
 
 
 def _put_in_place(unfinished: Path, path: Path, create_only: bool) -> bool:
-    """Whether it is there now, by one step that can't be seen half done."""
+    """Put the file in place atomically; False if `create_only` and an object is there."""
     for tries_left in reversed(range(_TRIES)):
         try:
-            made = _make_folders(path.parent)
+            changed = _make_folders(path.parent)
             if not _moved(unfinished, path, create_only):
                 return False
             break
         except FileNotFoundError:
             if not tries_left:
                 raise
-    for folder in made:
+    for folder in changed:
         _sync_folder(folder)
     return True
 
 
 def _copy(file: Path, target: Path) -> str:
-    """Copy and hash in one reading. The copy is as old as the file: when it was last written is something to know."""
+    """Copy and hash in one pass. The copy keeps the modification time of the file, which dates the data."""
     digest = hashlib.sha256()
     with file.open("rb") as source, target.open("xb") as copy:
         while chunk := source.read(CHUNK_BYTES):
             digest.update(chunk)
             copy.write(chunk)
-        copy.flush()  # or what is still to be written would make it young again
+        copy.flush()  # a later write would change the modification time again
         written = os.fstat(source.fileno())
         os.utime(copy.fileno(), ns=(written.st_atime_ns, written.st_mtime_ns))
         _sync(copy)
@@ -304,7 +316,7 @@ def _moved(unfinished: Path, path: Path, create_only: bool) -> bool:
 
 
 def _make_folders(folder: Path) -> list[Path]:
-    """Make what is missing; answers every folder that has a new entry then, once one more is put in `folder`."""
+    """Create missing folders. Returns `folder` and its parents that have a new entry, to be synced."""
     missing = [folder]
     while not missing[-1].exists():
         missing.append(missing[-1].parent)
@@ -312,8 +324,8 @@ def _make_folders(folder: Path) -> list[Path]:
         folder.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
         if any(each.exists() and not each.is_dir() for each in missing):
-            raise  # an object is where a folder should be
-        raise FileNotFoundError from None  # it was there, and is gone again
+            raise  # an object has the name of a folder
+        raise FileNotFoundError from None  # the folder was deleted in the meantime
     return missing
 
 
@@ -325,7 +337,7 @@ def _sync(file: BinaryIO) -> None:
 def _sync_folder(folder: Path) -> None:
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except FileNotFoundError:  # its last object was deleted meanwhile
+    except FileNotFoundError:  # deleted with its last object
         return
     try:
         os.fsync(descriptor)
@@ -333,10 +345,10 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _found(location: Location, seen: os.stat_result) -> Found:
-    return Found(location, seen.st_size, datetime.fromtimestamp(seen.st_mtime, UTC), _etag(seen))
+def _info(location: Location, status: os.stat_result) -> ObjectInfo:
+    return ObjectInfo(location, status.st_size, datetime.fromtimestamp(status.st_mtime, UTC), _etag(status))
 
 
-def _etag(seen: os.stat_result) -> str:
-    # Every put makes a file of its own, so that its number and time tell it from the one before.
-    return f"{seen.st_ino:x}-{seen.st_mtime_ns:x}-{seen.st_size:x}"
+def _etag(status: os.stat_result) -> str:
+    # Every put writes a new file, so inode and modification time differ from those of the file before.
+    return f"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}"

@@ -1,6 +1,6 @@
-"""Where an object is: a zone, a container of it, and the name of a blob. Also how the platform names what it writes.
+"""Locations of objects: a zone, a container in it, and the name of a blob. Also the names of what the platform writes.
 
-The rules are the strictest of all backends, so that a name that is good here is good in a folder, in Azure and in S3.
+The rules are the strictest of all backends, so that a valid name is valid in a folder, in Azure and in S3.
 """
 
 import re
@@ -20,7 +20,7 @@ _JOB_ID_VERSION = 7
 
 _CONTAINER = re.compile(r"[a-z0-9](?:[a-z0-9]|-(?=[a-z0-9])){1,61}[a-z0-9]")
 # Control and format characters, surrogates, separators of lines and paragraphs.
-_UNSEEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+_INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 
 
 class Zone(StrEnum):
@@ -31,7 +31,7 @@ class Zone(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """`Location.parse("bronze/2024/dem.tif", Zone.BRONZE)`; one that exists obeys the rules."""
+    """`Location.parse("bronze/2024/dem.tif", Zone.BRONZE)`. The constructor enforces the rules for names."""
 
     zone: Zone
     container: str
@@ -82,7 +82,7 @@ class Folder:
 
 @dataclass(frozen=True, slots=True)
 class Edition:
-    """One revision of one version of a dataset: what is written under its names is never written again.
+    """One revision of one version of a dataset. Objects under its names are written once and never change.
 
     >>> Edition("dem-2024", ordinal=0, revision=1).cog("r00c01.tif")
     'cogs/dem-2024/v0/r1/r00c01.tif'
@@ -112,7 +112,7 @@ class Edition:
         return self._named("stac", name)
 
     def recipe(self) -> str:
-        """What it is made by."""
+        """The options that the edition is made with."""
         return self._named("recipes", "recipe.json")
 
     def _named(self, kind: str, name: str) -> str:
@@ -120,12 +120,12 @@ class Edition:
 
 
 def intermediate(job_id: UUID, name: str) -> str:
-    """The name of a blob that goes away with its job."""
+    """The name of a blob that is deleted with its job."""
     return f"{job_id}/{name}"
 
 
 def job_named(name: str) -> UUID | None:
-    """The job whose folder has this name, if it is exactly how ids of jobs are written: all else belongs to someone else."""
+    """The job whose folder has this name; None unless the name is a job id exactly as the platform writes it."""
     try:
         job_id = UUID(name)
     except ValueError:
@@ -135,7 +135,9 @@ def job_named(name: str) -> UUID | None:
 
 def _check_container(container: str) -> None:
     if not _CONTAINER.fullmatch(container):
-        raise _bad("container", container, "needs 3 to 63 small letters and digits, single hyphens between them")
+        raise _bad(
+            "container", container, "needs 3 to 63 lower-case letters and digits, with single hyphens between them"
+        )
 
 
 def _check_blob(blob: str) -> None:
@@ -146,12 +148,12 @@ def _check_blob(blob: str) -> None:
 def _problem_of(blob: str) -> str | None:
     if not blob:
         return "is missing: write container/blob"
-    if any(unicodedata.category(character) in _UNSEEN for character in blob):
-        return "has a control character or one that can't be seen"
+    if any(unicodedata.category(character) in _INVISIBLE for character in blob):
+        return "has a control character or an invisible one"
     if "\\" in blob:
         return "has a backslash"
     if not unicodedata.is_normalized("NFC", blob):
-        return "is not in Unicode's normal form NFC"
+        return "is not in the Unicode normal form NFC"
     if len(blob.encode()) > LONGEST_BLOB_BYTES:
         return f"has more than {LONGEST_BLOB_BYTES} bytes"
     return next((problem for part in blob.split("/") if (problem := _problem_of_part(part))), None)
@@ -159,7 +161,7 @@ def _problem_of(blob: str) -> str | None:
 
 def _problem_of_part(part: str) -> str | None:
     if part in {"", ".", ".."}:
-        return "has an empty part, . or .. between its slashes, or one at an end"
+        return "begins or ends with a slash, or has an empty part, . or .. between slashes"
     if part != part.strip() or part.endswith("."):
         return "has a part that begins or ends with a space, or ends with a dot"
     return f"has a part of more than {LONGEST_PART_BYTES} bytes" if len(part.encode()) > LONGEST_PART_BYTES else None
@@ -170,6 +172,6 @@ def _bad(kind: str, name: str, problem: str) -> InvalidRequest:
 
 
 def _shown(name: str) -> str:
-    """Short, and without what a terminal would obey."""
+    """Short, and without characters that control a terminal."""
     start = name[:80]
     return (f"'{start}'" if start.isprintable() else ascii(start)) + ("…" if len(name) > 80 else "")

@@ -1,4 +1,4 @@
-"""A zone in an object store, through obstore: today its memory, and whatever else it speaks to."""
+"""A zone in an object store, through obstore. Today only its store in memory is used."""
 
 import contextlib
 import hashlib
@@ -15,7 +15,16 @@ from obstore.store import MemoryStore
 from dagmaster.errors import Conflict, NotAllowed, NotFound, Unavailable
 from dagmaster.storage import scratch
 from dagmaster.storage.location import Folder, Location, Zone
-from dagmaster.storage.store import CHUNK_BYTES, Found, Stored, bad_range, not_found, require_file, require_path, taken
+from dagmaster.storage.store import (
+    CHUNK_BYTES,
+    ObjectInfo,
+    Stored,
+    bad_range,
+    not_found,
+    require_file,
+    require_path,
+    taken,
+)
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta
@@ -26,7 +35,7 @@ GdalPath = Callable[[Location], str]
 
 
 class ObjectStore:
-    """`containers` gives the store of a container; `gdal_path` how GDAL names an object, where GDAL can reach it at all."""
+    """`containers` returns the store of a container; `gdal_path` returns the path for GDAL, if GDAL can read the store."""
 
     def __init__(
         self, zone: Zone, containers: Containers, scratch_folder: Path, gdal_path: GdalPath | None = None
@@ -49,32 +58,32 @@ class ObjectStore:
         return stored
 
     def get(self, location: Location) -> bytes:
-        with _told(location):
+        with _translated(location):
             return self._container(location).get(location.blob).bytes().to_bytes()
 
     def get_range(self, location: Location, start: int, length: int) -> bytes:
         if start < 0 or length < 1 or start >= self.head(location).size_bytes:
             raise bad_range(location, start, length)
-        with _told(location):
+        with _translated(location):
             return self._container(location).get_range(location.blob, start=start, length=length).to_bytes()
 
     def get_file(self, location: Location, file: Path) -> None:
-        with _told(location), contextlib.closing(self._chunks(location)) as chunks:
-            first = next(chunks, b"")  # before a file is made: the object may not be there
+        with _translated(location), contextlib.closing(self._chunks(location)) as chunks:
+            first = next(chunks, b"")  # before the file is created: the object may not exist
             with file.open("xb") as target:
                 target.write(first)
                 target.writelines(chunks)
 
     def sha256(self, location: Location) -> str:
         digest = hashlib.sha256()
-        with _told(location):
+        with _translated(location):
             for chunk in self._chunks(location):
                 digest.update(chunk)
         return digest.hexdigest()
 
-    def head(self, location: Location) -> Found:
-        with _told(location):
-            return _found(location, self._container(location).head(location.blob))
+    def head(self, location: Location) -> ObjectInfo:
+        with _translated(location):
+            return _info(location, self._container(location).head(location.blob))
 
     def exists(self, location: Location) -> bool:
         try:
@@ -83,30 +92,30 @@ class ObjectStore:
             return False
         return True
 
-    def list(self, folder: Folder) -> Iterator[Found]:
-        with _told(folder):
+    def list(self, folder: Folder) -> Iterator[ObjectInfo]:
+        with _translated(folder):
             for page in self._containers(folder.container).list(folder.path or None):
-                for seen in page:
-                    yield _found(Location(folder.zone, folder.container, seen["path"]), seen)
+                for meta in page:
+                    yield _info(Location(folder.zone, folder.container, meta["path"]), meta)
 
     def delete(self, location: Location) -> None:
-        with contextlib.suppress(NotFound), _told(location):
+        with contextlib.suppress(NotFound), _translated(location):
             self._container(location).delete(location.blob)
 
     def folders(self, folder: Folder) -> Iterator[str]:
-        with _told(folder):
+        with _translated(folder):
             below = self._containers(folder.container).list_with_delimiter(folder.path or None)
         for path in below["common_prefixes"]:
             yield path.rpartition("/")[2]
 
     def delete_all(self, folder: Folder) -> None:
         require_path(folder)
-        for found in list(self.list(folder)):
-            self.delete(found.location)
+        for info in list(self.list(folder)):
+            self.delete(info.location)
 
     def gdal_path(self, location: Location) -> str:
         if self._gdal_path is None:
-            raise NotAllowed(f"GDAL can't read {location} where it is", code="storage.no-gdal-path")
+            raise NotAllowed(f"GDAL cannot read {location} in place", code="storage.no-gdal-path")
         return self._gdal_path(location)
 
     def scratch(self, job_id: UUID) -> AbstractContextManager[Path]:
@@ -116,13 +125,13 @@ class ObjectStore:
         return scratch.jobs_in(self._scratch_folder)
 
     def clear_scratch(self, job_id: UUID) -> None:
-        scratch.take_away(self._scratch_folder / str(job_id), self._gone_folder)
+        scratch.move_away(self._scratch_folder / str(job_id), self._removed_folder)
 
     def sweep_up(self) -> None:
-        scratch.delete_taken(self._gone_folder)
+        scratch.delete_moved(self._removed_folder)
 
     @property
-    def _gone_folder(self) -> Path:
+    def _removed_folder(self) -> Path:
         return self._scratch_folder / ".gone"
 
     def _put(
@@ -130,14 +139,14 @@ class ObjectStore:
     ) -> Stored:
         mode: Literal["create", "overwrite"] = "create" if create_only else "overwrite"
         try:
-            with _told(location):
+            with _translated(location):
                 put = self._container(location).put(location.blob, content, mode=mode)
         except Conflict:
-            # A put that was sent again after its answer was lost finds itself there.
-            there = self.head(location)
-            if there.size_bytes != size_bytes or self.sha256(location) != digest:
+            # A put that is repeated because its response was lost finds its own object.
+            existing = self.head(location)
+            if existing.size_bytes != size_bytes or self.sha256(location) != digest:
                 raise
-            return Stored(location, size_bytes, digest, there.etag, is_new=False)
+            return Stored(location, size_bytes, digest, existing.etag, is_new=False)
         return Stored(location, size_bytes, digest, _plain(put["e_tag"]))
 
     def _container(self, location: Location) -> "Container":
@@ -149,14 +158,14 @@ class ObjectStore:
 
 
 def memory_store(zone: Zone, scratch_folder: Path) -> ObjectStore:
-    """For tests and trials: what it holds goes with it."""
+    """For tests: the objects are lost with the process."""
     containers: defaultdict[str, MemoryStore] = defaultdict(MemoryStore)
     return ObjectStore(zone, containers.__getitem__, scratch_folder)
 
 
 @contextlib.contextmanager
-def _told(what: Location | Folder) -> Iterator[None]:
-    """What obstore says, as what it means. In its own words there are addresses, and in these perhaps signatures."""
+def _translated(what: Location | Folder) -> Iterator[None]:
+    """Translate errors of obstore. Its own messages may contain URLs with signatures."""
     try:
         yield
     except FileNotFoundError:
@@ -167,11 +176,11 @@ def _told(what: Location | Folder) -> Iterator[None]:
     except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError):
         raise NotAllowed(f"the storage refuses access to {what}", code="storage.not-allowed") from None
     except exceptions.BaseError as error:
-        raise Unavailable(f"{what} can't be reached ({type(error).__name__})", code="storage.unavailable") from None
+        raise Unavailable(f"{what} cannot be accessed ({type(error).__name__})", code="storage.unavailable") from None
 
 
-def _found(location: Location, seen: "ObjectMeta") -> Found:
-    return Found(location, seen["size"], seen["last_modified"], _plain(seen["e_tag"]))
+def _info(location: Location, meta: "ObjectMeta") -> ObjectInfo:
+    return ObjectInfo(location, meta["size"], meta["last_modified"], _plain(meta["e_tag"]))
 
 
 def _plain(etag: str | None) -> str:

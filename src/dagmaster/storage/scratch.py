@@ -1,7 +1,6 @@
-"""Folders for large files on their way: `<folder>/<job id>/<random>`, one for each who asks.
+"""Scratch folders for large files, `<folder>/<job id>/<random>`: every caller gets a new one.
 
-Also how folders go: taken away by one rename, so that whoever comes after finds nothing and may begin anew at once, and deleted
-later, which may take long.
+Folders are removed in two steps: one rename, after which the name is free at once, and deletion later, which may take long.
 """
 
 import contextlib
@@ -20,13 +19,13 @@ _TRIES = 5
 
 @contextlib.contextmanager
 def opened(folder: Path, job_id: UUID) -> Iterator[Path]:
-    own = _made_in(folder / str(job_id))
+    own = _create_in(folder / str(job_id))
     try:
         yield own
     finally:
         shutil.rmtree(own, ignore_errors=True)
         with contextlib.suppress(OSError):
-            own.parent.rmdir()  # unless another task of the job is at work in it
+            own.parent.rmdir()  # fails while another task of the job uses it
 
 
 def jobs_in(folder: Path) -> Iterator[UUID]:
@@ -36,36 +35,36 @@ def jobs_in(folder: Path) -> Iterator[UUID]:
 
 
 def folders_in(folder: Path) -> Iterator[str]:
-    """Links are none."""
+    """Names of the folders right below a folder, without links."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
         yield from (entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
 
 
-def take_away(folder: Path, gone: Path) -> None:
-    gone.mkdir(parents=True, exist_ok=True)
+def move_away(folder: Path, removed: Path) -> None:
+    removed.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileNotFoundError):
-        folder.rename(gone / uuid4().hex)
+        folder.rename(removed / uuid4().hex)
 
 
-def delete_taken(gone: Path) -> None:
-    """Several may be at it. What can't be deleted is not in the way of the rest."""
-    taken = [gone / name for name in folders_in(gone)]
-    for folder in taken:
+def delete_moved(removed: Path) -> None:
+    """Several processes may do this at once. A folder that cannot be deleted does not stop the deletion of others."""
+    folders = [removed / name for name in folders_in(removed)]
+    for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)
-    if left := sum(folder.exists() for folder in taken):
+    if left := sum(folder.exists() for folder in folders):
         raise Unavailable(
-            f"{left} folders that were taken away can't be deleted",
+            f"{left} removed folders cannot be deleted",
             code="storage.unavailable",
-            hint=f"look at whose they are, below {gone.name} of the zone",
+            hint=f"check the owner and permissions of the folders in {removed.name} of the zone",
         )
 
 
-def _made_in(folder: Path) -> Path:
+def _create_in(folder: Path) -> Path:
     for tries_left in reversed(range(_TRIES)):
         folder.mkdir(parents=True, exist_ok=True)
         try:
             return Path(tempfile.mkdtemp(dir=folder))
-        except FileNotFoundError:  # the last one who was at work in it has just removed it
+        except FileNotFoundError:  # another task has just removed it
             if not tries_left:
                 raise
     raise AssertionError

@@ -1,7 +1,7 @@
-"""What a job may read from: a blob of a zone always; a web address, a /vsi path or a local file only where that is allowed.
+"""The sources that a job may read: blobs of a zone always; URLs, /vsi paths and local files only if they are allowed.
 
-Each of the three lets whoever submits a job read what the worker can reach, so each is off unless configured. Where a partner
-system submits, `BLOBS_ONLY` is used whatever the configuration says.
+With each of the three, a submitter can read what the worker can reach, so each is disabled by default. For jobs of a partner
+system `BLOBS_ONLY` applies, whatever the configuration says.
 """
 
 import re
@@ -20,7 +20,7 @@ from dagmaster.storage.location import Location, Zone
 
 LONGEST_SOURCE = 4096
 
-# Those that read objects or files; none that runs commands, waits for a terminal or keeps state in memory.
+# File systems of GDAL that read objects or files; none that runs commands, reads standard input or keeps files in memory.
 _VSI = re.compile(r"/vsi(zip|tar|gzip|curl|az|adls|s3|gs)/(.+)")
 _ARCHIVES = frozenset({"zip", "tar", "gzip"})
 
@@ -56,7 +56,7 @@ BLOBS_ONLY = SourceRules()
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """`gdal_path` may hold a signature: people are shown `name`."""
+    """`gdal_path` may contain a signature, so messages show `name`."""
 
     kind: SourceKind
     gdal_path: str
@@ -80,9 +80,11 @@ def find_source(
     zone: Zone = Zone.BRONZE,
     lookup: Lookup | None = None,
 ) -> SourceFile:
-    """Where to read from: `container/blob` (or, with a container given, a blob of it), an https address, /vsi… or /a/path."""
+    """The source that a text names: `container/blob` (with `container`, only the blob), an https URL, /vsi… or /a/path."""
     if not text or len(text) > LONGEST_SOURCE or not text.isprintable():
-        raise InvalidRequest("the source is missing, too long or not readable", code="source.invalid")
+        raise InvalidRequest(
+            "the source is empty, too long, or has characters that cannot be printed", code="source.invalid"
+        )
     if text.startswith("/vsi"):
         return _vsi(text, rules, lookup or _addresses)
     if text.startswith("/"):
@@ -101,14 +103,14 @@ def _local(text: str, rules: SourceRules) -> SourceFile:
 
 def _https(text: str, rules: SourceRules, lookup: Lookup) -> SourceFile:
     if not rules.allow_https:
-        raise _refused("web addresses", "ALLOW_HTTPS_SOURCES")
+        raise _refused("URLs", "ALLOW_HTTPS_SOURCES")
     return SourceFile(SourceKind.HTTPS, f"/vsicurl/{text}", _vetted(text, lookup))
 
 
 def _vetted(url: str, lookup: Lookup) -> str:
-    """The name of the file at an address of a public server.
+    """The name of the file at a URL of a public server.
 
-    GDAL looks the name up again and may be told another address: where that matters, the network itself must refuse it.
+    GDAL resolves the host again and may get another address. If that matters, the network itself must block it.
     """
     try:
         parts = urlsplit(url)
@@ -117,10 +119,10 @@ def _vetted(url: str, lookup: Lookup) -> str:
         parts, host, name = None, "", ""
     if parts is None or parts.scheme != "https" or not host or "@" in parts.netloc:
         raise InvalidRequest(
-            "the source is not an https address", code="source.bad-address", hint="write https://host/path"
+            "the source is not an https URL", code="source.bad-address", hint="write https://host/path"
         )
     if not all(map(_is_public, lookup(host))):
-        raise NotAllowed(f"the source's host {host} is not a public one", code="source.private")
+        raise NotAllowed(f"the host {host} of the source is not a public server", code="source.private")
     return name or host
 
 
@@ -130,42 +132,42 @@ def _vsi(text: str, rules: SourceRules, lookup: Lookup) -> SourceFile:
     matched = _VSI.fullmatch(text)
     if not matched:
         raise NotAllowed(
-            "this kind of /vsi path is not read from",
+            "this kind of /vsi path is not supported",
             code="source.bad-vsi",
-            hint="vsizip, vsitar, vsigzip, vsicurl, vsiaz, vsiadls, vsis3 and vsigs are",
+            hint="use vsizip, vsitar, vsigzip, vsicurl, vsiaz, vsiadls, vsis3 or vsigs",
         )
-    kind, rest = matched.groups()
-    name = rest.partition("?")[0].rpartition("/")[2]
+    kind, path = matched.groups()
+    name = path.partition("?")[0].rpartition("/")[2]
     if kind == "curl":
-        _vetted(rest, lookup)
+        _vetted(path, lookup)
     elif kind in _ARCHIVES:
-        _archive(rest, rules, lookup)
+        _archive(path, rules, lookup)
     return SourceFile(SourceKind.VSI, text, name or kind)
 
 
-def _archive(inside: str, rules: SourceRules, lookup: Lookup) -> None:
-    """What an archive is read from obeys the same rules."""
-    if "{" in inside:
-        raise NotAllowed("braces in a /vsi path are not read", code="source.bad-vsi")
-    if inside.startswith(("/vsi", "vsi")):  # GDAL takes both
-        _vsi(f"/{inside.removeprefix('/')}", rules, lookup)
+def _archive(path: str, rules: SourceRules, lookup: Lookup) -> None:
+    """The file of an archive is subject to the same rules."""
+    if "{" in path:
+        raise NotAllowed("braces in a /vsi path are not supported", code="source.bad-vsi")
+    if path.startswith(("/vsi", "vsi")):  # GDAL accepts both
+        _vsi(f"/{path.removeprefix('/')}", rules, lookup)
     else:
-        _local(inside, rules)
+        _local(path, rules)
 
 
 def _refused(what: str, setting: str) -> NotAllowed:
     return NotAllowed(
-        f"{what} are not read from here",
+        f"{what} are not allowed as sources",
         code="source.not-allowed",
-        hint=f"put the file into a container, or set {setting}=true where the worker runs",
+        hint=f"put the file into a container, or set {setting}=true for the worker",
     )
 
 
 def _addresses(host: str) -> list[str]:
     try:
-        return [str(found[4][0]) for found in socket.getaddrinfo(host, 443, type=socket.SOCK_STREAM)]
+        return [str(entry[4][0]) for entry in socket.getaddrinfo(host, 443, type=socket.SOCK_STREAM)]
     except (OSError, UnicodeError) as error:
-        raise Unavailable(f"the source's host {host} is not known", code="source.unknown-host") from error
+        raise Unavailable(f"the host {host} of the source is unknown", code="source.unknown-host") from error
 
 
 def _is_public(text: str) -> bool:

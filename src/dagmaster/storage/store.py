@@ -1,7 +1,7 @@
-"""What every store can do. One store keeps one zone: containers, and in them blobs under their names.
+"""The interface of a store. One store holds one zone: containers with blobs.
 
-Synchronous: most who store things are plain handlers in processes of their own. Who has an event loop calls it in a thread
-(`await asyncio.to_thread(store.get, location)`).
+The interface is synchronous, because most callers are plain handlers in child processes. From an event loop, call it in a
+thread (`await asyncio.to_thread(store.get, location)`).
 """
 
 import contextlib
@@ -23,7 +23,7 @@ CHUNK_BYTES = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What a put left behind. Not `is_new`: the very same content was there already."""
+    """The result of a put. `is_new` is False if the same content was stored already."""
 
     location: Location
     size_bytes: int
@@ -33,28 +33,28 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ObjectInfo:
     location: Location
     size_bytes: int
     modified_at: datetime
-    etag: str  # another one as soon as the content is another
+    etag: str  # changes with the content
 
 
 class Store(Protocol):
-    """A reader sees an object whole or not at all, and after a put has returned it stays, whatever happens to the machine."""
+    """Puts are atomic for readers, and durable once they have returned, even if the machine loses power."""
 
     def put(self, location: Location, data: bytes, *, create_only: bool = False) -> Stored:
-        """Store bytes. `create_only`: what is there stays; if it is something else, that is a Conflict."""
+        """Store bytes. With `create_only` an existing object stays; Conflict if its content differs."""
         ...
 
     def put_file(self, location: Location, file: Path, *, move: bool = False, create_only: bool = False) -> Stored:
-        """Store a file. `move`: it is gone afterwards, which spares copying it where it lies on the store's file system."""
+        """Store a file. With `move` the file is removed, and not copied if it is on the file system of the store."""
         ...
 
     def get(self, location: Location) -> bytes: ...
 
     def get_range(self, location: Location, start: int, length: int) -> bytes:
-        """Fewer bytes where the object ends before."""
+        """Returns fewer bytes if the object ends before."""
         ...
 
     def get_file(self, location: Location, file: Path) -> None:
@@ -62,37 +62,37 @@ class Store(Protocol):
         ...
 
     def sha256(self, location: Location) -> str:
-        """Of what is stored: reads all of it."""
+        """The hash of the stored bytes. Reads all of them."""
         ...
 
-    def head(self, location: Location) -> Found: ...
+    def head(self, location: Location) -> ObjectInfo: ...
 
     def exists(self, location: Location) -> bool: ...
 
-    def list(self, folder: Folder) -> Iterator[Found]:
-        """Everything below a folder, in no particular order."""
+    def list(self, folder: Folder) -> Iterator[ObjectInfo]:
+        """All objects below a folder, in no particular order."""
         ...
 
     def delete(self, location: Location) -> None:
-        """What is not there is deleted already."""
+        """Does nothing if the object does not exist."""
         ...
 
     def folders(self, folder: Folder) -> Iterator[str]:
-        """The names of the folders right below a folder, without a look at what is in them."""
+        """The names of the folders right below a folder. Their content is not read."""
         ...
 
     def delete_all(self, folder: Folder) -> None:
-        """Delete everything below a folder. Where there is a file system, it is out of sight at once, by one rename."""
+        """Delete everything below a folder. On a file system one rename hides it at once."""
         ...
 
     def gdal_path(self, location: Location) -> str:
-        """How GDAL opens the object, without downloading it."""
+        """The path by which GDAL opens the object without downloading it."""
         ...
 
     def scratch(self, job_id: UUID) -> AbstractContextManager[Path]:
-        """An empty folder of one's own to write large files in before they are put; gone after the block.
+        """A new empty folder for large files before they are put; removed at the end of the block.
 
-        On the store's file system, where it has one. What a killed process leaves is removed by `clear_scratch`.
+        It is on the file system of the store, if the store has one. `clear_scratch` removes leftovers of killed processes.
         """
         ...
 
@@ -105,39 +105,39 @@ class Store(Protocol):
         ...
 
     def sweep_up(self) -> None:
-        """Free the space of what was taken away, and of puts whose processes were killed more than a day ago."""
+        """Delete removed folders, and leftovers of puts whose processes were killed more than a day ago."""
         ...
 
 
 def not_found(location: Location | Folder) -> NotFound:
-    return NotFound(f"there is no object {location}", code="storage.not-found", location=str(location))
+    return NotFound(f"the object {location} does not exist", code="storage.not-found", location=str(location))
 
 
 def taken(location: Location) -> Conflict:
     return Conflict(
-        f"{location} exists already with other content, and is never overwritten",
+        f"{location} already exists with other content, and published objects are never overwritten",
         code="storage.taken",
-        hint="what is published stays as it is: store it as another revision",
+        hint="store the new content as another revision",
         location=str(location),
     )
 
 
 def require_path(folder: Folder) -> None:
-    """A whole container is never deleted."""
+    """Refuse to delete a whole container."""
     if not folder.path:
-        raise InvalidRequest(f"{folder} is a container, and not a folder in one", code="storage.bad-folder")
+        raise InvalidRequest(f"{folder} is a container, not a folder in one", code="storage.bad-folder")
 
 
 def bad_range(location: Location, start: int, length: int) -> InvalidRequest:
     return InvalidRequest(
-        f"{location} has no {length} bytes from {start} on", code="storage.bad-range", location=str(location)
+        f"{location} has no range of {length} bytes from {start}", code="storage.bad-range", location=str(location)
     )
 
 
 def require_file(file: Path) -> os.stat_result:
-    """What is to be stored is a file, and no link to one."""
+    """Only a regular file can be stored, not a link to one."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        seen = file.lstat()
-        if stat.S_ISREG(seen.st_mode):
-            return seen
-    raise NotFound(f"there is no file {file.name} to store", code="storage.no-file")
+        status = file.lstat()
+        if stat.S_ISREG(status.st_mode):
+            return status
+    raise NotFound(f"the file {file.name} to be stored does not exist or is not a regular file", code="storage.no-file")

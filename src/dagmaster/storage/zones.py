@@ -1,4 +1,4 @@
-"""All zones behind one door: `storage.put(location, …)` goes to the store of the location's zone."""
+"""All zones as one storage: `storage.put(location, …)` uses the store of the location's zone."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -9,11 +9,11 @@ from dagmaster.settings import Settings
 from dagmaster.storage.local import LocalStore
 from dagmaster.storage.location import Folder, Location, Zone, job_named
 from dagmaster.storage.sources import BLOBS_ONLY, SourceFile, SourceRules, find_source
-from dagmaster.storage.store import Found, Store, Stored
+from dagmaster.storage.store import ObjectInfo, Store, Stored
 
 
 class Storage:
-    """`containers` are those meant where none is named. Scratch folders and intermediate blobs belong to silver."""
+    """`containers` are the defaults of the zones. Scratch folders and intermediate blobs belong to silver."""
 
     def __init__(
         self, stores: Mapping[Zone, Store], containers: Mapping[Zone, str], source_rules: SourceRules = BLOBS_ONLY
@@ -27,7 +27,7 @@ class Storage:
         return find_source(text, self, self.source_rules, container=container, zone=zone)
 
     def location(self, blob: str, *, zone: Zone = Zone.BRONZE, container: str | None = None) -> Location:
-        """A blob of a zone, in its default container unless another is named."""
+        """A blob in a container of a zone; without a container, in the default one."""
         return Location(zone, container or self.containers[zone], blob)
 
     def put(self, location: Location, data: bytes, *, create_only: bool = False) -> Stored:
@@ -48,13 +48,13 @@ class Storage:
     def sha256(self, location: Location) -> str:
         return self._stores[location.zone].sha256(location)
 
-    def head(self, location: Location) -> Found:
+    def head(self, location: Location) -> ObjectInfo:
         return self._stores[location.zone].head(location)
 
     def exists(self, location: Location) -> bool:
         return self._stores[location.zone].exists(location)
 
-    def list(self, folder: Folder) -> Iterator[Found]:
+    def list(self, folder: Folder) -> Iterator[ObjectInfo]:
         return self._stores[folder.zone].list(folder)
 
     def delete(self, location: Location) -> None:
@@ -77,7 +77,7 @@ class Storage:
         names = self._stores[Zone.SILVER].folders(Folder(Zone.SILVER, self.containers[Zone.SILVER]))
         return (job_id for name in names if (job_id := job_named(name)))
 
-    def intermediate_blobs(self, job_id: UUID) -> Iterator[Found]:
+    def intermediate_blobs(self, job_id: UUID) -> Iterator[ObjectInfo]:
         return self.list(self._intermediate(job_id))
 
     def clear_intermediate(self, job_id: UUID) -> None:
@@ -92,7 +92,7 @@ class Storage:
 
 
 def open_storage(settings: Settings) -> Storage:
-    """The zones that are configured. Nothing is made or touched before it is used."""
+    """The zones of the settings. No folder is created or read before it is used."""
     folders = {
         Zone.BRONZE: settings.bronze_folder,
         Zone.SILVER: settings.silver_folder,

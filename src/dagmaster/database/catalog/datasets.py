@@ -1,4 +1,4 @@
-"""What map servers read of the catalogue: a dataset's versions, and the item of one. Nothing is written here."""
+"""What map servers read from the catalogue: the versions of a dataset, and the item of a version."""
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -19,7 +19,7 @@ _POOL_SIZE = 4
 
 @dataclass(frozen=True, slots=True)
 class ServedDataset:
-    """A collection, and the ids of those of its items that are whole versions."""
+    """A collection, and the ids of its items that are a whole version."""
 
     collection: dict[str, Any]
     item_ids: tuple[str, ...]
@@ -70,5 +70,5 @@ def _translated() -> Iterator[None]:
     except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName, psycopg.errors.UndefinedFunction):
         raise not_deployed() from None
     except PoolTimeout:
-        what = "the database gave no connection in time"
-        raise Unavailable(what, code="database.unavailable", hint="check that the server runs") from None
+        message = "no connection to the database was free in time"
+        raise Unavailable(message, code="database.unavailable", hint="check that the server runs") from None

@@ -1,7 +1,7 @@
-"""The STAC catalogue: pgSTAC in the same database, deployed as a step of its own, and written to by many at once.
+"""The STAC catalogue: pgSTAC in the same database. It has its own deployment, and many handlers write to it at once.
 
-Writers of one collection go one after another, each batch in a transaction of its own under an advisory lock; what others
-(pgSTAC's own maintenance, searches) make fail is tried again, and a batch is only done when all its items were counted.
+Writers of one collection take turns: each batch is one transaction under an advisory lock. A batch that fails because of
+concurrent work (pgSTAC's own maintenance, searches) is retried, and is done only when all its items have been counted.
 """
 
 import asyncio
@@ -33,18 +33,18 @@ Base = tuple[Json, int | None]
 Join = Callable[[Json, Json], Json]
 
 BATCH_ITEMS: Final = 500
-UNREADABLE: Final = "unknown"  # the version of a catalogue that this role may not look at
+UNREADABLE: Final = "unknown"  # the version of a catalogue that this role may not read
 PATIENCE_SECONDS: Final = 180.0
 LOCK_SECONDS: Final = 30.0
 STATEMENT_SECONDS: Final = 120.0
 _PAUSES_SECONDS = (0.05, 2.0)
 _NAMED_AT_MOST = 10
 
-# Deadlock, serialization failure, no lock in time, object in use; and no partition for a row, or one whose constraint does not
-# hold it yet: pgSTAC swallows the error of a partition that it could not make, and stumbles over its lack. Last, an item that
-# someone has added who does not ask for our lock.
-_PASSING = frozenset({"40P01", "40001", "55P03", "55006", "23514", "23505"})
-# What pgSTAC and PostGIS say of an item that they can't read: raised, internal, data and integrity errors.
+# Deadlock, serialization failure, lock timeout, object in use. Check violation: the row has no partition, or one whose
+# constraint does not cover it yet, because pgSTAC ignores errors when it creates partitions. Unique violation: another program
+# added the item without our lock.
+_TRANSIENT = frozenset({"40P01", "40001", "55P03", "55006", "23514", "23505"})
+# Errors of pgSTAC and PostGIS for an item that they cannot read: raised, internal, data and integrity errors.
 _BAD_ITEM = ("P0001", "XX000", "22", "23")
 _COLUMNS = frozenset({"id", "collection", "geometry", "pgstac:base_item", "private"})
 _DEPLOYING = "hashtext('pgstac.deploy')"
@@ -52,7 +52,7 @@ _DEPLOYING = "hashtext('pgstac.deploy')"
 
 @dataclass(frozen=True, slots=True)
 class CatalogStatus:
-    """Versions of pgSTAC: deployed, and the one that this software brings (None where it is not installed)."""
+    """Versions of pgSTAC: the deployed one, and the one of this software (None if it is not installed)."""
 
     deployed: str | None
     software: str | None
@@ -63,7 +63,7 @@ class CatalogStatus:
 
 
 def software_version() -> str | None:
-    """The version of pgSTAC that would be deployed; None where the extras `worker` and `serving` are not installed."""
+    """The version of pgSTAC that would be deployed; None if the extras `worker` and `serving` are not installed."""
     try:
         return version("pypgstac")
     except PackageNotFoundError:
@@ -76,94 +76,95 @@ def catalog_status(dsn: str) -> CatalogStatus:
 
 
 def deploy_catalog(dsn: str, wait_seconds: float = 60) -> CatalogStatus:
-    """Bring pgSTAC to the version that is installed here. Whoever comes second waits, and finds nothing to do."""
+    """Migrate pgSTAC to the installed version. A second deployment waits for the first, and then has nothing to do."""
     wanted = _require_software()
     with _connected(dsn) as connection:
-        _await_turn(connection, wait_seconds)
-        found = _deployed(connection)
-        if found != wanted:
+        _lock_deployment(connection, wait_seconds)
+        deployed = _deployed(connection)
+        if deployed != wanted:
             _require_extensions(connection)
-            _require_older(found, wanted)
+            _require_older(deployed, wanted)
             _migrate(dsn)
         return CatalogStatus(_deployed(connection), wanted)
 
 
 def ensure_catalog(dsn: str, *, is_enabled: bool) -> CatalogStatus | None:
-    """Deploy the catalogue where it is wanted and can be; None where it is off, or not installed."""
+    """Deploy the catalogue; None if it is disabled or not installed."""
     return deploy_catalog(dsn) if is_enabled and software_version() else None
 
 
 def not_deployed() -> Unavailable:
     return Unavailable(
-        "the database has no STAC catalogue", code="catalog.not-deployed",
+        "the database has no STAC catalogue",
+        code="catalog.not-deployed",
         hint="run `dagmaster db deploy` where dagmaster[worker] is installed",
-    )  # fmt: skip
+    )
 
 
 class StacCatalog:
-    """What handlers do with the catalogue, over the pool that they are given."""
+    """What handlers do with the catalogue, on the connections of the worker."""
 
     def __init__(self, database: Database, patience_seconds: float = PATIENCE_SECONDS) -> None:
         self._database = database
         self._patience_seconds = patience_seconds
 
     async def ensure_collection(self, collection: Json, join: Join = lambda _known, new: new) -> bool:
-        """Create a collection, or say of it what this one says; its extent stays that of its items. True: it is new.
+        """Create or replace a collection; its extent remains that of its items. True if it is new.
 
-        `join` is given what is known of the collection and what is new, and answers what is to be said.
+        `join` combines the stored collection with the new one.
         """
         collection_id = _id_of(collection, "collection")
 
         async def put(connection: Connection) -> bool:
-            known = await dicts(connection, "catalog_known", {"collection": collection_id})
-            wanted = join(known[0]["content"], collection) if known else collection
+            stored = await dicts(connection, "catalog_known", {"collection": collection_id})
+            wanted = join(stored[0]["content"], collection) if stored else collection
             values = {"collection": collection_id, "content": _dumped(wanted)}
-            with _blamed(f"collection '{collection_id}'"):
+            with _blaming_data(f"collection '{collection_id}'"):
                 rows = await dicts(connection, "catalog_put_collection", values)
             return bool(rows and rows[0]["is_new"])
 
-        return await self._alone(collection_id, put)
+        return await self._exclusively(collection_id, put)
 
     async def upsert_items(self, items: Sequence[Json], *, batch: int = BATCH_ITEMS) -> int:
-        """Register items of one collection: new ones are added, others replaced. Answers how many there are of them."""
+        """Add items to one collection, or replace them. Returns their number."""
         if items:
             collection_id = _collection_of(items)
             moments = [_moments_of(item) for item in items]
             for start in range(0, len(items), batch):
-                some = slice(start, start + batch)
-                await self._upsert(collection_id, items[some], moments[some])
+                part = slice(start, start + batch)
+                await self._upsert(collection_id, items[part], moments[part])
         return len(items)
 
     async def _upsert(self, collection_id: str, items: Sequence[Json], moments: Sequence[Moments]) -> None:
         async with self._connection() as connection:
             base = await _base_of(connection, collection_id)
-        # What takes time is done before others have to wait. Should the base change meanwhile, the rows name the one they need.
+        # The slow part is done before the lock is taken. If the base changes in the meantime, the rows name the one that they need.
         rows = [_row(item, moment, base) for item, moment in zip(items, moments, strict=True)]
 
         async def put(connection: Connection) -> None:
             await _put_items(connection, collection_id, rows, moments)
 
-        await self._alone(collection_id, put)
+        await self._exclusively(collection_id, put)
 
     async def get_item(self, collection_id: str, item_id: str) -> Json | None:
-        found: Json | None = await self._one("catalog_get_item", "item", collection=collection_id, id=item_id)
-        return _whole(found) if found else None
+        item: Json | None = await self._one("catalog_get_item", "item", collection=collection_id, id=item_id)
+        return _whole(item) if item else None
 
     async def get_collection(self, collection_id: str) -> Json | None:
-        found: Json | None = await self._one("catalog_get_collection", "collection", collection=collection_id)
-        return found
+        collection: Json | None = await self._one("catalog_get_collection", "collection", collection=collection_id)
+        return collection
 
     async def count_items(self, collection_id: str) -> int:
         return int(await self._one("catalog_count", "items", collection=collection_id))
 
     async def missing_items(self, collection_id: str, item_ids: Sequence[str]) -> list[str]:
-        """Which of these are not there."""
+        """The ids that the collection does not have."""
         async with self._connection() as connection:
             rows = await dicts(connection, "catalog_missing", {"collection": collection_id, "ids": list(item_ids)})
         return [row["id"] for row in rows]
 
     async def refresh_extent(self, collection_id: str) -> Json | None:
-        """Let a collection's extent be that of its items; None where it has none, and then it stays."""
+        """Set the extent of a collection to that of its items. None, and no change, if it has no items."""
 
         async def refresh(connection: Connection) -> Json | None:
             rows = await dicts(connection, "catalog_boxes", {"collection": collection_id})
@@ -174,55 +175,57 @@ class StacCatalog:
             await connection.execute(query("catalog_set_extent"), values)
             return extent
 
-        return await self._alone(collection_id, refresh)
+        return await self._exclusively(collection_id, refresh)
 
     async def delete_older(self, collection_id: str, *, ordinal: int, revision: int) -> list[str]:
-        """Remove what earlier revisions of a version left behind. Answers their ids."""
+        """Remove the items of earlier revisions of a version. Returns their ids."""
         values = {"collection": collection_id, "ordinal": ordinal, "revision": revision}
 
         async def delete(connection: Connection) -> list[str]:
             return [row["id"] for row in await dicts(connection, "catalog_delete_older", values)]
 
-        return await self._alone(collection_id, delete)
+        return await self._exclusively(collection_id, delete)
 
     async def _one(self, name: str, column: str, **values: Any) -> Any:
         async with self._connection() as connection:
             (row,) = await dicts(connection, name, values)
             return row[column]
 
-    async def _alone(self, collection_id: str, act: Callable[[Connection], Awaitable[T]]) -> T:
-        """Act as the only writer of a collection; again, where others were in the way."""
+    async def _exclusively(self, collection_id: str, act: Callable[[Connection], Awaitable[T]]) -> T:
+        """Act as the only writer of a collection, and retry after failures that others caused."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._patience_seconds
         pause, longest = _PAUSES_SECONDS
         while True:
             try:
                 async with self._connection() as connection:
-                    with _in_the_way():
+                    with _retryable():
                         async with connection.transaction():
                             await connection.execute(query("catalog_lock"), _lock_values(collection_id))
-                            answer = await act(connection)
+                            result = await act(connection)
                             faults.reach("catalogue.before-commit")
                         faults.reach("catalogue.after-commit")
-                        return answer
-            except _Again as again:
+                        return result
+            except _Retry as error:
                 if loop.time() > deadline:
-                    raise _busy(collection_id, again) from again.__cause__
-            # Those who were in the way go first, and not all of us come back at once.
+                    raise _busy(collection_id, error) from error.__cause__
+            # With jitter, so that writers that wait for the same lock do not all return at once.
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - not a secret
             pause = min(2 * pause, longest)
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[Connection]:
-        with translate_errors(), _there():
+        with translate_errors(), _requiring_catalog():
             async with self._database.connection() as connection:
                 yield connection
 
 
 @dataclass(frozen=True, slots=True)
 class CatalogEntry:
-    """What the catalogue says of a version of a dataset. `properties` are one item's, of the newest other version where this one
-    has none; `times` are given by item, where they differ."""
+    """What the catalogue holds of a version of a dataset.
+
+    `properties` are those of one item; if the version has no items, of the newest other version. `times` are those of all
+    items, by id, if they differ."""
 
     item_id: str
     ordinal: int
@@ -233,7 +236,7 @@ class CatalogEntry:
 
 
 def read_entry(connection: psycopg.Connection[Any], dataset: str, ordinal: int) -> CatalogEntry | None:
-    """For plain handlers, over a connection of their own; None where nothing is said, or there is no catalogue."""
+    """For plain handlers, which have their own connection; None if the dataset is not in the catalogue, or there is none."""
     try:
         with connection.cursor(row_factory=dict_row) as cursor:
             cursor.execute(query("catalog_entry").encode(), {"collection": dataset, "ordinal": ordinal})
@@ -247,23 +250,26 @@ def read_entry(connection: psycopg.Connection[Any], dataset: str, ordinal: int) 
     )
 
 
-class _Again(Exception):
-    """It failed because of what others did at the same time."""
+class _Retry(Exception):
+    """A failure that concurrent work of others caused."""
 
 
 def _lock_values(collection_id: str) -> Json:
     return {
-        "collection": collection_id, "lock_ms": round(LOCK_SECONDS * 1000), "statement_ms": round(STATEMENT_SECONDS * 1000)
-    }  # fmt: skip
+        "collection": collection_id,
+        "lock_ms": round(LOCK_SECONDS * 1000),
+        "statement_ms": round(STATEMENT_SECONDS * 1000),
+    }
 
 
 async def _base_of(connection: Connection, collection_id: str) -> Base:
     rows = await dicts(connection, "catalog_base", {"collection": collection_id})
     if not rows:
         raise NotFound(
-            f"the catalogue has no collection '{collection_id}'", code="catalog.no-collection",
-            hint="ensure it before its items are registered",
-        )  # fmt: skip
+            f"the catalogue has no collection '{collection_id}'",
+            code="catalog.no-collection",
+            hint="create the collection before its items are registered",
+        )
     return rows[0]["base_item"], rows[0]["base_item_id"]
 
 
@@ -271,19 +277,19 @@ async def _put_items(
     connection: Connection, collection_id: str, rows: Sequence[Json], moments: Sequence[Moments]
 ) -> None:
     begins, ends = [begin for begin, _ in moments], [end for _, end in moments]
-    with _blamed(f"items of collection '{collection_id}'"):
+    with _blaming_data(f"items of collection '{collection_id}'"):
         spans = {"collection": collection_id, "begins": begins, "ends": ends}
         await connection.execute(query("catalog_partitions"), spans)
         await connection.execute(query("catalog_put_items"), {"collection": collection_id, "items": _dumped(rows)})
     ids = [row["id"] for row in rows]
     if lost := await dicts(connection, "catalog_missing", {"collection": collection_id, "ids": ids}):
-        raise _Again(f"{len(lost)} of {len(ids)} items were not stored")
+        raise _Retry(f"{len(lost)} of {len(ids)} items were not stored")
 
 
 def _row(item: Json, moments: Moments, base: Base) -> Json:
-    """An item as pgSTAC keeps it: without what it shares with its collection, and with the number of that base.
+    """An item as pgSTAC stores it: without the fields that it shares with its collection, and with the number of that base.
 
-    Without a number the first base is meant that the collection ever had.
+    Without a number, the first base of the collection applies.
     """
     from pypgstac.hydration import dehydrate
 
@@ -292,18 +298,16 @@ def _row(item: Json, moments: Moments, base: Base) -> Json:
     if base_item_id is not None:
         content["pgstac:base_item"] = base_item_id
     begin, end = moments
-    return {
-        "id": item["id"], "geometry": item["geometry"], "datetime": begin, "end_datetime": end, "content": content
-    }  # fmt: skip
+    return {"id": item["id"], "geometry": item["geometry"], "datetime": begin, "end_datetime": end, "content": content}
 
 
 def _moments_of(item: Json) -> Moments:
-    """From when to when it is: its interval, or its datetime."""
+    """The interval of an item, or its datetime twice."""
     properties = item.get("properties")
-    told = properties if isinstance(properties, dict) else {}
-    begin, end = told.get("start_datetime"), told.get("end_datetime")
+    times = properties if isinstance(properties, dict) else {}
+    begin, end = times.get("start_datetime"), times.get("end_datetime")
     if begin is None or end is None:
-        begin = end = told.get("datetime")
+        begin = end = times.get("datetime")
     try:
         moments = datetime.fromisoformat(begin), datetime.fromisoformat(end)  # type: ignore[arg-type]
         if None not in (moments[0].tzinfo, moments[1].tzinfo) and moments[0] <= moments[1]:
@@ -311,14 +315,14 @@ def _moments_of(item: Json) -> Moments:
     except (TypeError, ValueError):
         pass
     raise UnfitData(
-        f"item '{item['id']}' has no datetime, nor an interval, that can be understood",
+        f"item '{item['id']}' has no valid datetime or interval",
         code="catalog.bad-item",
         hint="write 2024-01-31T12:00:00Z, in start_datetime and end_datetime if it is an interval",
     )
 
 
 def _collection_of(items: Sequence[Json]) -> str:
-    """The one collection of all items; what pgSTAC would drop without a word is refused."""
+    """The collection of all items. Items that pgSTAC would drop silently are refused."""
     seen: set[str] = set()
     for item in items:
         item_id = _id_of(item, "item")
@@ -341,10 +345,10 @@ def _whole(item: Json) -> Json:
 
 
 def _id_of(thing: Json, kind: str) -> str:
-    found = thing.get("id")
-    if not isinstance(found, str) or not found:
+    value = thing.get("id")
+    if not isinstance(value, str) or not value:
         raise UnfitData(f"the {kind} has no id", code=f"catalog.bad-{kind}")
-    return found
+    return value
 
 
 def _dumped(value: Any) -> str:
@@ -363,17 +367,17 @@ def _rfc3339(moment: datetime) -> str:
 
 
 @contextmanager
-def _in_the_way() -> Iterator[None]:
+def _retryable() -> Iterator[None]:
     try:
         yield
     except psycopg.Error as error:
-        if error.sqlstate not in _PASSING:
+        if error.sqlstate not in _TRANSIENT:
             raise
-        raise _Again(error.diag.message_primary) from error
+        raise _Retry(error.diag.message_primary) from error
 
 
 @contextmanager
-def _there() -> Iterator[None]:
+def _requiring_catalog() -> Iterator[None]:
     try:
         yield
     except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName, psycopg.errors.UndefinedFunction):
@@ -381,48 +385,49 @@ def _there() -> Iterator[None]:
 
 
 @contextmanager
-def _blamed(what: str) -> Iterator[None]:
-    """What can't be stored because of what it is."""
+def _blaming_data(what: str) -> Iterator[None]:
+    """Turn errors that the data cause into UnfitData."""
     try:
         yield
     except psycopg.Error as error:
         state = error.sqlstate or ""
-        if state in _PASSING or not state.startswith(_BAD_ITEM):
+        if state in _TRANSIENT or not state.startswith(_BAD_ITEM):
             raise
-        raise UnfitData(f"{what} can't be stored: {error.diag.message_primary}", code="catalog.bad-item") from error
+        raise UnfitData(f"{what} cannot be stored: {error.diag.message_primary}", code="catalog.bad-item") from error
 
 
-def _busy(collection_id: str, again: _Again) -> Unavailable:
+def _busy(collection_id: str, error: _Retry) -> Unavailable:
     return Unavailable(
-        f"collection '{collection_id}' could not be written: {again}", code="catalog.busy",
-        hint="others write to it or hold it: look for long transactions in pg_stat_activity",
-    )  # fmt: skip
+        f"collection '{collection_id}' could not be written: {error}",
+        code="catalog.busy",
+        hint="look for long transactions on it in pg_stat_activity",
+    )
 
 
 def _require_software() -> str:
-    found = software_version()
-    if found is None:
+    wanted = software_version()
+    if wanted is None:
         raise Unavailable(
-            "pgSTAC is not installed here", code="catalog.not-installed", hint="pip install 'dagmaster[worker]'"
+            "pgSTAC is not installed", code="catalog.not-installed", hint="pip install 'dagmaster[worker]'"
         )
-    return found
+    return wanted
 
 
 def _require_extensions(connection: psycopg.Connection[Any]) -> None:
     missing = [row[0] for row in connection.execute(query("catalog_extensions").encode())]
     if missing:
         raise Unavailable(
-            f"this server lacks what the STAC catalogue needs: {', '.join(missing)}",
+            f"this server lacks extensions that the STAC catalogue needs: {', '.join(missing)}",
             code="catalog.no-extension",
             hint="install PostGIS (apt-get install postgresql-15-postgis-3), or set CATALOG_ENABLED=false",
             missing=missing,
         )
 
 
-def _require_older(found: str | None, wanted: str) -> None:
-    if found and _numbers(found) > _numbers(wanted):
+def _require_older(deployed: str | None, wanted: str) -> None:
+    if deployed and _numbers(deployed) > _numbers(wanted):
         raise Conflict(
-            f"the database has pgSTAC {found}, newer than the {wanted} of this software",
+            f"the database has pgSTAC {deployed}, which is newer than the {wanted} of this software",
             code="catalog.newer",
             hint="use the newer software",
         )
@@ -466,11 +471,11 @@ def _address(dsn: str) -> str:
     )
 
 
-def _await_turn(connection: psycopg.Connection[Any], wait_seconds: float) -> None:
+def _lock_deployment(connection: psycopg.Connection[Any], wait_seconds: float) -> None:
     deadline = time.monotonic() + wait_seconds
     while not (connection.execute(f"SELECT pg_try_advisory_lock({_DEPLOYING})".encode()).fetchone() or [False])[0]:
         if time.monotonic() > deadline:
-            raise Conflict("another deployment is under way", code="database.deploying", hint="try again later")
+            raise Conflict("another deployment is running", code="database.deploying", hint="try again later")
         time.sleep(0.1)
 
 

@@ -1,5 +1,5 @@
 -- The STAC catalogue: pgSTAC's tables and functions in the schema pgstac of the same database.
--- Its functions find each other by their own search path; what is used here directly is named with its schema.
+-- Its functions set their own search path; statements here name the schema.
 
 -- name: catalog_version
 -- The version of pgSTAC that is deployed.
@@ -9,27 +9,27 @@ SELECT version
  LIMIT 1;
 
 -- name: catalog_extensions
--- Which extensions pgSTAC needs that this server has not got.
+-- The extensions that pgSTAC needs and this server does not have.
 SELECT needed.name
   FROM unnest(ARRAY['postgis', 'btree_gist', 'unaccent']) AS needed (name)
  WHERE NOT EXISTS (SELECT FROM pg_available_extensions AS available WHERE available.name = needed.name)
  ORDER BY needed.name;
 
 -- name: catalog_lock
--- Be the only writer of a collection until the end of the transaction. Creating partitions and rebuilding their constraints
--- under concurrent writers is where items were lost. Waiting here is longer than elsewhere: others load whole batches.
+-- Become the only writer of a collection until the end of the transaction. When partitions were created and their constraints
+-- rebuilt under concurrent writers, items were lost. The lock timeout is long, because other writers load whole batches.
 SELECT set_config('lock_timeout', %(lock_ms)s::text, true),
        set_config('statement_timeout', %(statement_ms)s::text, true),
        pg_advisory_xact_lock(hashtextextended('dagmaster.catalog:' || %(collection)s::text, 0));
 
 -- name: catalog_known
--- What is said of a collection, as it is kept.
+-- The stored document of a collection.
 SELECT content
   FROM pgstac.collections
  WHERE id = %(collection)s;
 
 -- name: catalog_put_collection
--- Create a collection or replace what is said of it. The extent of one that has items is theirs.
+-- Create or replace a collection. If it has items, its extent stays.
 WITH known AS (
     SELECT content
       FROM pgstac.collections
@@ -48,9 +48,9 @@ SELECT NOT EXISTS (SELECT FROM known) AS is_new,
  WHERE NOT EXISTS (SELECT FROM known WHERE known.content = wanted.content);
 
 -- name: catalog_entry
--- What items say of a version of a dataset: its latest revision, since when it is there, what one of them says of all, and
--- each one's time where they are not all of the same. Where the version has none yet, the newest other one speaks for the dataset.
-WITH told AS (
+-- What the items hold of a version of a dataset: its latest revision, when it was created, the properties of one item, and the
+-- times of all items if they differ. If the version has no items yet, the newest other version stands for the dataset.
+WITH known AS (
     SELECT id,
            (content -> 'properties' ->> 'dagmaster:version_ordinal')::int AS ordinal,
            (content -> 'properties' ->> 'dagmaster:revision')::int AS revision,
@@ -75,23 +75,23 @@ WITH told AS (
                        )
                    )
            END AS times
-      FROM told
+      FROM known
      WHERE ordinal = %(ordinal)s
 )
-SELECT told.id, told.ordinal, told.properties - 'renders' AS properties, version.revision, version.created, version.times
-  FROM told, version
- ORDER BY told.ordinal = %(ordinal)s DESC, told.ordinal DESC, told.id
+SELECT known.id, known.ordinal, known.properties - 'renders' AS properties, version.revision, version.created, version.times
+  FROM known, version
+ ORDER BY known.ordinal = %(ordinal)s DESC, known.ordinal DESC, known.id
  LIMIT 1;
 
 -- name: catalog_base
--- What the items of a collection share with it, and under which number later ones refer to that.
+-- The fields that the items of a collection share with it, and the number by which items refer to them.
 SELECT base_item, base_item_id
   FROM pgstac.current_base_item(%(collection)s)
  WHERE base_item IS NOT NULL;
 
 -- name: catalog_partitions
--- Have partitions, and constraints on them, that hold these times: the first of two steps, because no statement can make a
--- partition of the table that it inserts into.
+-- Create the partitions for these times, with their constraints. This is a statement of its own, because no statement can
+-- create a partition of the table that it inserts into.
 SELECT pgstac.check_partition(%(collection)s, span.begins, span.ends)
   FROM (
            SELECT tstzrange(min(item.begin_at), max(item.begin_at), '[]') AS begins,
@@ -104,7 +104,7 @@ SELECT pgstac.check_partition(%(collection)s, span.begins, span.ends)
        ) AS span;
 
 -- name: catalog_put_items
--- Insert items, and replace those that have changed.
+-- Insert new items, and replace those that have changed.
 WITH given AS MATERIALIZED (
     SELECT item.id, public.ST_GeomFromGeoJSON(item.geometry) AS geometry, item.datetime, item.end_datetime, item.content
       FROM jsonb_to_recordset(%(items)s::jsonb)
@@ -132,7 +132,7 @@ SELECT given.id, %(collection)s, given.geometry, given.datetime, given.end_datet
        );
 
 -- name: catalog_missing
--- Which of these items are not there.
+-- The given ids that the collection does not have.
 SELECT wanted.id
   FROM unnest(%(ids)s::text[]) AS wanted (id)
  WHERE NOT EXISTS (
@@ -154,7 +154,7 @@ SELECT pgstac.get_item(%(id)s, %(collection)s) AS item;
 SELECT pgstac.get_collection(%(collection)s) AS collection;
 
 -- name: catalog_boxes
--- Where and when each item of a collection is.
+-- Bbox and time of each item of a collection.
 SELECT coalesce(content -> 'bbox', pgstac.geom_bbox(geometry)) AS bbox,
        datetime,
        end_datetime
@@ -168,7 +168,7 @@ UPDATE pgstac.collections
 RETURNING id;
 
 -- name: catalog_delete_older
--- Remove the items that earlier revisions of a version left and the latest one has not replaced.
+-- Remove the items of earlier revisions of a version that the latest revision has not replaced.
 DELETE FROM pgstac.items
  WHERE collection = %(collection)s
    AND (content -> 'properties' ->> 'dagmaster:version_ordinal')::int = %(ordinal)s

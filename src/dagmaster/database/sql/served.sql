@@ -1,7 +1,7 @@
--- What is served of the catalogue. pgSTAC's own tables and functions: it may be another schema than ours, in the same database.
+-- What map servers read from the catalogue, through the tables and functions of pgSTAC.
 
 -- name: served_dataset
--- A collection with the ids of its items that are a version as a whole: `<dataset>-v<ordinal>`. Tiles have longer ids.
+-- A collection, and the ids of its items that are a whole version: `<dataset>-v<ordinal>`. Tiles have longer ids.
 SELECT collections.content AS collection,
        ARRAY(
            SELECT items.id
@@ -14,9 +14,9 @@ SELECT collections.content AS collection,
  WHERE collections.id = %(dataset)s;
 
 -- name: served_item
--- One item, with what it shares with its collection.
+-- One item, with the fields that it shares with its collection.
 SELECT pgstac.get_item(%(item_id)s, %(dataset)s) AS item;
 
 -- name: served_catalogue
--- Whether there is a catalogue, and of which version.
+-- The version of the catalogue.
 SELECT pgstac.get_version() AS version;
