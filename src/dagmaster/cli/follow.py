@@ -18,7 +18,7 @@ from dagmaster.errors import Unavailable
 
 T = TypeVar("T")
 MOST_FAILURES_SHOWN = 5
-_MOST_FAULTS_ASKED = 3
+_MOST_FAULTS = 3
 _TICK_SECONDS = 0.25
 _POLL_SECONDS = 2.0  # the progress that handlers report is not an event
 _QUIET_SECONDS = 2.0
@@ -232,8 +232,8 @@ def failures(client: Client, answer: Json) -> list[Json]:
 
 def _with_faults(client: Client, job_id: str, failed: list[Json]) -> list[Json]:
     """Lists contain messages only. For the first few nodes, ask for the whole error."""
-    asked = [node["node_id"] for node in failed if node.get("attempt")][:_MOST_FAULTS_ASKED]
-    faults = {node_id: client.node(job_id, node_id)["node"].get("error") for node_id in asked}
+    node_ids = [node["node_id"] for node in failed if node.get("attempt")][:_MOST_FAULTS]
+    faults = {node_id: client.node(job_id, node_id)["node"].get("error") for node_id in node_ids}
     return [{**node, "error": _without_traceback(faults.get(node["node_id"]))} for node in failed]
 
 

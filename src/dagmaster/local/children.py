@@ -74,7 +74,7 @@ class ChildProcess:
             stdin=subprocess.DEVNULL,
             pass_fds=tuple(passed.values()),
             start_new_session=True,
-            preexec_fn=_die_with(os.getpid()),  # noqa: PLW1509  only a system call, and no import, in the child
+            preexec_fn=die_with(os.getpid()),  # noqa: PLW1509  only a system call, and no import, in the child
         )
         if self.is_held:
             os.close(passed["--hold"])
@@ -142,11 +142,11 @@ def ending(code: int) -> str:
         return f"was ended by signal {-code}"
 
 
-def _die_with(parent: int) -> Callable[[], None]:
-    """The first thing a child does: ask the kernel to kill it when its parent dies."""
+def die_with(parent: int, death_signal: signal.Signals = signal.SIGKILL) -> Callable[[], None]:
+    """The first thing a child process does: ask the kernel for this signal when its parent dies."""
 
     def ask() -> None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        _LIBC.prctl(_PR_SET_PDEATHSIG, death_signal, 0, 0, 0)
         if os.getppid() != parent:
             os._exit(1)
 

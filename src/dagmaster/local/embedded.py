@@ -1,16 +1,15 @@
 """A private PostgreSQL for one machine: no TCP port, its own data folder, ended with the process that started it.
 
-    <folder>/data         the cluster; made in data.new and renamed, so that a half-made one is never taken for it
-    <folder>/server.log   what the server says
-    <folder>/lock         held by every process of a running server, and by whoever prepares to start one
-    <socket folder>       short, because socket paths have 107 bytes; 0700, which is what makes `trust` safe
+    <folder>/data         the cluster; created as data.new and renamed, so that an incomplete one is never used
+    <folder>/server.log   the log of the server
+    <folder>/lock         held by every process of a running server, and by a process that is about to start one
+    <socket folder>       short, because socket paths are limited to 107 bytes; 0700, which makes `trust` safe
 
 As root the folder is /var/lib/dagmaster/<id> and the server runs as an unprivileged user, because it refuses root and
-because checkouts are often closed to everybody else. No folder that exists already is ever given other permissions.
+because other users often have no access to checkouts. The permissions of existing folders are never changed.
 """
 
 import contextlib
-import ctypes
 import fcntl
 import hashlib
 import os
@@ -28,8 +27,9 @@ from typing import TYPE_CHECKING, BinaryIO, Literal, Self
 
 from dagmaster.database import OLDEST_MAJOR
 from dagmaster.errors import Conflict, InvalidRequest, NotFound, Unavailable
+from dagmaster.local.children import die_with
 
-# Connecting is loaded where it is needed: whoever starts a server has better things to do first.
+# psycopg is imported where it is used: the server is started first.
 if TYPE_CHECKING:
     import psycopg
 
@@ -39,12 +39,9 @@ LONGEST_SOCKET_FOLDER = 107 - len("/.s.PGSQL.5432.lock")
 
 LARGEST_LOG_BYTES = 20_000_000
 
-# The folder is another user's, who must not lead root to a file elsewhere.
-_NO_DETOUR = os.O_NOFOLLOW | os.O_CLOEXEC
+# The folder belongs to another user, who must not redirect root to another file.
+_NO_SYMLINK = os.O_NOFOLLOW | os.O_CLOEXEC
 _ROOT_HOME = Path("/var/lib/dagmaster")
-_PR_SET_PDEATHSIG = 1
-# Loaded here, since between fork and exec nothing may be imported.
-_LIBC = ctypes.CDLL(None, use_errno=True)
 
 StopMode = Literal["smart", "fast", "immediate"]
 _STOP_SIGNALS = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": signal.SIGQUIT}
@@ -65,9 +62,9 @@ class Cluster:
     def at(
         cls, data_folder: Path | None, name: str = "default", *, fast: bool = False, data_home: Path | None = None
     ) -> Self:
-        """The cluster that belongs to a data folder, or the one called `name` where none is given.
+        """The cluster of a data folder, or the one called `name` if no folder is given.
 
-        `data_home` is where a normal user's data lives: XDG_DATA_HOME, or ~/.local/share.
+        `data_home` is the folder for data of a normal user: XDG_DATA_HOME, or ~/.local/share.
         """
         identity = _identity(data_folder, name)
         if os.geteuid() == 0:
@@ -97,7 +94,7 @@ class Cluster:
         return self.server_pid() is not None
 
     def server_pid(self) -> int | None:
-        """The process that serves this folder. A pid file alone proves nothing: its number may be another's by now."""
+        """The process that serves this folder. A pid file alone is no proof: the pid may have been reused."""
         pid = _pid_in(self.data / "postmaster.pid")
         return pid if pid is not None and _serves(pid, self.data) else None
 
@@ -115,7 +112,7 @@ class Cluster:
             raise
 
     def launch(self, meanwhile: Callable[[], None] = lambda: None) -> None:
-        """`start`, before anything is in its database. `meanwhile` is called while the server is made, and while it starts."""
+        """Start the server with an empty database. `meanwhile` is called during initdb and during the start."""
         if threading.current_thread() is not threading.main_thread():
             # The kernel sends the death signal when the forking thread ends, not the process.
             raise RuntimeError("a cluster is started from the main thread")
@@ -132,20 +129,20 @@ class Cluster:
             raise
 
     def add_postgis(self) -> None:
-        """Where the server has it to offer."""
+        """Install PostGIS, if the server offers it."""
         with self._superuser(DATABASE) as connection:
             missing = "SELECT FROM pg_available_extensions WHERE name = 'postgis' AND installed_version IS NULL"
             if connection.execute(missing).rowcount:
                 connection.execute("CREATE EXTENSION postgis")
 
     def stop(self, mode: StopMode = "fast", patience_seconds: float = 30.0) -> None:
-        """End the server, whoever started it; harder if it takes longer than patience allows."""
+        """Stop the server, even if another process started it; kill it if it takes too long."""
         pid = self._process.pid if self._process and self._process.poll() is None else self.server_pid()
         if pid is not None:
             for how, seconds in ((_STOP_SIGNALS[mode], patience_seconds), (signal.SIGQUIT, 15.0)):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, how)
-                if self._gone_within(seconds):
+                if self._has_ended_within(seconds):
                     break
             else:
                 raise Unavailable(f"PostgreSQL (process {pid}) does not stop", code="cluster.stuck", pid=pid)
@@ -166,9 +163,9 @@ class Cluster:
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[int]:
-        """Hold the folder. A server inherits the lock, so that it lasts until its very last process is gone."""
+        """Lock the folder. A server inherits the lock, so that it lasts until its last process has ended."""
         self._make_folder(self.folder)
-        descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | _NO_DETOUR, 0o600)
+        descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | _NO_SYMLINK, 0o600)
         try:
             self._acquire(descriptor)
             if (pid := self.server_pid()) is not None:  # started by hand, without our lock
@@ -184,10 +181,10 @@ class Cluster:
                 return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 waited_seconds = time.monotonic() - begun
-                # Not at first sight: a server that was killed this moment still looks alive.
+                # Not immediately: a server that was just killed still looks alive.
                 if waited_seconds > 0.5 and (pid := self.server_pid()) is not None:
                     raise self._in_use(f"by process {pid}", pid=pid) from None
-                # No server: its last processes are ending after a crash, or another start is being prepared.
+                # No server: its last processes are ending after a crash, or another process is about to start one.
                 if waited_seconds > patience_seconds:
                     raise self._in_use("by another process") from None
                 time.sleep(0.05)
@@ -201,7 +198,7 @@ class Cluster:
         )
 
     def _make_folder(self, folder: Path) -> None:
-        """Make a folder that only the server's user can enter, or see that an existing one is such."""
+        """Create a folder that only the user of the server can enter; refuse an existing one that others can."""
         folder.parent.mkdir(parents=True, exist_ok=True)
         try:
             folder.mkdir(mode=0o700)
@@ -209,12 +206,12 @@ class Cluster:
             pass
         else:
             os.chown(folder, self.user.pw_uid, self.user.pw_gid)
-        found = folder.lstat()
-        if found.st_uid != self.user.pw_uid or found.st_mode & 0o077 or not folder.is_dir():
+        status = folder.lstat()
+        if status.st_uid != self.user.pw_uid or status.st_mode & 0o077 or not folder.is_dir():
             raise Conflict(
                 f"{folder} is not a private folder of {self.user.pw_name}",
                 code="cluster.folder",
-                hint="remove it, or make it 0700 and that user's own",
+                hint="remove it, or change its mode to 0700 and its owner to that user",
             )
 
     def _initialise(self, meanwhile: Callable[[], None] = lambda: None) -> None:
@@ -229,19 +226,19 @@ class Cluster:
         with subprocess.Popen(command, **self._as_user(), **pipes) as initdb:  # type: ignore[call-overload]
             try:
                 meanwhile()
-                _, said = initdb.communicate()
+                _, errors = initdb.communicate()
             except BaseException:
                 initdb.kill()
                 raise
         if initdb.returncode:
-            raise Unavailable(f"initdb in {unfinished} failed: {said.strip()[-1000:]}", code="cluster.initdb")
+            raise Unavailable(f"initdb in {unfinished} failed: {errors.strip()[-1000:]}", code="cluster.initdb")
         unfinished.rename(self.data)
         _sync(self.folder)
 
     def _remove_leftovers(self) -> None:
-        """Remove what a server left that lost its power, where its process number is another's by now.
+        """Remove the pid files of a server that was cut off, if another process has its pid now.
 
-        Where it is nobody's, PostgreSQL itself sees that, and checks more than we can.
+        If no process has that pid, PostgreSQL notices it itself, and checks more than we can.
         """
         self._make_folder(self.socket_folder)
         for leftover in (self.data / "postmaster.pid", self.socket_folder / ".s.PGSQL.5432.lock"):
@@ -262,16 +259,16 @@ class Cluster:
                 stderr=subprocess.STDOUT,
                 pass_fds=(lock,),
                 start_new_session=True,
-                preexec_fn=_die_with(os.getpid()),  # noqa: PLW1509  only a system call, and no import, in the child
+                preexec_fn=die_with(os.getpid(), signal.SIGINT),  # noqa: PLW1509  it makes only a system call
             )
 
     def _open_log(self) -> BinaryIO:
         if self.log.exists() and self.log.stat().st_size > LARGEST_LOG_BYTES:
             self.log.replace(self.log.with_suffix(".log.old"))
-        return os.fdopen(os.open(self.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _NO_DETOUR, 0o600), "ab")
+        return os.fdopen(os.open(self.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _NO_SYMLINK, 0o600), "ab")
 
     def _settings(self, binaries: Path) -> Iterator[tuple[str, str]]:
-        """On the command line, so that a newer dagmaster brings its own to an older folder."""
+        """Given on the command line, so that a newer dagmaster can change them for an existing folder."""
         yield from _SETTINGS.items()
         yield "unix_socket_directories", str(self.socket_folder)
         if self.fast:
@@ -280,7 +277,7 @@ class Cluster:
             yield "shared_preload_libraries", "pg_stat_statements"
 
     def _as_user(self) -> dict[str, object]:
-        """How a child becomes the server's user, in a folder that this user can enter."""
+        """Options that run a child process as the user of the server, in a folder that this user can enter."""
         if os.geteuid() != 0:
             return {"cwd": "/"}
         return {"cwd": "/", "user": self.user.pw_uid, "group": self.user.pw_gid, "extra_groups": [], "umask": 0o077}
@@ -312,7 +309,7 @@ class Cluster:
             if not connection.execute("SELECT FROM pg_database WHERE datname = %s", [DATABASE]).rowcount:
                 connection.execute(f"CREATE DATABASE {DATABASE}")
 
-    def _gone_within(self, seconds: float) -> bool:
+    def _has_ended_within(self, seconds: float) -> bool:
         deadline = time.monotonic() + seconds
         while self.is_running() if self._process is None else self._process.poll() is None:
             if time.monotonic() > deadline:
@@ -339,27 +336,28 @@ _FAST_SETTINGS = {"fsync": "off", "full_page_writes": "off", "synchronous_commit
 
 
 def find_binaries(major: int | None = None) -> Path:
-    """The folder of the server's programs: of one major version, or the newest that will do."""
-    fit = ((version, folder) for version, folder in _installed() if version >= OLDEST_MAJOR)
-    found = {version: folder for version, folder in fit if major in {None, version}}
-    if not found:
+    """The folder of the server's programs: of one major version, or of the newest supported one."""
+    supported = ((version, folder) for version, folder in _installed() if version >= OLDEST_MAJOR)
+    folders = {version: folder for version, folder in supported if major in {None, version}}
+    if not folders:
         wanted = f"PostgreSQL {major}" if major else f"PostgreSQL {OLDEST_MAJOR} or newer"
         raise NotFound(
             f"{wanted} is not installed",
             code="cluster.no-postgres",
             hint=f"apt-get install postgresql-{major or OLDEST_MAJOR}-postgis-3, or set DATABASE_URL to another server",
         )
-    return found[max(found)]
+    return folders[max(folders)]
 
 
 def _installed() -> Iterator[tuple[int, Path]]:
-    """Where a version is there twice the later one counts: Debian's own tree."""
-    candidates = [Path(found).resolve().parent for name in ("pg_config", "postgres") if (found := shutil.which(name))]
+    """If a version is installed twice, the later one in this order is used: that of Debian."""
+    programs = (shutil.which(name) for name in ("pg_config", "postgres"))
+    candidates = [Path(program).resolve().parent for program in programs if program]
     candidates += Path("/usr/lib/postgresql").glob("*/bin")
     for folder in candidates:
         if (folder / "postgres").exists() and (folder / "initdb").exists():
-            told = subprocess.run([folder / "postgres", "--version"], capture_output=True, text=True, check=False)
-            if version := re.search(r"\) (\d+)", told.stdout):
+            done = subprocess.run([folder / "postgres", "--version"], capture_output=True, text=True, check=False)
+            if version := re.search(r"\) (\d+)", done.stdout):
                 yield int(version[1]), folder
 
 
@@ -375,7 +373,7 @@ def _identity(data_folder: Path | None, name: str) -> str:
 
 
 def _unprivileged_user(folder: Path) -> pwd.struct_passwd:
-    """Whoever owns the data already, else `postgres`, else `nobody`."""
+    """The owner of the data, else `postgres`, else `nobody`."""
     with contextlib.suppress(FileNotFoundError, KeyError):
         owner = pwd.getpwuid(folder.stat().st_uid)
         if owner.pw_uid != 0:
@@ -388,7 +386,7 @@ def _unprivileged_user(folder: Path) -> pwd.struct_passwd:
 
 def _socket_folder(identity: str) -> Path:
     user = os.geteuid()
-    # What XDG_RUNTIME_DIR stands for wherever there is a login session.
+    # The value of XDG_RUNTIME_DIR in a login session.
     session = Path("/run/user") / str(user)
     if user == 0:
         folder = Path("/run") / f"dagmaster-{identity}"
@@ -416,17 +414,6 @@ def _serves(pid: int, data: Path) -> bool:
         return program in {"postgres", "postmaster"} and (process / "cwd").samefile(data)
     except OSError:
         return False
-
-
-def _die_with(parent: int) -> Callable[[], None]:
-    """What a child does before it becomes the server: ask to be stopped when its parent dies, however that happens."""
-
-    def ask() -> None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGINT, 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return ask
 
 
 def _sync(folder: Path) -> None:
