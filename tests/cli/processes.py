@@ -67,16 +67,16 @@ def up(folder: Path, *arguments: str, **extra: str) -> Iterator[Up]:
 
 
 def descendants(pid: int) -> set[int]:
-    found: set[int] = set()
+    pids: set[int] = set()
     with contextlib.suppress(FileNotFoundError):
         for task in Path(f"/proc/{pid}/task").iterdir():
             for child in (task / "children").read_text().split():
-                found |= {int(child), *descendants(int(child))}
-    return found
+                pids |= {int(child), *descendants(int(child))}
+    return pids
 
 
 def alive(pids: set[int]) -> set[int]:
-    """Those that still run; a zombie that nobody has buried yet does not."""
+    """Those that still run; a zombie does not."""
     return {pid for pid in pids if _state(pid) not in {"", "Z", "X"}}
 
 
@@ -89,7 +89,7 @@ def _state(pid: int) -> str:
 
 def eventually(check: Callable[[], Any], timeout: float = 15.0) -> Any:
     deadline = time.monotonic() + timeout
-    while not (found := check()):
+    while not (answer := check()):
         assert time.monotonic() < deadline, "this never came true"
         time.sleep(0.05)
-    return found
+    return answer

@@ -39,16 +39,16 @@ def test_a_demonstration_makes_a_map_and_says_where_it_is(output):
 
     assert done.returncode == 0, done.stdout + done.stderr
     result = done.stdout.partition("4  result: ")[2]
-    told = dict(line.split(maxsplit=1) for line in result.splitlines() if re.match(r"  \w", line))
-    cogs = Path(told["COGs"].partition("  (")[0])
+    summary = dict(line.split(maxsplit=1) for line in result.splitlines() if re.match(r"  \w", line))
+    cogs = Path(summary["COGs"].partition("  (")[0])
     assert cogs.is_relative_to(output)
-    assert f"({len(list(cogs.iterdir()))} files, " in told["COGs"]
-    assert json.loads(Path(told["mosaic"]).read_text())["mosaicjson"] == "0.0.3"
-    assert told["item"].startswith(f"{told['STAC']}/items/landscape-v0-")
-    assert "{z}/{x}/{y}.png" in told["tiles"]
-    with rasterio.open(told["preview"]) as picture:
+    assert f"({len(list(cogs.iterdir()))} files, " in summary["COGs"]
+    assert json.loads(Path(summary["mosaic"]).read_text())["mosaicjson"] == "0.0.3"
+    assert summary["item"].startswith(f"{summary['STAC']}/items/landscape-v0-")
+    assert "{z}/{x}/{y}.png" in summary["tiles"]
+    with rasterio.open(summary["preview"]) as picture:
         assert picture.read(4).mean() > 0.7 * 255
-    assert told["history:"].endswith(": clean")
+    assert summary["history:"].endswith(": clean")
     assert f"Serve it again with:\n  dagmaster up --data {output}\n" in done.stdout
     assert not (output.parent / "elsewhere").exists()
     assert Cluster.at(output).server_pid() is None
@@ -100,8 +100,8 @@ def test_a_folder_with_other_files_is_left_alone(output):
     output.mkdir()
     (output / "thesis.txt").write_text("years of work")
 
-    told = [call("demo", "--output", str(output), *more) for more in ((), ("--remove",))]
+    results = [call("demo", "--output", str(output), *more) for more in ((), ("--remove",))]
 
-    assert [answer.returncode for answer in told] == [4, 4]
-    assert "was not created by a demo; it is not deleted" in told[0].stderr
+    assert [answer.returncode for answer in results] == [4, 4]
+    assert "was not created by a demo; it is not deleted" in results[0].stderr
     assert (output / "thesis.txt").read_text() == "years of work"

@@ -48,9 +48,7 @@ def levels(findings: Iterable[HealthFinding | Judgement]) -> list[FindingLevel]:
 # --- judging ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("version", "expected"), [((3, 11, 0), OK), ((3, 13, 5), OK), ((3, 10, 9), PROBLEM)]
-)  # fmt: skip
+@pytest.mark.parametrize(("version", "expected"), [((3, 11, 0), OK), ((3, 13, 5), OK), ((3, 10, 9), PROBLEM)])
 def test_the_version_of_python_is_judged(version, expected):
     assert levels(machine.judge_python(version, "/usr/bin/python3")) == [expected]
 
@@ -173,10 +171,18 @@ def test_servers_are_judged(facts, expected):
 
 
 SETTINGS = {
-    "autovacuum": "on", "default_transaction_isolation": "read committed", "fsync": "on", "full_page_writes": "on",
-    "idle_session_timeout": "0", "jit": "on", "max_connections": "100", "shared_buffers": str(256 << 20),
-    "superuser_reserved_connections": "3", "synchronous_commit": "on", "track_counts": "on",
-}  # fmt: skip
+    "autovacuum": "on",
+    "default_transaction_isolation": "read committed",
+    "fsync": "on",
+    "full_page_writes": "on",
+    "idle_session_timeout": "0",
+    "jit": "on",
+    "max_connections": "100",
+    "shared_buffers": str(256 << 20),
+    "superuser_reserved_connections": "3",
+    "synchronous_commit": "on",
+    "track_counts": "on",
+}
 
 
 @pytest.mark.parametrize(
@@ -217,10 +223,10 @@ def test_postgis_is_judged(extension, expected):
     [(True, "a", [], None), (False, None, ["deploy"], "deploy"), (True, "b", ["add a column"], "migrate")],
 )
 def test_schemas_are_judged(deployed, stored, pending, expected):
-    (found,) = on_database.judge_schema(Status(deployed, "a", stored, pending, {}, "15", {}))
+    (finding,) = on_database.judge_schema(Status(deployed, "a", stored, pending, {}, "15", {}))
 
-    assert found.level is (PROBLEM if expected else OK)
-    assert expected is None or f"dagmaster db {expected}" in found.fix
+    assert finding.level is (PROBLEM if expected else OK)
+    assert expected is None or f"dagmaster db {expected}" in finding.fix
 
 
 @pytest.mark.parametrize(("deployed", "expected"), [("a", OK), ("b", PROBLEM), (None, PROBLEM)])
@@ -326,34 +332,46 @@ def test_a_check_that_fails_or_hangs_is_a_finding_and_stops_no_other():
         raise RuntimeError("postgresql://me:hunter2@host")
 
     begun = time.monotonic()
-    found = findings.run(
+    results = findings.run(
         {"fails": fail, "hangs": lambda: [*[], release.wait(30)], "works": lambda: [findings.ok("fine")]},
         patience_seconds=0.3,
     )
     release.set()
 
-    assert [(finding.check, finding.level) for finding in found] == [
-        ("fails", PROBLEM), ("hangs", PROBLEM), ("works", OK)
-    ]  # fmt: skip
+    assert [(finding.check, finding.level) for finding in results] == [
+        ("fails", PROBLEM),
+        ("hangs", PROBLEM),
+        ("works", OK),
+    ]
     assert time.monotonic() - begun < 5
-    assert "RuntimeError" in found[0].found
-    assert "hunter2" not in found[0].found
-    assert "no answer within 0.3 s" in found[1].found
+    assert "RuntimeError" in results[0].found
+    assert "hunter2" not in results[0].found
+    assert "no answer within 0.3 s" in results[1].found
 
 
 def by_check(result) -> dict[str, list[HealthFinding]]:
-    found: dict[str, list[HealthFinding]] = {}
+    checks: dict[str, list[HealthFinding]] = {}
     for finding in result.json["findings"]:
-        found.setdefault(finding["check"], []).append(
+        checks.setdefault(finding["check"], []).append(
             HealthFinding(**{**finding, "level": FindingLevel(finding["level"])})
         )
-    return found
+    return checks
 
 
 DATABASE_CHECKS = {
-    "postgres", "postgres-settings", "connections", "postgis", "listen", "clock", "transactions", "rights", "schema",
-    "instances", "handlers", "dead-rows",
-}  # fmt: skip
+    "postgres",
+    "postgres-settings",
+    "connections",
+    "postgis",
+    "listen",
+    "clock",
+    "transactions",
+    "rights",
+    "schema",
+    "instances",
+    "handlers",
+    "dead-rows",
+}
 
 
 @pytest.fixture
@@ -364,48 +382,48 @@ def free_ports(monkeypatch):
 
 
 def test_it_works_where_nothing_runs(dagmaster, free_ports):
-    told = dagmaster("doctor", "--json")
-    found = by_check(told)
+    result = dagmaster("doctor", "--json")
+    checks = by_check(result)
 
-    assert told.code == 0
-    assert told.json["is_healthy"] is True
-    assert levels(found["platform"]) == [WARNING]
-    assert "dagmaster up" in found["platform"][0].fix
-    assert {name for name in DATABASE_CHECKS if levels(found[name]) == [SKIPPED]} == DATABASE_CHECKS
-    assert levels(found["postgres-programs"]) == levels(found["data-folder"]) == levels(found["workflows"]) == [OK]
+    assert result.code == 0
+    assert result.json["is_healthy"] is True
+    assert levels(checks["platform"]) == [WARNING]
+    assert "dagmaster up" in checks["platform"][0].fix
+    assert {name for name in DATABASE_CHECKS if levels(checks[name]) == [SKIPPED]} == DATABASE_CHECKS
+    assert levels(checks["postgres-programs"]) == levels(checks["data-folder"]) == levels(checks["workflows"]) == [OK]
 
 
 def test_it_works_with_invalid_settings(dagmaster, free_ports, monkeypatch):
     for name, value in {"TASK_LEASE_SEC": "nan", "HEARTBEAT_INTERVAL_SEC": "90", "DAGMASTER_DATTA": "x"}.items():
         monkeypatch.setenv(name, value)
 
-    told = dagmaster("doctor")
-    found = by_check(dagmaster("doctor", "--json"))
+    result = dagmaster("doctor")
+    checks = by_check(dagmaster("doctor", "--json"))
 
-    assert told.code == 1
-    assert "PROBLEM settings           TASK_LEASE_SEC=nan: expected number above 0 up to 86400" in told.out
-    assert "2 problems, 2 warnings" in told.out
-    assert levels(found["settings"]) == [PROBLEM, PROBLEM, WARNING]
+    assert result.code == 1
+    assert "PROBLEM settings           TASK_LEASE_SEC=nan: expected number above 0 up to 86400" in result.out
+    assert "2 problems, 2 warnings" in result.out
+    assert levels(checks["settings"]) == [PROBLEM, PROBLEM, WARNING]
 
 
 @pytest.mark.parametrize(
-    ("address", "told"),
+    ("address", "expected_text"),
     [
         ("postgresql://me:hunter2@127.0.0.1:1/db", "Connection refused"),
         ("mysql://me:hunter2@host/db", "it begins with mysql"),
         ("postgresql://me:hunter2@nowhere.invalid/db", "failed to resolve host"),
     ],
 )
-def test_it_works_where_the_database_is_down(dagmaster, free_ports, monkeypatch, address, told):
+def test_it_works_where_the_database_is_down(dagmaster, free_ports, monkeypatch, address, expected_text):
     monkeypatch.setenv("DATABASE_URL", address)
 
     result = dagmaster("doctor", "--json")
-    found = by_check(result)
+    checks = by_check(result)
 
     assert result.code == 1
-    assert levels(found["postgres"]) == [PROBLEM]
-    assert told in found["postgres"][0].found
-    assert {name for name in DATABASE_CHECKS if levels(found[name]) == [SKIPPED]} == DATABASE_CHECKS - {"postgres"}
+    assert levels(checks["postgres"]) == [PROBLEM]
+    assert expected_text in checks["postgres"][0].found
+    assert {name for name in DATABASE_CHECKS if levels(checks[name]) == [SKIPPED]} == DATABASE_CHECKS - {"postgres"}
     assert "hunter2" not in result.out + result.err
 
 
@@ -424,16 +442,18 @@ def test_a_database_without_the_schema_is_to_be_deployed(dagmaster, free_ports, 
     monkeypatch.setenv("DATABASE_URL", empty_database)
 
     result = dagmaster("doctor", "--json")
-    found = by_check(result)
+    checks = by_check(result)
 
     assert result.code == 1
-    assert [finding.fix for finding in found["schema"]] == ["run `dagmaster db deploy`"]
-    assert levels(found["postgres"]) == levels(found["listen"]) == levels(found["clock"]) == [OK]
-    assert levels(found["instances"]) == [SKIPPED]
+    assert [finding.fix for finding in checks["schema"]] == ["run `dagmaster db deploy`"]
+    assert levels(checks["postgres"]) == levels(checks["listen"]) == levels(checks["clock"]) == [OK]
+    assert levels(checks["instances"]) == [SKIPPED]
     # The server of these tests has given up durability.
-    assert {finding.found.split()[0] for finding in found["postgres-settings"]} == {
-        "fsync", "full_page_writes", "synchronous_commit"
-    }  # fmt: skip
+    assert {finding.found.split()[0] for finding in checks["postgres-settings"]} == {
+        "fsync",
+        "full_page_writes",
+        "synchronous_commit",
+    }
 
 
 def test_every_check_runs_on_a_deployed_database(dagmaster, free_ports, monkeypatch, database):
@@ -445,21 +465,23 @@ def test_every_check_runs_on_a_deployed_database(dagmaster, free_ports, monkeypa
         add_instance(connection, "orchestrators", __version__, 300)
         add_instance(connection, "workers", "0.0.1", 1)
 
-    found = by_check(dagmaster("doctor", "--json"))
+    checks = by_check(dagmaster("doctor", "--json"))
 
-    assert not any("check failed" in each.found for group in found.values() for each in group)
-    assert levels(found["schema"]) == levels(found["rights"]) == levels(found["dead-rows"]) == [OK]
-    assert levels(found["instances"]) == [OK, OK, WARNING, WARNING]
-    assert "silent: orchestrator host-a" in found["instances"][2].found
-    assert "some run version 0.0.1" in found["instances"][3].found
-    assert set(levels(found["handlers"])) == {WARNING}
-    assert "no running worker offers" in found["handlers"][0].found
+    assert not any("check failed" in each.found for group in checks.values() for each in group)
+    assert levels(checks["schema"]) == levels(checks["rights"]) == levels(checks["dead-rows"]) == [OK]
+    assert levels(checks["instances"]) == [OK, OK, WARNING, WARNING]
+    assert "silent: orchestrator host-a" in checks["instances"][2].found
+    assert "some run version 0.0.1" in checks["instances"][3].found
+    assert set(levels(checks["handlers"])) == {WARNING}
+    assert "no running worker offers" in checks["handlers"][0].found
 
 
 def add_instance(connection, table: str, version: str, silent_seconds: float) -> None:
-    key, more, values = ("owner_id", "", "") if table == "orchestrators" else (
-        "worker_id", ", worker_type, queues, handlers", ", 'general', '{dag-worker-tasks}', '{noop}'"
-    )  # fmt: skip
+    key, more, values = (
+        ("owner_id", "", "")
+        if table == "orchestrators"
+        else ("worker_id", ", worker_type, queues, handlers", ", 'general', '{dag-worker-tasks}', '{noop}'")
+    )
     connection.execute(
         f"INSERT INTO dagapp.{table} ({key}, host, pid, software_version, heartbeat_at{more}) "
         f"VALUES (%s, 'host-a', 5, %s, clock_timestamp() - make_interval(secs => %s){values})",
@@ -472,11 +494,11 @@ def test_an_older_schema_is_to_be_migrated(dagmaster, free_ports, monkeypatch, d
     with psycopg.connect(database, autocommit=True) as connection:
         connection.execute("ALTER TABLE dagapp.workers DROP COLUMN worker_type")
 
-    (found,) = by_check(dagmaster("doctor", "--json"))["schema"]
+    (finding,) = by_check(dagmaster("doctor", "--json"))["schema"]
 
-    assert found.level is PROBLEM
-    assert "worker_type" in found.found
-    assert "dagmaster db migrate" in found.fix
+    assert finding.level is PROBLEM
+    assert "worker_type" in finding.found
+    assert "dagmaster db migrate" in finding.fix
 
 
 def test_a_read_only_database_is_reported_as_read_only(dagmaster, free_ports, monkeypatch, database):
@@ -484,10 +506,10 @@ def test_a_read_only_database_is_reported_as_read_only(dagmaster, free_ports, mo
     with psycopg.connect(database, autocommit=True) as connection:
         connection.execute(f"ALTER DATABASE {connection.info.dbname} SET default_transaction_read_only = on")
 
-    (found,) = by_check(dagmaster("doctor", "--json"))["postgres"]
+    (finding,) = by_check(dagmaster("doctor", "--json"))["postgres"]
 
-    assert found.level is PROBLEM
-    assert "default_transaction_read_only is on" in found.found
+    assert finding.level is PROBLEM
+    assert "default_transaction_read_only is on" in finding.found
 
 
 def test_the_rights_that_it_names_are_the_ones_that_are_needed(dagmaster, free_ports, monkeypatch, cluster, database):
@@ -640,11 +662,11 @@ def test_a_private_cluster_that_others_can_read_is_reported(dagmaster, free_port
     try:
         cluster.folder.chmod(0o755)
         os.chown(cluster.folder, cluster.user.pw_uid, cluster.user.pw_gid)
-        found = by_check(dagmaster("doctor", "--json", "--data", str(tmp_path / "data")))["data-folder"]
+        results = by_check(dagmaster("doctor", "--json", "--data", str(tmp_path / "data")))["data-folder"]
     finally:
         cluster.folder.rmdir()
 
-    assert f"chmod go= {cluster.folder}" in [finding.fix for finding in found]
+    assert f"chmod go= {cluster.folder}" in [finding.fix for finding in results]
 
 
 def test_refused_workflow_files_are_reported(dagmaster, free_ports, monkeypatch, tmp_path):
@@ -660,12 +682,12 @@ def test_refused_workflow_files_are_reported(dagmaster, free_ports, monkeypatch,
 
 
 def test_a_running_platform_is_healthy(on_platform, platform, free_ports):
-    found = by_check(on_platform("doctor", "--json"))
+    checks = by_check(on_platform("doctor", "--json"))
 
     well = ("platform", "api", "postgres", "schema", "listen", "clock", "rights", "instances", "handlers")
-    assert {name: set(levels(found[name])) for name in well} == {name: {OK} for name in well}
-    assert str(platform.pid) in found["platform"][0].found
-    assert __version__ in found["api"][0].found
+    assert {name: set(levels(checks[name])) for name in well} == {name: {OK} for name in well}
+    assert str(platform.pid) in checks["platform"][0].found
+    assert __version__ in checks["api"][0].found
 
 
 def test_silence_is_measured_as_the_running_platform_does(on_platform, platform, free_ports):
@@ -673,18 +695,18 @@ def test_silence_is_measured_as_the_running_platform_does(on_platform, platform,
     with psycopg.connect(platform.facts["database_url"], autocommit=True) as connection:
         add_instance(connection, "orchestrators", __version__, 20)
 
-    found = by_check(on_platform("doctor", "--json"))["instances"]
+    results = by_check(on_platform("doctor", "--json"))["instances"]
 
-    assert levels(found) == [OK, OK, WARNING]
-    assert "silent: orchestrator host-a/5" in found[2].found
+    assert levels(results) == [OK, OK, WARNING]
+    assert "silent: orchestrator host-a/5" in results[2].found
 
 
 def test_a_server_that_is_not_the_api_is_reported(dagmaster, free_ports):
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         threading.Thread(target=_hang_up, args=(stranger,), daemon=True).start()
-        (found,) = by_check(dagmaster("doctor", "--json", "--server", f"http://127.0.0.1:{stranger.getsockname()[1]}"))[
-            "api"
-        ]
+        (finding,) = by_check(
+            dagmaster("doctor", "--json", "--server", f"http://127.0.0.1:{stranger.getsockname()[1]}")
+        )["api"]
 
-    assert found.level is PROBLEM
-    assert "--server" in found.fix
+    assert finding.level is PROBLEM
+    assert "--server" in finding.fix

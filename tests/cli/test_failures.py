@@ -1,4 +1,4 @@
-"""What people are told of jobs that ended with something missing, and how they make good for it."""
+"""What is printed about jobs that did not complete, and how they are resumed."""
 
 import asyncio
 from typing import Any
@@ -59,12 +59,12 @@ async def test_the_hint_and_the_code_of_a_failure_are_shown(database, nowhere, c
             node = await said("node", job_id, "read")
             node_verbose = await said("node", job_id, "read", "-v")
             node_json = await said("node", job_id, "read", "--json")
-            nothing = await said("node", job_id, "nope")
+            unknown = await said("node", job_id, "nope")
 
-    told = "  read, attempt 1: the raster has no CRS [raster.no-crs]\n    hint: pass `source_crs`\n"
+    lines = "  read, attempt 1: the raster has no CRS [raster.no-crs]\n    hint: pass `source_crs`\n"
     assert watched.code == 1
-    assert told in watched.err
-    assert told in shown.out
+    assert lines in watched.err
+    assert lines in shown.out
     assert '"hint":"pass `source_crs`"' in watched_json.out
     assert "traceback" not in watched_json.out
     assert "error      the raster has no CRS [raster.no-crs]\nhint       pass `source_crs`\n" in node.out
@@ -72,20 +72,20 @@ async def test_the_hint_and_the_code_of_a_failure_are_shown(database, nowhere, c
     assert "Traceback" not in node.out
     assert "traceback of attempt 1\nTraceback (most recent call last)" in node_verbose.out
     assert str(node_json.json["attempts"][0]["worker_id"]) in node.out
-    assert nothing.code == 4
+    assert unknown.code == 4
 
 
 @pytest.mark.requirement("E17")
 def test_a_partial_success_says_what_is_missing_and_what_can_be_used(on_platform, tmp_path):
     partial = written(tmp_path / "partial.yaml", PARTIAL)
 
-    told = on_platform("submit", str(partial), "--wait")
+    result = on_platform("submit", str(partial), "--wait")
     shown = on_platform("jobs", "show", "last")
 
-    assert told.code == 1, told.err
+    assert result.code == 1, result.err
     job_id = shown.out.split()[1]
-    assert "important node 'side' failed: no side" in told.err
-    assert "no reason was recorded" not in told.err
+    assert "important node 'side' failed: no side" in result.err
+    assert "no reason was recorded" not in result.err
     assert "\noutcomes\n  completed: Tiles for the map (1 of 1 critical nodes completed)\n" in shown.out
     assert (
         "  failed: important node side (A small picture): no side\n"
@@ -99,10 +99,10 @@ def test_a_cancelled_job_says_who_cancelled_it_and_why(on_platform, sleepy):
     job_id = on_platform("submit", str(sleepy), "-p", "seconds=60", "--json").json["job_id"]
     on_platform("jobs", "cancel", job_id, "--by", "ada", "--reason", "wrong file")
 
-    told = on_platform("jobs", "watch", job_id)
+    result = on_platform("jobs", "watch", job_id)
 
-    assert told.code == 1
-    assert "s: cancel asked for by ada: wrong file\n" in told.err
+    assert result.code == 1
+    assert "s: cancel asked for by ada: wrong file\n" in result.err
 
 
 @pytest.mark.requirement("E15")
@@ -132,11 +132,11 @@ def test_a_part_of_a_job_runs_once_more(on_platform, failing):
 def test_a_node_that_does_not_exist_is_not_found(on_platform, command, follow):
     job_id = on_platform("submit", "fan_out_test", "-p", "count=2", "--wait", "--json").json["job_id"]
 
-    told = on_platform("jobs", command, job_id, "--node", "nope", *follow)
+    result = on_platform("jobs", command, job_id, "--node", "nope", *follow)
     known = on_platform("jobs", command, job_id, "--node", "process", *follow)
 
-    assert told.code == 4
-    assert "has no node 'nope'" in told.err
+    assert result.code == 4
+    assert "has no node 'nope'" in result.err
     assert known.code == 0
 
 
@@ -162,11 +162,11 @@ def test_a_client_that_detaches_reports_no_outcome(on_platform, failing, monkeyp
     monkeypatch.setattr(Client, asked, interrupt)
     arguments = [job_id if argument == "JOB" else argument for argument in command]
 
-    told = on_platform(*arguments)
+    result = on_platform(*arguments)
     as_json = on_platform(*arguments, "--json") if command[1] not in {"resume", "retry"} else None
 
-    assert told.code == 130
-    assert "detached: the job continues; watch it with:\n  dagmaster jobs watch " in told.err
+    assert result.code == 130
+    assert "detached: the job continues; watch it with:\n  dagmaster jobs watch " in result.err
     assert as_json is None or (as_json.code, as_json.json["status"]) == (130, "detached")
 
 
@@ -175,6 +175,6 @@ def test_a_failed_submission_repeated_offers_both_ways_on(on_platform, failing):
     submit = ("submit", str(failing), "--idempotency-key", "offers")
     on_platform(*submit, "--wait")
 
-    for told in (on_platform(*submit), on_platform(*submit, "--wait")):
-        assert told.code == 1
-        assert "submit it with --resume to run what is missing, or with --force to start a new job" in told.err
+    for result in (on_platform(*submit), on_platform(*submit, "--wait")):
+        assert result.code == 1
+        assert "submit it with --resume to run what is missing, or with --force to start a new job" in result.err

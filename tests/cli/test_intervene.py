@@ -104,15 +104,15 @@ def test_a_resume_counts_the_children_and_reports_the_outcome(on_platform, faili
 
 @pytest.mark.requirement("E14")
 def test_ctrl_c_ends_the_waiting_and_not_the_cancel(on_platform, platform, deaf):
-    """A handler that hears nothing is ended after its grace; the waiting is over sooner."""
+    """A handler that ignores the request is killed after its grace period; --wait returns earlier."""
     job_id = submitted(on_platform, str(deaf), "-p", "seconds=60")
     waiting = start("jobs", "cancel", job_id, "--wait", "60", DAGMASTER_URL=platform.facts["api_url"])
-    told = next(line for line in waiting.stdout if "asked its handler" in line)
+    line = next(line for line in waiting.stdout if "asked its handler" in line)
     waiting.send_signal(signal.SIGINT)
     _, err = waiting.communicate(timeout=20)
     without_waiting = on_platform("jobs", "cancel", job_id, "--wait", "0", "--json")
 
-    assert "nap, attempt 1" in told
+    assert "nap, attempt 1" in line
     assert waiting.returncode == 130
     assert f"detached: the job is still cancelled; watch it with:\n  dagmaster jobs watch {job_id}\n" in err
     assert (without_waiting.code, without_waiting.json["is_over"]) == (0, False)
@@ -124,13 +124,13 @@ def test_ctrl_c_ends_the_waiting_and_not_the_cancel(on_platform, platform, deaf)
 def test_the_same_submission_resumes_its_failed_job(on_platform, failing):
     submit = ("submit", str(failing), "--idempotency-key", "goes-on")
     first = on_platform(*submit, "--wait", "--json").json
-    told = on_platform(*submit)
+    result = on_platform(*submit)
     resumed = on_platform(*submit, "--resume")
     waited = on_platform("jobs", "watch", first["job_id"])
     both = on_platform(*submit, "--resume", "--force")
 
-    assert told.code == 1
-    assert "with --resume to run what is missing" in told.err
+    assert result.code == 1
+    assert "with --resume to run what is missing" in result.err
     assert (resumed.code, resumed.out.strip()) == (0, first["job_id"])
     assert "its job runs again (resumed 1 time)" in resumed.err
     assert waited.code == 1
@@ -159,26 +159,26 @@ def test_replaying_a_given_up_task_resumes_its_job(on_platform, server, failing)
 
 
 def progress_of(dagmaster, url: str, job_id: str) -> tuple[list[str], list[float]]:
-    """The first two things that a watching person and a watching program are told of progress. Then the job is cancelled."""
+    """The first two progress lines for a person and for a program that watch. Then the job is cancelled."""
     person = start("jobs", "watch", job_id, DAGMASTER_URL=url)
     program = start("jobs", "watch", job_id, "--json", DAGMASTER_URL=url)
-    told = list(islice((line for line in person.stdout if "%" in line), 2))
+    lines = list(islice((line for line in person.stdout if "%" in line), 2))
     nodes = (node for line in program.stdout for node in json.loads(line)["nodes"].values())
     fractions = list(islice((node["progress"]["fraction"] for node in nodes if "progress" in node), 2))
     assert dagmaster("jobs", "cancel", job_id).code == 0
-    rest, _ = person.communicate(timeout=30)
+    output, _ = person.communicate(timeout=30)
     program.communicate(timeout=30)
-    assert "cancel asked for" in rest
-    return told, fractions
+    assert "cancel asked for" in output
+    return lines, fractions
 
 
 @pytest.mark.requirement("E23")
 def test_a_watcher_sees_the_progress_of_an_async_handler(on_platform, platform, sleepy):
     job_id = submitted(on_platform, str(sleepy), "-p", "seconds=60")
 
-    told, (first, second) = progress_of(on_platform, platform.facts["api_url"], job_id)
+    lines, (first, second) = progress_of(on_platform, platform.facts["api_url"], job_id)
 
-    assert all("nap: running, " in line for line in told)
+    assert all("nap: running, " in line for line in lines)
     assert first < second
 
 
@@ -187,10 +187,10 @@ def test_a_watcher_sees_the_progress_of_a_plain_handler(on_platform, platform, t
     job_id = submitted(on_platform, str(written(tmp_path / "phased.yaml", PHASES)))
     shown = eventually(lambda: "phases_done" in (out := on_platform("jobs", "show", job_id).out) and out)
 
-    told, (first, second) = progress_of(on_platform, platform.facts["api_url"], job_id)
+    lines, (first, second) = progress_of(on_platform, platform.facts["api_url"], job_id)
 
     assert re.search(r"\d+% phase_\d+ \(phases_done \d+\)", shown)
-    assert all(re.search(r"work: running, \d+% phase_\d+ \(phases_done \d+\)", line) for line in told)
+    assert all(re.search(r"work: running, \d+% phase_\d+ \(phases_done \d+\)", line) for line in lines)
     assert first < second
 
 
@@ -210,7 +210,7 @@ async def test_log_lines_are_read_and_followed(database, nowhere, capfd):
             everything = await said()
             one = json.loads(await said("--node", "spread__1", "--attempt", "1", "--json"))
             some = json.loads(await said("--limit", "1", "--json"))
-            rest = json.loads(await said("--after", some["next"], "--json"))
+            more = json.loads(await said("--after", some["next"], "--json"))
 
     lines = everything.splitlines()
     assert [line.split("  ", 1)[1] for line in lines] == [
@@ -221,4 +221,4 @@ async def test_log_lines_are_read_and_followed(database, nowhere, capfd):
     ]
     assert sorted(followed.splitlines()) == sorted(lines)
     assert [line["number"] for line in one["lines"]] == [1, 2]
-    assert len(some["lines"] + rest["lines"]) == 4
+    assert len(some["lines"] + more["lines"]) == 4

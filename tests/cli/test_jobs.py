@@ -87,13 +87,13 @@ def test_bad_parameters_are_refused_by_name(on_platform, arguments, said):
 
 @pytest.mark.requirement("E26")
 def test_a_failed_job_exits_1_and_names_what_failed(on_platform, failing):
-    told = on_platform("submit", str(failing), "--wait")
+    result = on_platform("submit", str(failing), "--wait")
     as_json = on_platform("submit", str(failing), "--wait", "--json")
     shown = on_platform("jobs", "show", as_json.json["job_id"])
 
-    assert told.code == as_json.code == 1
-    assert "failed after" in told.err
-    assert "spread__0, attempt 1: no 1" in told.err
+    assert result.code == as_json.code == 1
+    assert "failed after" in result.err
+    assert "spread__0, attempt 1: no 1" in result.err
     assert as_json.json["status"] == "failed"
     assert {node["node_id"] for node in as_json.json["failed_nodes"]} >= {"spread__0", "spread__1", "spread__2"}
     assert shown.out.index("errors") < shown.out.index("nodes")
@@ -178,8 +178,13 @@ def test_watching_in_json_ends_with_the_outcome(on_platform):
     *changes, outcome = (json.loads(line) for line in on_platform("jobs", "watch", job_id, "--json").out.splitlines())
 
     assert changes[-1]["nodes"]["process"] == {
-        "status": "completed", "total": 10, "ended": 10, "running": 0, "failed": 0, "waiting": 0,
-    }  # fmt: skip
+        "status": "completed",
+        "total": 10,
+        "ended": 10,
+        "running": 0,
+        "failed": 0,
+        "waiting": 0,
+    }
     assert outcome["result"] == {"count": 10}
 
 

@@ -28,9 +28,14 @@ def a_node(node_id: str, state: str = "pending", **more: object) -> Node:
 
 def a_job(*nodes: Node, status: str = "running", seconds: float = 1.0) -> JobDetail:
     job = Job(
-        job_id=JOB_ID, workflow_id="made", workflow_version="1", definition_hash="0", status=status, priority=0,
+        job_id=JOB_ID,
+        workflow_id="made",
+        workflow_version="1",
+        definition_hash="0",
+        status=status,
+        priority=0,
         created_at=NOW,
-    )  # fmt: skip
+    )
     return JobDetail(job=job, is_over=status != "running", seconds=seconds, nodes=list(nodes), stages=[])
 
 
@@ -208,18 +213,32 @@ def test_lines_show_each_change_once_and_counts_once_a_second():
 
 
 A_FAILED_JOB = JobLine(
-    job_id=JOB_ID, workflow_id="a_workflow_with_a_long_name", status="partial_success", created_at=NOW, completed_at=NOW,
+    job_id=JOB_ID,
+    workflow_id="a_workflow_with_a_long_name",
+    status="partial_success",
+    created_at=NOW,
+    completed_at=NOW,
     error_message="it broke\nbadly",
-)  # fmt: skip
+)
 
 
 def test_a_list_of_jobs_shows_everything_where_there_is_room():
     row = listed(A_FAILED_JOB, width=200)[1].split()
 
     assert row == [
-        JOB_ID, "a_workflow_with_a_long_name", "!", "partial", "success", "2026-01-01", "00:00:00", "3", "h", "0.0",
-        "it", "broke",
-    ]  # fmt: skip
+        JOB_ID,
+        "a_workflow_with_a_long_name",
+        "!",
+        "partial",
+        "success",
+        "2026-01-01",
+        "00:00:00",
+        "3",
+        "h",
+        "0.0",
+        "it",
+        "broke",
+    ]
 
 
 def test_a_list_of_jobs_keeps_ids_whole_where_it_is_narrow():

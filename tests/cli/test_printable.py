@@ -63,11 +63,11 @@ def test_characters_that_an_encoding_lacks_are_replaced_by_similar_ones(tmp_path
     file = tmp_path / "w.yaml"
     file.write_text("workflow_id: '…✔é'\n")
 
-    told = run("workflows", "validate", str(file), PYTHONIOENCODING=encoding)
+    result = run("workflows", "validate", str(file), PYTHONIOENCODING=encoding)
     as_data = run("workflows", "validate", str(file), "--json", PYTHONIOENCODING=encoding)
 
-    assert told.returncode == as_data.returncode == 2
-    assert b"...+" in told.stdout
+    assert result.returncode == as_data.returncode == 2
+    assert b"...+" in result.stdout
     assert "…✔é" in json.loads(as_data.stdout)["files"][0]["said"]
 
 
@@ -93,7 +93,7 @@ def test_an_error_that_cannot_be_printed_keeps_the_exit_code():
 
 
 def test_arguments_that_are_not_utf_8_are_refused():
-    told = run("submit", os.fsencode("h") + b"\xff")
+    result = run("submit", os.fsencode("h") + b"\xff")
 
-    assert told.returncode == 2
-    assert told.stderr == b"error: argument 2 is not UTF-8: h\\udcff\n"
+    assert result.returncode == 2
+    assert result.stderr == b"error: argument 2 is not UTF-8: h\\udcff\n"

@@ -113,13 +113,13 @@ def test_outputs_that_were_deleted_are_made_again(on_maps, scene):
 def test_every_promised_output_is_verified(tmp_path, missing, blob):
     storage, edition = open_storage(Settings(STORAGE_FOLDER=str(tmp_path))), Edition("tiled")
     result = {blob: edition.mosaic(), "total_tiles": 2}
-    made = [edition.mosaic(), edition.stac("collection.json"), edition.cog("a.tif"), edition.cog("b.tif")]
-    for name in made:
+    names = [edition.mosaic(), edition.stac("collection.json"), edition.cog("a.tif"), edition.cog("b.tif")]
+    for name in names:
         storage.put(storage.location(name, zone=Zone.SILVER), b"x")
 
     assert is_complete(storage, edition, result)
-    gone = next(name for name in made if name.startswith(missing))
-    storage.delete(storage.location(gone, zone=Zone.SILVER))
+    deleted = next(name for name in names if name.startswith(missing))
+    storage.delete(storage.location(deleted, zone=Zone.SILVER))
     assert not is_complete(storage, edition, result)
 
 
@@ -152,11 +152,11 @@ def test_people_see_progress_and_where_everything_is(on_maps, scene):
     assert done.code == 0, done.err
     assert done.out.startswith("My scene.tif: 1,024 × 1,024 pixels, 3 × uint8, EPSG:32632, ")
     assert "tiles: completed, " in done.out
-    told = dict(line.split(maxsplit=1) for line in done.out.partition("dataset tiled, ")[2].splitlines()[1:])
-    assert list(told) == ["COGs", "mosaic", "STAC", "item", "tiles", "viewer", "preview"]
-    assert json.loads(Path(told["mosaic"]).read_text())["mosaicjson"] == "0.0.3"
-    assert Path(told["preview"]).read_bytes().startswith(PNG)
-    assert httpx2.get(told["viewer"]).status_code == 200
+    summary = dict(line.split(maxsplit=1) for line in done.out.partition("dataset tiled, ")[2].splitlines()[1:])
+    assert list(summary) == ["COGs", "mosaic", "STAC", "item", "tiles", "viewer", "preview"]
+    assert json.loads(Path(summary["mosaic"]).read_text())["mosaicjson"] == "0.0.3"
+    assert Path(summary["preview"]).read_bytes().startswith(PNG)
+    assert httpx2.get(summary["viewer"]).status_code == 200
 
 
 @pytest.mark.requirement("M3")
@@ -213,12 +213,12 @@ def test_a_platform_that_is_starting_is_waited_for(tmp_path):
         threading.Timer(0.3, lambda: publish(tmp_path, Platform("dsn", 7, "now"))).start()
 
     with hold(tmp_path):
-        found = awaited_platform(tmp_path, publish_soon)
+        platform = awaited_platform(tmp_path, publish_soon)
         (tmp_path / "platform.json").unlink()
         with pytest.raises(Unavailable, match="starting or stopping"):
             awaited_platform(tmp_path, patience_seconds=0.2)
 
-    assert (found.pid, said) == (7, ["waiting"])
+    assert (platform.pid, said) == (7, ["waiting"])
     assert awaited_platform(tmp_path) is None
 
 
@@ -280,10 +280,10 @@ def test_an_unfit_file_is_reported_before_anything_is_written(dagmaster, scene, 
     broken = tmp_path / "broken.tif"
     broken.write_bytes(scene.read_bytes()[:5000])
 
-    told, as_json = dagmaster("process", str(broken)), dagmaster("process", str(broken), "--json")
+    result, as_json = dagmaster("process", str(broken)), dagmaster("process", str(broken), "--json")
 
-    assert told.code == as_json.code == 1
-    first, error, advice = told.out.splitlines()[:3]
+    assert result.code == as_json.code == 1
+    first, error, advice = result.out.splitlines()[:3]
     assert first.endswith(": rejected")
     assert error.startswith("  error ")
     assert error.endswith(" [raster.truncated]")
@@ -297,11 +297,11 @@ def test_an_unfit_file_is_reported_before_anything_is_written(dagmaster, scene, 
 def test_a_text_file_is_reported_as_text(dagmaster, tmp_path):
     (tmp_path / "notes.tif").write_text("which scenes to take\nthose of July\n")
 
-    told = dagmaster("process", str(tmp_path / "notes.tif"))
+    result = dagmaster("process", str(tmp_path / "notes.tif"))
 
-    assert told.code == 1
-    assert "'notes.tif' is a text file [raster.unsupported-format]\n" in told.out
-    assert "submit the raster that it belongs to or tells of" in told.out
+    assert result.code == 1
+    assert "'notes.tif' is a text file [raster.unsupported-format]\n" in result.out
+    assert "submit the raster that it belongs to or tells of" in result.out
 
 
 @pytest.mark.requirement("M3")
@@ -326,10 +326,10 @@ def test_advice_names_options(dagmaster, scene, tmp_path):
     with rasterio.open(scene) as source, rasterio.open(unplaced, "w", **{**source.profile, "crs": None}) as file:
         file.write(source.read())
 
-    told = dagmaster("process", str(unplaced))
+    result = dagmaster("process", str(unplaced))
 
-    assert told.code == 1
-    assert "pass --source-crs, e.g. EPSG:32633\n" in told.out
+    assert result.code == 1
+    assert "pass --source-crs, e.g. EPSG:32633\n" in result.out
 
 
 @pytest.fixture
@@ -377,10 +377,10 @@ def at_files(scene, tmp_path, monkeypatch):
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
 def test_what_makes_no_sense_is_refused_before_anything_is_made(dagmaster, at_files, arguments, code, message):
-    told = dagmaster("process", *arguments)
+    result = dagmaster("process", *arguments)
 
-    assert told.code == code
-    assert message in told.err.splitlines()[0]
+    assert result.code == code
+    assert message in result.err.splitlines()[0]
     assert not (at_files / "data").exists()
 
 
@@ -474,7 +474,7 @@ def test_a_platform_that_came_back_is_asked_where_it_serves_maps_now(tmp_path):
         publish(tmp_path, now)
         assert process._maps_of(tmp_path, before) == now.maps_url
 
-    assert process._maps_of(tmp_path, before) == before.maps_url  # stopped by now, which is told otherwise
+    assert process._maps_of(tmp_path, before) == before.maps_url  # it has stopped
 
 
 @pytest.mark.parametrize(
@@ -512,9 +512,9 @@ def test_a_position_lies_in_the_tile_that_the_grid_says(lon, lat, zoom):
 def test_the_picture_is_of_the_finest_zoom_that_fits(longest, zoom):
     tilejson = {"minzoom": 5, "maxzoom": 14, "bounds": [9.0, 47.0, 10.0, 47.5]}
 
-    found, box = preview._fitting(tilejson, longest)
+    fitting, box = preview._fitting(tilejson, longest)
 
-    assert found == zoom
+    assert fitting == zoom
     assert box[2] - box[0] == pytest.approx(256 * 2**zoom / 360, abs=2)
 
 

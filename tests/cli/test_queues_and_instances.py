@@ -1,4 +1,4 @@
-"""A platform looked at and steered over its API, from here or from afar."""
+"""Queues, workers, orchestrators, the janitor and the schema over the API, on this machine or from another."""
 
 import json
 import os
@@ -27,7 +27,7 @@ nodes:
 
 @pytest.fixture
 def from_afar(dagmaster, platform, monkeypatch):
-    """Commands that know nothing but the address of the API."""
+    """Commands that know only the address of the API."""
     monkeypatch.setenv("DAGMASTER_URL", platform.facts["api_url"])
     return dagmaster
 
@@ -55,10 +55,10 @@ def test_a_platform_is_used_from_afar(from_afar, platform, sleepy):
 def test_another_database_than_the_platforms_is_noticed(on_platform, monkeypatch):
     monkeypatch.setenv("DATABASE_URL", "postgresql://me@127.0.0.1:1/another")
 
-    told = on_platform("jobs", "ls")
+    result = on_platform("jobs", "ls")
 
-    assert told.code == 4
-    assert "uses another database than DATABASE_URL names" in told.err
+    assert result.code == 4
+    assert "uses another database than DATABASE_URL names" in result.err
 
 
 @pytest.mark.requirement("M3")
@@ -80,11 +80,11 @@ def test_workflows_of_the_platform_are_listed_shown_and_drawn(from_afar):
 def test_a_broken_file_is_not_submitted(from_afar, tmp_path):
     bad = written(tmp_path / "bad.yaml", BROKEN)
 
-    told = from_afar("submit", str(bad))
+    result = from_afar("submit", str(bad))
     as_json = from_afar("submit", str(bad), "--json")
 
-    assert told.code == as_json.code == 2
-    assert f"{bad}:6:12: node 'start': " in told.err
+    assert result.code == as_json.code == 2
+    assert f"{bad}:6:12: node 'start': " in result.err
     assert len(json.loads(as_json.err)["error"]["problems"]) == 2
 
 
@@ -93,13 +93,13 @@ def test_the_same_key_answers_with_the_same_job(from_afar):
     submit = ("submit", "echo_test", "--idempotency-key", "once", "--submitted-by", "me")
 
     first = from_afar(*submit, "--wait", "--json").json
-    again, told = from_afar(*submit, "--json").json, from_afar(*submit)
+    again, result = from_afar(*submit, "--json").json, from_afar(*submit)
     other = from_afar(*submit, "-p", "message=other")
     forced = from_afar(*submit, "--force", "--json").json
 
     assert (again["status"], again["job_id"]) == ("already_completed", first["job_id"])
-    assert told.out.strip() == first["job_id"]
-    assert "the same was submitted before; its job is completed" in told.err
+    assert result.out.strip() == first["job_id"]
+    assert "the same was submitted before; its job is completed" in result.err
     assert other.code == 4
     assert forced["status"] == "accepted"
     assert forced["job_id"] != first["job_id"]
@@ -123,21 +123,21 @@ def test_a_paused_queue_is_shown_to_a_waiting_client_and_keeps_its_limit(from_af
     paused = from_afar("queues", "pause", "container-tasks", "--json").json
     job_id = from_afar("submit", str(queued), "--submitted-by", "\x1b[31mred", "--json").json["job_id"]
     waiting = start("jobs", "watch", job_id, DAGMASTER_URL=platform.facts["api_url"])
-    told = next(line for line in waiting.stdout if "paused" in line)
+    line = next(line for line in waiting.stdout if "paused" in line)
     shown = from_afar("jobs", "show", job_id)
     resumed = from_afar("queues", "resume", "container-tasks", "--json").json
-    rest, err = waiting.communicate(timeout=20)
+    output, err = waiting.communicate(timeout=20)
     lifted = from_afar("queues", "limit", "container-tasks", "none", "--json").json
 
     remedy = "nap: queue container-tasks is paused; resume it with `dagmaster queues resume container-tasks`"
     assert (limited["max_running"], paused["max_running"], paused["is_paused"]) == (2, 2, True)
-    assert remedy in told
+    assert remedy in line
     assert f"hint: {remedy}" in shown.out
     assert "  end: waits for nap" in shown.out
     assert "submitted  \\x1b[31mred" in shown.out
     assert "\x1b" not in shown.out
     assert (resumed["max_running"], resumed["is_paused"], lifted["max_running"]) == (2, False, None)
-    assert "job completed" in rest, err
+    assert "job completed" in output, err
     assert from_afar("queues", "pause", "nothing").code == 4
     closed = from_afar("queues", "limit", "container-tasks", "0")
     assert closed.code == 2
@@ -150,8 +150,8 @@ def test_instances_are_listed_with_what_they_offer_and_run(from_afar, platform, 
     job_id = from_afar("submit", str(sleepy), "-p", "seconds=20", "--json").json["job_id"]
 
     def busy() -> list[dict[str, object]]:
-        found = from_afar("workers", "ls", "--json").json["workers"]
-        return [worker for worker in found if worker["running"]]
+        workers = from_afar("workers", "ls", "--json").json["workers"]
+        return [worker for worker in workers if worker["running"]]
 
     (worker,) = eventually(busy)
     (orchestrator,) = from_afar("orchestrators", "ls", "--json").json["orchestrators"]
@@ -164,8 +164,11 @@ def test_instances_are_listed_with_what_they_offer_and_run(from_afar, platform, 
     assert "dag-worker-tasks" in workers
     assert f" {orchestrator['pid']} " in orchestrators
     assert [line.split()[0] for line in queues.splitlines()[1:]] == [
-        "container-tasks", "dag-jobs", "dag-worker-tasks", "functionapp-tasks",
-    ]  # fmt: skip
+        "container-tasks",
+        "dag-jobs",
+        "dag-worker-tasks",
+        "functionapp-tasks",
+    ]
 
 
 @pytest.mark.requirement("Q4")
@@ -206,10 +209,10 @@ def test_the_schema_is_inspected_through_the_platform(from_afar):
 
 @pytest.mark.requirement("M3")
 def test_a_shell_that_is_not_named_is_asked_for_in_one_line(dagmaster):
-    told = dagmaster("completion")
+    result = dagmaster("completion")
 
-    assert told.code == 2
-    assert told.err.splitlines()[0].endswith("Choose from: bash, zsh, fish")
+    assert result.code == 2
+    assert result.err.splitlines()[0].endswith("Choose from: bash, zsh, fish")
 
 
 @pytest.mark.requirement("M3")
@@ -222,7 +225,7 @@ def test_a_shell_gets_its_script(dagmaster, shell):
 
 
 def completed(words: str, place: int, **extra: str) -> list[str]:
-    """What a shell is told when someone presses Tab behind these words."""
+    """The completions of a shell after these words."""
     asked = {"_DAGMASTER_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(place)}
     process = start(**asked, **extra)
     out, err = process.communicate(timeout=10)
@@ -250,9 +253,9 @@ def test_a_follower_outlives_the_api_and_misses_nothing(from_afar, platform, sle
 
     (orchestrator,) = from_afar("orchestrators", "ls", "--json").json["orchestrators"]
     os.kill(orchestrator["pid"], signal.SIGKILL)
-    rest, err = follower.communicate(timeout=60)
+    output, err = follower.communicate(timeout=60)
 
-    events = [json.loads(line) for line in [*lines, *rest.splitlines()]]
+    events = [json.loads(line) for line in [*lines, *output.splitlines()]]
     assert [event["sequence"] for event in events] == list(range(1, len(events) + 1))
     assert events[-1]["event_type"] == "job_completed"
     assert "was lost; waiting up to 60 s for it" in err
@@ -262,7 +265,7 @@ def test_a_follower_outlives_the_api_and_misses_nothing(from_afar, platform, sle
 
 @pytest.mark.requirement("E21")
 def test_the_janitor_previews_its_actions_runs_them_and_lists_them(on_platform, server):
-    nothing = on_platform("janitor", "actions", "--type", "messages_unread")
+    empty = on_platform("janitor", "actions", "--type", "messages_unread")
     with psycopg.connect(server) as connection:
         connection.execute(
             "INSERT INTO dagapp.dag_job_messages (message_id, queue, body, enqueued_at)"
@@ -275,7 +278,7 @@ def test_the_janitor_previews_its_actions_runs_them_and_lists_them(on_platform, 
     listed = on_platform("janitor", "actions", "--type", "messages_unread", "--target", "unread")
     as_json = on_platform("janitor", "actions", "--json", "--limit", "1").json
 
-    assert nothing.err == "no janitor actions\n"
+    assert empty.err == "no janitor actions\n"
     assert dry.out.startswith("would do:")
     assert "messages_unread" in dry.out
     assert (wet.code, wet.json["is_dry_run"]) == (0, False)

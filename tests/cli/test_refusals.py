@@ -20,11 +20,11 @@ def no_ports(monkeypatch):
 def test_a_malformed_address_is_a_mistake_in_the_settings(dagmaster, monkeypatch, command, address):
     monkeypatch.setenv("DATABASE_URL", address)
 
-    told = dagmaster(*command)
+    result = dagmaster(*command)
 
-    assert told.code == 2, told.err
-    assert "DATABASE_URL is not the address of a database" in told.err
-    assert "hunter2" not in told.out + told.err
+    assert result.code == 2, result.err
+    assert "DATABASE_URL is not the address of a database" in result.err
+    assert "hunter2" not in result.out + result.err
 
 
 @pytest.mark.requirement("M3")
@@ -32,10 +32,10 @@ def test_a_malformed_address_is_a_mistake_in_the_settings(dagmaster, monkeypatch
 def test_a_database_without_the_schema_is_unavailable(dagmaster, monkeypatch, empty_database, command):
     monkeypatch.setenv("DATABASE_URL", empty_database)
 
-    told = dagmaster(*command)
+    result = dagmaster(*command)
 
-    assert told.code == 5, told.err
-    assert "hint: run `dagmaster db deploy`" in told.err
+    assert result.code == 5, result.err
+    assert "hint: run `dagmaster db deploy`" in result.err
 
 
 @pytest.mark.requirement("M3")
@@ -43,10 +43,10 @@ def test_a_database_without_the_schema_is_unavailable(dagmaster, monkeypatch, em
 def test_an_unknown_database_is_not_found(dagmaster, monkeypatch, cluster, command):
     monkeypatch.setenv("DATABASE_URL", cluster.dsn_of("nothing_here"))
 
-    told = dagmaster(*command)
+    result = dagmaster(*command)
 
-    assert told.code == 4, told.err
-    assert "createdb" in told.err
+    assert result.code == 4, result.err
+    assert "createdb" in result.err
 
 
 @pytest.mark.requirement("M3")
@@ -57,10 +57,10 @@ def test_a_user_without_rights_is_not_allowed(dagmaster, monkeypatch, cluster, d
         connection.execute("CREATE ROLE bystander LOGIN")
     monkeypatch.setenv("DATABASE_URL", database.replace("postgres@", "bystander@"))
 
-    told = dagmaster(*command)
+    result = dagmaster(*command)
 
-    assert told.code == 3, told.err
-    assert "permission denied for schema dagapp" in told.err
+    assert result.code == 3, result.err
+    assert "permission denied for schema dagapp" in result.err
 
 
 @pytest.mark.requirement("M3")
@@ -68,10 +68,10 @@ def test_a_user_without_rights_is_not_allowed(dagmaster, monkeypatch, cluster, d
 def test_an_unknown_user_is_not_allowed(dagmaster, monkeypatch, cluster, command):
     monkeypatch.setenv("DATABASE_URL", cluster.dsn_of("postgres").replace("postgres@", "nobody_known@"))
 
-    told = dagmaster(*command)
+    result = dagmaster(*command)
 
-    assert told.code == 3, told.err
-    assert 'role "nobody_known" does not exist' in told.err
+    assert result.code == 3, result.err
+    assert 'role "nobody_known" does not exist' in result.err
 
 
 @pytest.mark.requirement("M3")
@@ -80,7 +80,7 @@ def test_a_read_only_server_is_not_deployed_to(dagmaster, monkeypatch, empty_dat
         connection.execute(f"ALTER DATABASE {connection.info.dbname} SET default_transaction_read_only = on")
     monkeypatch.setenv("DATABASE_URL", empty_database)
 
-    told = dagmaster("db", "deploy")
+    result = dagmaster("db", "deploy")
 
-    assert told.code == 5
-    assert "it is a standby, or set to read only" in told.err
+    assert result.code == 5
+    assert "it is a standby, or set to read only" in result.err

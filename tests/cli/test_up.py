@@ -30,14 +30,17 @@ pytestmark = pytest.mark.requirement("P1")
 
 # A crash is noticed sooner than by default.
 QUICK = {
-    "HEARTBEAT_INTERVAL_SEC": "0.3", "ORPHAN_THRESHOLD_SEC": "2", "ORPHAN_SCAN_INTERVAL_SEC": "0.3",
-    "TASK_LEASE_SEC": "2", "LEASE_RENEW_SEC": "0.4",
-}  # fmt: skip
+    "HEARTBEAT_INTERVAL_SEC": "0.3",
+    "ORPHAN_THRESHOLD_SEC": "2",
+    "ORPHAN_SCAN_INTERVAL_SEC": "0.3",
+    "TASK_LEASE_SEC": "2",
+    "LEASE_RENEW_SEC": "0.4",
+}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A data folder for all tests here: each start but the first finds an older one's data."""
+    """A data folder for all tests of this file: each start but the first finds earlier data."""
     folder = tmp_path_factory.mktemp("up")
     yield folder
     Cluster.at(folder).remove()
@@ -47,14 +50,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def test_up_runs_jobs_and_leaves_nothing_running(folder):
     with up(folder, "--workers", "2") as platform:
         everything = platform.pids()
-        told = {platform.facts["postgres_pid"], *(child["pid"] for child in platform.facts["children"])}
+        reported = {platform.facts["postgres_pid"], *(child["pid"] for child in platform.facts["children"])}
         done = call("submit", "hello_world", "-p", "name=Ada", "--wait", "--json", "--data", str(folder))
         published = folder / "platform.json"
         mode = stat.S_IMODE(published.stat().st_mode)
         code, _, err = platform.end(signal.SIGINT)
 
     assert len(platform.facts["children"]) == 3
-    assert told <= everything
+    assert reported <= everything
     assert json.loads(done.stdout)["result"] == {"message": "Hello, Ada!"}
     assert mode == 0o600
     assert err == ""
@@ -114,7 +117,7 @@ def test_ctrl_c_while_starting_stops_what_was_started(folder):
 
 @pytest.fixture
 def untouched(tmp_path: Path) -> Iterator[Path]:
-    """A data folder in which nothing may be made."""
+    """A data folder in which nothing may be created."""
     folder = tmp_path / "untouched"
     yield folder
     cluster = Cluster.at(folder)
@@ -126,21 +129,21 @@ def untouched(tmp_path: Path) -> Iterator[Path]:
 def test_a_port_in_use_is_reported_before_anything_is_created(untouched):
     with bind("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
-        told = call("up", "--data", str(untouched), API_PORT=str(port))
+        result = call("up", "--data", str(untouched), API_PORT=str(port))
 
-    assert told.returncode == 5
-    assert told.stderr == (
+    assert result.returncode == 5
+    assert result.stderr == (
         f"error: port {port} of 127.0.0.1 is already in use\nhint: choose another port with API_PORT=… (0 takes a free one)\n"
     )
 
 
 @pytest.mark.parametrize("endpoint", ["API", "HEALTH"])
 def test_an_address_open_to_all_is_reported_before_anything_is_created(untouched, endpoint):
-    told = call("up", "--data", str(untouched), **{f"{endpoint}_HOST": "0.0.0.0"})
+    result = call("up", "--data", str(untouched), **{f"{endpoint}_HOST": "0.0.0.0"})
 
-    assert told.returncode == 2
-    assert f"hint: set {endpoint}_HOST=127.0.0.1, or {endpoint}_INSECURE=true" in told.stderr
-    assert "restart" not in told.stderr
+    assert result.returncode == 2
+    assert f"hint: set {endpoint}_HOST=127.0.0.1, or {endpoint}_INSECURE=true" in result.stderr
+    assert "restart" not in result.stderr
 
 
 def test_a_default_port_in_use_is_replaced_by_a_free_one(tmp_path):
@@ -185,7 +188,7 @@ def test_roles_load_while_the_database_starts_and_touch_nothing_before(tmp_path,
 
 
 def _is_waiting(pid: int) -> bool:
-    """Whether a process does nothing but read from a pipe: then it has loaded all that it has to."""
+    """Whether a process waits for a pipe: then it has loaded all its software."""
     return Path(f"/proc/{pid}/wchan").read_text() in {"pipe_read", "anon_pipe_read"}
 
 
@@ -193,9 +196,12 @@ def _is_waiting(pid: int) -> bool:
 def test_a_held_role_ends_with_the_process_that_holds_it(role):
     inside, outside = os.pipe()
     process = subprocess.Popen(
-        [sys.executable, "-m", "dagmaster", role, f"--hold={inside}"], pass_fds=[inside], stderr=subprocess.PIPE, text=True,
+        [sys.executable, "-m", "dagmaster", role, f"--hold={inside}"],
+        pass_fds=[inside],
+        stderr=subprocess.PIPE,
+        text=True,
         env={**os.environ, "DATABASE_URL": "postgresql://postgres@127.0.0.1:1/none", "API_ENABLED": "false"},
-    )  # fmt: skip
+    )
     os.close(inside)
 
     os.close(outside)
@@ -224,12 +230,12 @@ def test_a_child_that_refuses_to_run_is_not_started_again(code):
 
 
 def test_a_platform_whose_child_refuses_to_run_ends_at_once(folder):
-    told = call("up", "--data", str(folder), CRASH_POINT="nowhere")
+    result = call("up", "--data", str(folder), CRASH_POINT="nowhere")
 
-    assert told.returncode == 5
-    assert "CRASH_POINT: " in told.stderr
-    assert "does not start" in told.stderr
-    assert "restarting" not in told.stderr
+    assert result.returncode == 5
+    assert "CRASH_POINT: " in result.stderr
+    assert "does not start" in result.stderr
+    assert "restarting" not in result.stderr
 
 
 def test_a_folder_that_cannot_be_used_is_refused(tmp_path):
@@ -243,9 +249,9 @@ def test_a_folder_that_cannot_be_used_is_refused(tmp_path):
 
     refused = {folder: call("up", "--data", folder) for folder in folders}
 
-    for folder, told in refused.items():
-        assert told.returncode == 2
-        assert f"cannot be used: {folders[folder]}\nhint: choose another one with --data\n" in told.stderr
+    for folder, result in refused.items():
+        assert result.returncode == 2
+        assert f"cannot be used: {folders[folder]}\nhint: choose another one with --data\n" in result.stderr
     assert not (tmp_path / "elsewhere").exists()
 
 

@@ -32,11 +32,11 @@ nodes:
     "command", [("submit", "hello_world"), ("jobs", "ls"), ("queues", "ls"), ("db", "status"), ("workflows", "ls")]
 )
 def test_without_a_platform_commands_say_how_to_start_or_name_one(dagmaster, tmp_path, command):
-    told = dagmaster(*command)
+    result = dagmaster(*command)
     as_json = dagmaster(*command, "--json")
 
-    assert told.code == as_json.code == 5
-    assert told.err == (
+    assert result.code == as_json.code == 5
+    assert result.err == (
         f"error: no platform is running on {tmp_path / 'data'}\n"
         "hint: start one with `dagmaster up`, use --data if yours is in another folder, "
         "or give the API of another one with --server URL (or DAGMASTER_URL)\n"
@@ -48,10 +48,10 @@ def test_without_a_platform_commands_say_how_to_start_or_name_one(dagmaster, tmp
 @pytest.mark.requirement("M3")
 @pytest.mark.parametrize("command", [("worker",), ("verify-history", "--all")])
 def test_without_a_database_commands_on_it_say_how_to_name_one(dagmaster, tmp_path, command):
-    told = dagmaster(*command)
+    result = dagmaster(*command)
 
-    assert told.code == 5
-    assert told.err == (
+    assert result.code == 5
+    assert result.err == (
         f"error: no platform is running on {tmp_path / 'data'}\n"
         "hint: start one with `dagmaster up`, use --data if yours is in another folder, or set DATABASE_URL\n"
     )
@@ -61,19 +61,19 @@ def test_without_a_database_commands_on_it_say_how_to_name_one(dagmaster, tmp_pa
 def test_a_database_alone_is_not_enough_to_ask_about_jobs(dagmaster, monkeypatch):
     monkeypatch.setenv("DATABASE_URL", "postgresql://me@127.0.0.1:1/none")
 
-    told = dagmaster("jobs", "ls")
+    result = dagmaster("jobs", "ls")
 
-    assert told.code == 5
-    assert "DATABASE_URL is not enough: give the API of one of its orchestrators with --server URL" in told.err
+    assert result.code == 5
+    assert "DATABASE_URL is not enough: give the API of one of its orchestrators with --server URL" in result.err
 
 
 @pytest.mark.requirement("M3")
 def test_usage_errors_exit_2_in_text_and_in_json(dagmaster):
-    told = dagmaster("jobs", "ls", "--limit", "none")
+    result = dagmaster("jobs", "ls", "--limit", "none")
     as_json = dagmaster("jobs", "nothing", "--json")
 
-    assert told.code == as_json.code == 2
-    assert told.err.startswith("error: Invalid value for '--limit'")
+    assert result.code == as_json.code == 2
+    assert result.err.startswith("error: Invalid value for '--limit'")
     assert json.loads(as_json.err)["error"]["code"] == "usage"
 
 
@@ -81,10 +81,10 @@ def test_usage_errors_exit_2_in_text_and_in_json(dagmaster):
 def test_a_bad_setting_is_reported_by_its_name(dagmaster, monkeypatch):
     monkeypatch.setenv("HEARTBEAT_INTERVAL_SEC", "often")
 
-    told = dagmaster("jobs", "ls")
+    result = dagmaster("jobs", "ls")
 
-    assert told.code == 2
-    assert "HEARTBEAT_INTERVAL_SEC" in told.err
+    assert result.code == 2
+    assert "HEARTBEAT_INTERVAL_SEC" in result.err
 
 
 @pytest.mark.requirement("M2")
@@ -166,14 +166,14 @@ def test_validate_reports_every_mistake_at_once(dagmaster, tmp_path):
     bad.write_text(BROKEN)
     good.write_text("workflow_id: good\nnodes:\n  start: {type: start, next: end}\n  end: {type: end}\n")
 
-    told = dagmaster("workflows", "validate", str(bad), str(good), str(tmp_path / "none.yaml"))
+    result = dagmaster("workflows", "validate", str(bad), str(good), str(tmp_path / "none.yaml"))
     as_json = dagmaster("workflows", "validate", str(bad), "--json")
 
-    assert told.code == as_json.code == 2
-    assert f"{bad}:6:12: node 'start': " in told.out
-    assert f"{bad}:8:14: node 'work': " in told.out
-    assert f"{good}: ok (workflow good version 1, 2 nodes)" in told.out
-    assert "cannot be read" in told.out
+    assert result.code == as_json.code == 2
+    assert f"{bad}:6:12: node 'start': " in result.out
+    assert f"{bad}:8:14: node 'work': " in result.out
+    assert f"{good}: ok (workflow good version 1, 2 nodes)" in result.out
+    assert "cannot be read" in result.out
     assert [problem["node"] for problem in as_json.json["files"][0]["problems"]] == ["start", "work"]
     assert dagmaster("workflows", "validate", str(good)).code == 0
 
@@ -191,10 +191,10 @@ def test_files_are_shown_and_drawn_without_a_platform(dagmaster, sleepy):
 def test_a_pipe_or_device_is_refused_instead_of_read_for_ever(dagmaster, tmp_path):
     os.mkfifo(tmp_path / "pipe.yaml")
 
-    told = dagmaster("workflows", "validate", str(tmp_path / "pipe.yaml"), "/dev/zero")
+    result = dagmaster("workflows", "validate", str(tmp_path / "pipe.yaml"), "/dev/zero")
 
-    assert told.code == 2
-    assert told.out.count("cannot be read: it is not a regular file") == 2
+    assert result.code == 2
+    assert result.out.count("cannot be read: it is not a regular file") == 2
 
 
 @pytest.mark.requirement("P1")
@@ -231,9 +231,9 @@ def imported(*arguments: str, heavy: set[str], **variables: str) -> set[str]:
 @pytest.mark.requirement("M3")
 def test_help_is_fast_and_imports_nothing_heavy():
     begun = time.monotonic()
-    found = imported("--help", heavy={"psycopg", "sqlalchemy", "rich", "pydantic", "jinja2", "httpx2", "fastapi"})
+    modules = imported("--help", heavy={"psycopg", "sqlalchemy", "rich", "pydantic", "jinja2", "httpx2", "fastapi"})
 
-    assert found == set()
+    assert modules == set()
     assert time.monotonic() - begun < 2.0
 
 
@@ -249,14 +249,27 @@ def test_a_client_imports_nothing_of_the_engine():
 @pytest.mark.parametrize(("role", "own"), [("orchestrator", {"fastapi", "psycopg"}), ("worker", {"psycopg"})])
 def test_a_role_starts_without_what_it_does_not_need(role, own):
     """Held by a pipe that is at its end, it loads everything and goes no further. Handlers load what they need when they run."""
-    heavy = {"rasterio", "numpy", "shapely", "pyproj", "titiler", "rio_tiler", "obstore", "pystac", "sqlalchemy", "alembic",
-             "httpx2", "fastapi", "psycopg"}  # fmt: skip
+    heavy = {
+        "rasterio",
+        "numpy",
+        "shapely",
+        "pyproj",
+        "titiler",
+        "rio_tiler",
+        "obstore",
+        "pystac",
+        "sqlalchemy",
+        "alembic",
+        "httpx2",
+        "fastapi",
+        "psycopg",
+    }
 
-    found = imported(
+    modules = imported(
         role, "--hold=0", heavy=heavy, DATABASE_URL="postgresql://u@127.0.0.1:1/none", API_ENABLED="true", API_PORT="0"
     )
 
-    assert found == own
+    assert modules == own
 
 
 @pytest.mark.requirement("M3")
