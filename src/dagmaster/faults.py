@@ -7,7 +7,7 @@ armed point ends the process at once, as kill -9 would: no clean-up, no flush, n
 import os
 from typing import Final
 
-# Of several statements: before the commit all of them have been carried out. Several kinds of work may share a name.
+# Transactions of several statements: before the commit all of them have run. Several transactions may share a name.
 TRANSACTIONS: Final = (
     "submit",
     "submit_once",
@@ -20,7 +20,7 @@ TRANSACTIONS: Final = (
     "retention",
     "catalogue",
 )
-# Of one statement, which commits itself: before the commit is before it is sent.
+# Single statements, which commit themselves: before the commit means before the statement is sent.
 STATEMENTS: Final = (
     "replay_dead_letter",
     "drop_dead_letter",
@@ -40,7 +40,7 @@ STATEMENTS: Final = (
     "retire_worker",
     "save_checkpoint",
 )
-# On the way of a job: what is decided, sent, received, settled, stored, done, reported and published.
+# Along the path of a job: claimed, decided, committed, published, received, settled, stored, run and reported.
 STEPS: Final = (
     "orchestrator.claimed",
     "orchestrator.fenced",
@@ -84,7 +84,7 @@ def arm(point: str | None) -> None:
 
 
 def armed() -> str | None:
-    """What is armed, as `arm` takes it: for processes that do a part of this one's work."""
+    """The armed point in the form that `arm` accepts: for child processes of this one."""
     return _armed and f"{_armed[0]}:{_armed[1]}"
 
 

@@ -142,7 +142,8 @@ async def test_an_instance_whose_loop_is_stuck_is_not_ready_and_then_not_alive(d
         (orchestrator,) = running.orchestrators
         before = await ok(client.get("/livez"))
         is_free = asyncio.Event()
-        look, orchestrator._look = orchestrator._look, lambda **_: is_free.wait()
+        find = orchestrator._find_pending_work
+        orchestrator._find_pending_work = lambda **_: is_free.wait()
 
         async def answers(path, status):
             answer = await client.get(path)
@@ -151,7 +152,7 @@ async def test_an_instance_whose_loop_is_stuck_is_not_ready_and_then_not_alive(d
         unready = await until(lambda: answers("/readyz", 503))
         while_unready = await client.get("/livez")
         stuck = await until(lambda: answers("/livez", 503))
-        orchestrator._look = look
+        orchestrator._find_pending_work = find
         is_free.set()
         healed = await until(lambda: answers("/livez", 200))
 

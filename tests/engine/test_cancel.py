@@ -3,6 +3,7 @@
 import asyncio
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -173,10 +174,8 @@ async def test_a_result_that_arrives_before_the_cancel_is_kept(database):
         gated = workflow(two("gate").replace("handler: counting", "handler: gate"))
         job_id = await running.submit(gated)
         await running_task(running, job_id)
-        running.workers[0]._keeper._held = running.workers[0]._keeper._held.__class__(
-            running.workers[0]._held_now, running.workers[0]._held_with_news, running.workers[0].info,
-            running.workers[0]._lose, lambda _: None,
-        )  # fmt: skip
+        keeper = running.workers[0]._keeper
+        keeper._held = replace(keeper._held, to_stop=lambda _: None)
         await cancel(running.ledger, job_id)
         await until(lambda: running.rows("SELECT 1 FROM dagapp.dag_jobs WHERE stopping IS NOT NULL"))
         open_gate(job_id)

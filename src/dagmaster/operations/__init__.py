@@ -1,1 +1,1 @@
-"""Operations: one verb a module, one transaction each."""
+"""What users do to jobs: one verb in each module, one transaction each."""

@@ -1,4 +1,4 @@
-"""What other packages add through entry points. Each is looked at by itself: a broken one does not hold up the others."""
+"""The entry points of other packages. Each is loaded by itself: a broken one does not affect the others."""
 
 from importlib.metadata import EntryPoint, entry_points
 
@@ -7,12 +7,12 @@ WORKFLOWS = "dagmaster.workflows"
 
 
 def added(group: str) -> list[EntryPoint]:
-    """The entry points of a group in an order of their own: where two clash, the same one stands in every process."""
+    """The entry points of a group, sorted: if two have the same name, every process uses the same one."""
     return sorted(entry_points(group=group), key=lambda point: (_package(point), point.name))
 
 
 def named(point: EntryPoint) -> str:
-    """The entry point, for people who have to mend it."""
+    """The entry point as error messages name it."""
     return f"entry point {point.group}: {point.name} = {point.value} (of {_package(point)})"
 
 

@@ -1,6 +1,6 @@
 """The workflows that can be submitted: those that ship, those of other packages, and those in configured folders.
 
-A file that is refused is kept with its problems and does not stand in the way of the others.
+A file that is refused is listed with its problems, and the others are loaded.
 """
 
 import re
@@ -18,7 +18,7 @@ from dagmaster.workflows.load import WorkflowLimits, read_all, shipped
 from dagmaster.workflows.model import Workflow
 
 SHOWN_REFUSALS = 5
-# An absolute path but its last part: where files lie is the server's business.
+# An absolute path without its last part: clients do not need the server's folders.
 _FOLDERS = re.compile(r"(?<![\w./])/(?:[^\s/]+/)+")
 
 
@@ -40,7 +40,7 @@ class WorkflowLibrary:
             ) from None
 
     def _hint(self) -> str:
-        """It may be one of those that were refused."""
+        """Also names refused files: the workflow may be in one of them."""
         refused = "; ".join(without_folders(error.message) for error in self.refused[:SHOWN_REFUSALS])
         known = f"known: {', '.join(sorted(self.workflows))}"
         return f"{known}; refused: {refused}" if refused else known
@@ -57,7 +57,7 @@ def limits_of(settings: Settings) -> WorkflowLimits:
 
 
 def load_library(settings: Settings, handlers: Mapping[str, Any], queues: Collection[str]) -> WorkflowLibrary:
-    """Read every workflow file: the shipped ones first, so that nobody takes their names."""
+    """Read every workflow file: the shipped ones first, so that no other file takes their names."""
     added, refused = _files_of_packages()
     folders = (path for folder in settings.workflow_folders for path in workflow_files(folder))
     loaded = read_all([*shipped(), *added, *folders], limits=limits_of(settings), handlers=handlers, queues=queues)
@@ -65,7 +65,7 @@ def load_library(settings: Settings, handlers: Mapping[str, Any], queues: Collec
 
 
 def _files_of_packages() -> tuple[list[Path], list[InvalidWorkflow]]:
-    """The workflow files that other packages add, and the entry points that lead to none."""
+    """The workflow files of other packages, and the entry points without any."""
     files: list[Path] = []
     refused: list[InvalidWorkflow] = []
     for point in entry_points.added(entry_points.WORKFLOWS):
@@ -73,7 +73,7 @@ def _files_of_packages() -> tuple[list[Path], list[InvalidWorkflow]]:
             files += _files_of(point)
         except InvalidWorkflow as error:
             refused.append(error)
-        except (Exception, SystemExit) as error:  # whatever a package does on its import, the others go on
+        except (Exception, SystemExit) as error:  # a package that fails on import does not affect the others
             refused.append(
                 InvalidWorkflow(entry_points.named(point), [WorkflowProblem(entry_points.problem_of(error))])
             )

@@ -1,7 +1,7 @@
-"""Submit a job: check what is asked against the workflow, then create job, nodes and first event in one transaction.
+"""Submit a job: check the inputs against the workflow, then create job, nodes and first events in one transaction.
 
-With an idempotency key (given, or by default for workflows that say `idempotent: true`) a repeated submission answers with the job
-that the first one made.
+With an idempotency key (of the request, or by default for workflows with `idempotent: true`) a repeated submission returns the
+job of the first one.
 """
 
 import hashlib
@@ -70,8 +70,8 @@ async def submit_once(
     force: bool = False,
     resume: bool = False,
 ) -> SubmissionResult:
-    """Create the job, or answer what became of the one that the same submission made before. With `resume` that one goes on,
-    if it has failed."""
+    """Create the job, or return the state of the job that the same submission created before. With `resume` that job is
+    resumed if it has failed."""
     job = prepare(library, submission)
     request = request_hash(job)
     if job.idempotency_key is None and job.workflow.idempotent:
@@ -148,7 +148,7 @@ def _of_failure(job: LoadedJob, failed_stage: str | None) -> dict[str, Any]:
         "result_data": job.result_data,
         "error_message": job.error_message,
         "failed_stage": failed_stage,
-        "hint": "submit again with resume=true to go on with what is missing, or with force=true for a new run",
+        "hint": "submit again with resume=true to continue this job, or with force=true for a new one",
     }
 
 

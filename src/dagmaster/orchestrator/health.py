@@ -1,6 +1,6 @@
-"""What an orchestrator without API tells of itself: whether its loop moves, and whether the database knows that it lives.
+"""The health of an orchestrator that serves no API: whether its loop advances, and whether its heartbeat reaches the database.
 
-Asked from another thread than the loop's (`dagmaster.observe.probes`): it only copies what is there. With the API, that tells.
+The probes read it from another thread (`dagmaster.observe.probes`), so it only copies values. With the API, the API reports it.
 """
 
 import platform

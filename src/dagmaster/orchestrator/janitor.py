@@ -1,12 +1,12 @@
-"""The janitor: looks around now and then for what nobody else would notice, and lets go of what ended long ago.
+"""The janitor: finds what no other process would notice, and deletes what ended long ago.
 
     every JANITOR_INTERVAL_SEC, or at once when the loop can't advance a job
-      ──▶ tell of jobs that could not be advanced
-      ──▶ look for what is neglected (database/janitor), act, log, call the webhook
-      ──▶ delete what is past retention (database/retention), for a bounded time
+      ──▶ record jobs that could not be advanced
+      ──▶ find what is neglected (database/maintenance/janitor), act, log, call the webhook
+      ──▶ delete what is past retention (database/maintenance/retention), for a bounded time
 
-A task of its own in each orchestrator's process, with connections of its own. It only ever ends claims: what a job comes to is
-decided by whoever claims it next. Its last run is in the orchestrator's stats, so that one that is stuck can be seen.
+It runs as a task in each orchestrator's process, with connections of its own. It only ends claims: the next owner of a job
+decides what happens to it. The orchestrator's stats show its last run, so that a stuck janitor can be seen.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from dagmaster.orchestrator.tidy import DAY_SECONDS, Tidy
 from dagmaster.settings import Settings
 
 STUCK_AFTER: Final = 5  # failures in a row to advance a job
-PRUNING_SECONDS: Final = 20.0  # in one run; where more is left, the next one comes soon
+PRUNING_SECONDS: Final = 20.0  # in one run; if more is left, the next run follows soon
 _log = log.get("janitor")
 
 Post = Callable[..., Awaitable[None]]
@@ -63,11 +63,11 @@ class Janitor:
     async def run(self) -> None:
         """Until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._look_around())
+            tasks.create_task(self._sweep_forever())
             if self.tidy:
                 tasks.create_task(self.tidy.run())
 
-    async def _look_around(self) -> None:
+    async def _sweep_forever(self) -> None:
         """Instances that were started together spread out."""
         self._ran_at = time.monotonic()
         pause = self.settings.janitor_interval_sec * self.random.random()
@@ -83,7 +83,7 @@ class Janitor:
             await self.tidy.store.close()
 
     def report_stuck(self, claim: Claim, error: Exception) -> None:
-        """The loop has failed at this job again and again: people shall see it soon."""
+        """The loop has failed to advance this job several times: record it soon, so that people see it."""
         self._stuck[claim.job_id] = (claim, redact(f"{type(error).__name__}: {error}"))
         self._is_wanted.set()
 
@@ -103,25 +103,25 @@ class Janitor:
         self._is_wanted.clear()
 
     async def _turn_safely(self) -> bool:
-        """Whether nothing is left to do until the next interval."""
+        """Whether all is done until the next interval."""
         try:
             await self.sweep()
             is_done = await self._prune()
-        except Exception as error:  # the janitor must outlive whatever it meets
+        except Exception as error:  # no failure may end the janitor
             self.counters.errors += 1
-            _log.warning("a run failed, trying again later", error=str(error))
+            _log.warning("a run failed; it is tried again later", error=str(error))
             return True
         self.counters.runs += 1
         self._ran_at = time.monotonic()
         return is_done
 
     async def sweep(self, *, is_dry: bool = False) -> tuple[UUID, SweepResult]:
-        """One look around. A dry one changes nothing and tells nobody."""
+        """One run. A dry run changes nothing and notifies nobody."""
         run_id = uuid4()
         noted = [] if is_dry else await self._note_stuck(run_id)
         swept = await self.store.sweep(run_id, patience_of(self.settings), is_dry=is_dry)
         if not is_dry:
-            await self._tell(run_id, (*noted, *swept.actions))
+            await self._report(run_id, (*noted, *swept.actions))
         return run_id, swept
 
     async def _note_stuck(self, run_id: UUID) -> list[JanitorAction]:
@@ -131,7 +131,7 @@ class Janitor:
             self._stuck.pop(job_id, None)
         return noted
 
-    async def _tell(self, run_id: UUID, actions: tuple[JanitorAction, ...]) -> None:
+    async def _report(self, run_id: UUID, actions: tuple[JanitorAction, ...]) -> None:
         if not actions:
             return
         self.counters.actions += len(actions)
@@ -150,8 +150,8 @@ class Janitor:
             await self.post(
                 self.settings.janitor_webhook_url, content, allow_private=self.settings.allow_private_webhooks
             )
-        except Exception as error:  # what was done is done and logged, whether or not anyone hears of it
-            _log.warning("the webhook was not told", error=str(error))
+        except Exception as error:  # the actions are done and logged, whether or not the webhook answers
+            _log.warning("the webhook could not be called", error=str(error))
 
     async def _prune(self) -> bool:
         age = self.settings.retention_days * DAY_SECONDS
@@ -164,7 +164,7 @@ class Janitor:
                 return False
         forgotten = await self.retention.prune_rest(age, self.settings.retention_batch)
         if forgotten.partitions:
-            _log.info("months of events are gone", partitions=list(forgotten.partitions))
+            _log.info("partitions of events are deleted", partitions=list(forgotten.partitions))
         return True
 
 

@@ -1,12 +1,12 @@
-"""The orchestrator's loop: claim jobs, look what stirs, let the planner decide, write it down.
+"""The orchestrator's loop: claim jobs, find those with pending work, let the planner decide, write the decision.
 
-    ring or poll ──▶ claim unowned and orphaned jobs
-                 ──▶ look which jobs stir (results, lapsed leases, waits that are over)
-                 ──▶ advance them, a set in one transaction ──▶ tell workers and each other
+    notification or poll ──▶ claim jobs without an owner and orphans
+                         ──▶ find the jobs with pending work (results, expired leases, waits that are over)
+                         ──▶ advance them, a batch in one transaction ──▶ notify workers and other orchestrators
 
-The loop owns no state that matters: what it holds in memory is a view of rows that only it may write, as long as its claim
-tokens hold. After any doubt (a lost connection, a refused write) the view is thrown away and read again. A job that
-fails by itself is set aside for a while and the others go on.
+The loop owns no durable state: in memory it has views of rows that only it may write, as long as its claim tokens are valid.
+After any doubt (a lost connection, a refused write) it discards a view and reads the rows again. A job that can't be advanced is
+set aside for a while, and the others are advanced.
 """
 
 import asyncio
@@ -42,11 +42,11 @@ from dagmaster.settings import Settings
 from dagmaster.transports.transport import Ticket, Transport
 from dagmaster.workflows.graph import Graph, build
 
-SWEEP_SECONDS = 0.2  # at most this often, however much it rings
-SWEEP_SHARE = 0.05  # of the time that passes, but one at every poll in any case
-COUNT_SECONDS = 10.0  # whoever has no job looks so often whether the rows know of one
+SWEEP_SECONDS = 0.2  # at most this often, however many notifications arrive
+SWEEP_SHARE = 0.05  # at most this share of the time, but one sweep at every poll
+COUNT_SECONDS = 10.0  # how often an instance without jobs checks whether it has some by the rows
 CHORES_SECONDS = 3600.0
-FEW_JOBS = 16  # so few are opened without asking first which of them stir
+FEW_JOBS = 16  # up to this many are opened without asking first which of them have reports
 GRAPHS_KEPT = 256
 # Cancelled by a timeout, waited too long for a lock, deadlock: one job's statement failed, not the server.
 OF_ONE_STATEMENT = frozenset({"57014", "55P03", "40P01", "40001"})
@@ -54,21 +54,21 @@ _log = log.get("orchestrator")
 
 
 class StaleViewError(Exception):
-    """A commit whose answer was lost has landed after we read the job again: nothing is decided on what we hold."""
+    """A commit whose answer was lost took effect after the job was read again: the view is outdated."""
 
 
 @dataclass(slots=True)
 class Owned:
-    """A job that this instance owns, as far as it knows."""
+    """A job that this instance owns, unless it was fenced in the meantime."""
 
     claim: Claim
-    view: JobView | None = None  # None: to be read again before anything is decided
-    sequence: int = 0  # the last event that the view knows of
+    view: JobView | None = None  # None: to be read again before the next decision
+    sequence: int = 0  # the last event in the view
     look_at_all: bool = True
     is_failing: bool = False
     failures: int = 0
-    resting_until: float = 0.0
-    queue: str | None = None  # where its last task went, if it was a single one
+    set_aside_until: float = 0.0
+    queue: str | None = None  # the queue of its last task, if that step created one task
 
 
 @dataclass(slots=True)
@@ -119,20 +119,20 @@ class Orchestrator:
     # Life
 
     async def run(self) -> None:
-        """Work until `stop`; then give every job back."""
+        """Run until `stop`; then release every job."""
         self._progressed_at = self._now()
-        await self._say_hello()
-        besides = [asyncio.create_task(self._beat(), name="orchestrator-beat")]
+        await self._send_first_heartbeat()
+        background_tasks = [asyncio.create_task(self._beat(), name="orchestrator-beat")]
         if self.janitor is not None:
             self.janitor.owner_id = self.owner_id
-            besides.append(asyncio.create_task(self.janitor.run(), name="janitor"))
+            background_tasks.append(asyncio.create_task(self.janitor.run(), name="janitor"))
         try:
             while not self._is_stopping.is_set():
                 heard = await self._pause()
                 if not self._is_stopping.is_set():
                     await self._turn_safely(heard)
         finally:
-            for task in besides:
+            for task in background_tasks:
                 task.cancel()
                 with suppress(asyncio.CancelledError):
                     await task
@@ -149,21 +149,21 @@ class Orchestrator:
 
     @property
     def silent_seconds(self) -> float:
-        """How long the loop has got nowhere. Also for other threads."""
+        """Seconds since the loop last finished a turn. Also for other threads."""
         return time.monotonic() - self._progressed_at if self._progressed_at else 0.0
 
     @property
     def patience_seconds(self) -> float:
-        """A loop that has got nowhere for longer shows no more that it lives."""
+        """A loop that has been silent for longer sends no heartbeat any more."""
         return max(self.settings.orphan_threshold_sec / 2, 3 * self.settings.orchestrator_poll_interval)
 
     @property
     def hopeless_seconds(self) -> float:
-        """After so long others may have taken its jobs over, and a restart is better than waiting on."""
+        """After this time others may have claimed its jobs, and a restart is better than more waiting."""
         return self.patience_seconds + self.settings.orphan_threshold_sec
 
-    async def _say_hello(self) -> None:
-        """The first beat comes before the first claim, or the others would take our jobs for orphans."""
+    async def _send_first_heartbeat(self) -> None:
+        """The first heartbeat precedes the first claim, or other instances would claim our jobs as orphans."""
         while not self._is_stopping.is_set():
             try:
                 await self.beat_ledger.beat(self.info())
@@ -187,7 +187,7 @@ class Orchestrator:
                 _log.warning("heartbeat failed", error=str(error))
 
     def _note_beat(self) -> None:
-        """After a long silence the others may have been cut off with us: they get time to be heard before they count as dead."""
+        """After an outage other instances may have been cut off too: they get time for a heartbeat before they count as dead."""
         now = self._now()
         if self.beaten_at is not None and now - self.beaten_at > self.settings.orphan_threshold_sec:
             self._next_scan = max(self._next_scan, now + self.settings.heartbeat_interval_sec)
@@ -203,11 +203,11 @@ class Orchestrator:
         return OrchestratorInfo(self.owner_id, self.host, self.pid, self.software_version, stats)
 
     async def _retire(self) -> None:
-        """A clean stop: others may claim our jobs at once."""
+        """A clean stop: other instances may claim our jobs at once."""
         try:
             released = await self.ledger.retire(self.owner_id)
         except Exception as error:  # the process ends either way
-            _log.warning("could not give the jobs back; they will be reclaimed", error=str(error))
+            _log.warning("the jobs could not be released; other instances will claim them as orphans", error=str(error))
             return
         _log.info("stopped", released=released)
 
@@ -215,12 +215,12 @@ class Orchestrator:
         return asyncio.get_running_loop().time()
 
     async def _pause(self) -> frozenset[str]:
-        """Wait for the bell, the next poll, the next wait that is over, or not at all while work is left."""
+        """Wait for a notification, the next poll or the next due wait; not at all while work is left."""
         until = self._next_poll
         if self._next_due is not None:
             until = min(until, max(self._next_due, self._next_sweep))
         if self._dirty:  # those that were set aside may wait
-            until = min(until, *(self._owned[job_id].resting_until for job_id in self._dirty))
+            until = min(until, *(self._owned[job_id].set_aside_until for job_id in self._dirty))
         timeout = max(0.0, until - self._now())
         waiting = asyncio.ensure_future(self.notifier.wait(timeout))
         self._waiting = waiting
@@ -249,7 +249,7 @@ class Orchestrator:
 
     async def _recover(self) -> None:
         self.counters.errors += 1
-        self._next_count = 0.0  # the answer to a claim may be among what was lost
+        self._next_count = 0.0  # the lost answer may be that of a claim
         self._distrust(self._owned)
         await self.sleep(min(1.0, self.settings.orchestrator_poll_interval))
 
@@ -265,7 +265,7 @@ class Orchestrator:
         if heard == {RESULTS} and not is_poll and not sweep and not self._dirty and len(self._owned) <= FEW_JOBS:
             await self._advance_safely(sorted(self._owned), reported_only=True)
         else:
-            await self._look(sweep=sweep)
+            await self._find_pending_work(sweep=sweep)
             await self._advance_all()
         await self._maintain()
         self._overdue = self._started = frozenset()
@@ -294,7 +294,7 @@ class Orchestrator:
         return True
 
     async def _claim(self, *, orphans: bool) -> None:
-        """Take what is free, in batches until none is left, so that load spreads over instances."""
+        """Claim free jobs in batches until none is left, so that the load spreads over the instances."""
         while (
             limit := min(self.settings.orchestrator_batch, self.settings.orchestrator_max_jobs - len(self._owned))
         ) > 0:
@@ -313,7 +313,7 @@ class Orchestrator:
             if len(claims) < limit:
                 return
 
-    async def _look(self, *, sweep: bool) -> None:
+    async def _find_pending_work(self, *, sweep: bool) -> None:
         if not self._owned and not sweep:
             self._next_due = None
             return
@@ -324,8 +324,8 @@ class Orchestrator:
         begun = self._now()
         pending_work = await self.ledger.sweep_jobs(self.owner_id)
         self._dirty.update(job_id for job_id in pending_work.reported if job_id in self._owned)
-        rest = min((self._now() - begun) / SWEEP_SHARE, 0.9 * self.settings.orchestrator_poll_interval)
-        self._next_sweep = max(self._next_sweep, begun + rest)
+        pause = min((self._now() - begun) / SWEEP_SHARE, 0.9 * self.settings.orchestrator_poll_interval)
+        self._next_sweep = max(self._next_sweep, begun + pause)
         self._overdue = frozenset(pending_work.overdue)
         self._started = frozenset(pending_work.started)
         self._dirty.update(job_id for job_id in self._overdue | self._started if job_id in self._owned)
@@ -335,10 +335,10 @@ class Orchestrator:
             await self._compare_ownership()
 
     async def _compare_ownership(self) -> None:
-        """The rows know of more jobs of ours than we do, or of fewer.
+        """By the rows this instance owns more jobs than it knows of, or fewer.
 
-        Fewer: others took them over while we were paused or cut off. We look at all that we hold, and the fence tells which.
-        More: the answer to a claim was lost. Nobody would ever touch those, because their owner is alive.
+        Fewer: others claimed them while this instance was paused or cut off. All jobs are read again, and the fence shows which.
+        More: the answer to a claim was lost. No instance would ever advance those, because their owner is alive.
         """
         self._distrust(self._owned)
         released = await self.ledger.release_unknown(self.owner_id, list(self._owned))
@@ -347,14 +347,14 @@ class Orchestrator:
 
     async def _advance_all(self) -> None:
         now = self._now()
-        ready = sorted(job_id for job_id in self._dirty if self._owned[job_id].resting_until <= now)
+        ready = sorted(job_id for job_id in self._dirty if self._owned[job_id].set_aside_until <= now)
         size = self.settings.orchestrator_batch
         for first in range(0, len(ready), size):
             await self._advance_safely(ready[first : first + size])
             self._progressed_at = self._now()
 
     async def _advance_safely(self, job_ids: Sequence[UUID], *, reported_only: bool = False) -> None:
-        """Advance a set of jobs; if that fails, each by itself, so that one bad job doesn't hold up the others."""
+        """Advance a batch of jobs; if that fails, each by itself, so that one bad job does not block the others."""
         try:
             await self._advance(job_ids, reported_only=reported_only)
         except StaleViewError:
@@ -377,12 +377,14 @@ class Orchestrator:
         self.counters.errors += 1
         if self.janitor is not None and owned.failures == STUCK_AFTER:
             self.janitor.report_stuck(owned.claim, error)
-        rest = min(60.0, 0.5 * 2**owned.failures)
-        owned.resting_until = self._now() + rest
-        _log.error("a job could not be advanced, trying again later", job_id=str(job_id), seconds=rest, exc_info=error)
+        seconds = min(60.0, 0.5 * 2**owned.failures)
+        owned.set_aside_until = self._now() + seconds
+        _log.error(
+            "a job could not be advanced, trying again later", job_id=str(job_id), seconds=seconds, exc_info=error
+        )
 
     def _distrust(self, job_ids: Iterable[UUID]) -> None:
-        """What we hold of these jobs may be behind the database: read them again before deciding anything."""
+        """The views of these jobs may be outdated: read the rows again before the next decision."""
         for job_id in list(job_ids):
             owned = self._owned.get(job_id)
             if owned is not None:
@@ -472,14 +474,14 @@ class Orchestrator:
         )
 
     def _drop_fenced(self, job_id: UUID) -> None:
-        """Someone else owns this job, or it is over: forget it."""
+        """The job has another owner, or has ended: drop it."""
         self._owned.pop(job_id, None)
         self._dirty.discard(job_id)
         self.counters.fenced += 1
         _log.warning("fenced: a job is no longer ours", job_id=str(job_id))
 
     async def _keep(self, plans: dict[UUID, Plan]) -> None:
-        """The transaction is committed: what was planned is now how things are."""
+        """The step is committed: the planned views are the present state."""
         for job_id, plan in plans.items():
             owned = self._owned[job_id]
             owned.view, owned.look_at_all, owned.failures = plan.view, plan.is_unfinished, 0
@@ -502,7 +504,7 @@ class Orchestrator:
             self._next_due = due if self._next_due is None else min(self._next_due, due)
 
     async def _load_outputs(self, owned: Owned, view: JobView, node_ids: list[str]) -> None:
-        """Templates need the values; a job's default result is content with references to large ones."""
+        """Templates need the values; the default result of a job contains references to large outputs."""
         outputs, unloadable = dict(view.outputs), dict(view.unloadable)
         has_templates = view.graph.outputs is not None or not is_ended(view)
         load = self.ledger.load_outputs if has_templates else self.ledger.load_output_references

@@ -1,4 +1,4 @@
-"""Where work goes and how long it may take: what the YAML says, then the handler's registration, then the default."""
+"""The queue and the timeout of a task: from the workflow, else the handler's registration, else the default."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass

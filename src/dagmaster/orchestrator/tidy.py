@@ -1,13 +1,13 @@
-"""What jobs leave in storage goes away.
+"""Delete the files that jobs leave in storage.
 
     every JANITOR_INTERVAL_SEC
       ──▶ list the folders of jobs: scratch folders, intermediate blobs
-      ──▶ ask the database which of these jobs are over for long enough, and lock them: nobody resumes one meanwhile
-      ──▶ take their files away, keep what was done
-      ──▶ free the space, which may take long and holds up nobody
+      ──▶ ask the database which of these jobs ended long enough ago, and lock them, so that none is resumed meanwhile
+      ──▶ remove their files and record that
+      ──▶ free the space, which may take long and blocks no job
 
-A task of its own beside the janitor: a disk that hangs must not keep it from its work. Only folders that are named exactly like
-a job are ever looked at. Where the storage is on another machine nothing is found, and nothing is done.
+It runs beside the janitor: a disk that hangs must not block that one. Only folders that are named exactly like a job are read.
+If the storage is on another machine, there are none, and it does nothing.
 """
 
 import asyncio
@@ -31,9 +31,7 @@ from dagmaster.settings import Settings
 from dagmaster.storage import Storage, open_storage
 
 DAY_SECONDS: Final = 86_400.0
-SCRATCH_GRACE_SECONDS: Final = (
-    300.0  # an attempt that nobody waits for any more may still be at work; later it fails, harmlessly
-)
+SCRATCH_GRACE_SECONDS: Final = 300.0  # an attempt that was given up may still run; later it fails, which does no harm
 JOBS_AT_ONCE: Final = 20
 ASKED_AT_ONCE: Final = 10_000
 REMOVING_SECONDS: Final = 4.0  # jobs are locked meanwhile, and their session may not be idle for longer than 10 s
@@ -59,25 +57,25 @@ class Tidy:
             pause = self.settings.janitor_interval_sec * (0.02 if has_more else 1.0)
 
     async def turn(self, run_id: UUID, *, is_dry: bool = False) -> SweepResult:
-        """Remove what a bounded number of jobs have left. A dry one only tells. What fails is tried again next time."""
+        """Remove the files of a bounded number of jobs. A dry run only reports them. Failures are tried again next time."""
         try:
             swept = await self._remove_leftovers(run_id, is_dry)
             if not is_dry:
                 await asyncio.to_thread(self.storage.sweep_up)
         except Exception as error:
-            self._tell_of_failure(error)
+            self._note_failure(error)
             return SweepResult((), ())
         return swept
 
     async def _remove_leftovers(self, run_id: UUID, is_dry: bool) -> SweepResult:
-        found = await asyncio.to_thread(_look_around, self.storage)
-        if not found:
+        folders = await asyncio.to_thread(_list_folders, self.storage)
+        if not folders:
             return SweepResult((), ())
 
         async def remove(over: Sequence[JobFiles]) -> list[RemovedFiles]:
             return await asyncio.to_thread(self._remove, over, is_dry)
 
-        asked = found if len(found) <= ASKED_AT_ONCE else self.random.sample(found, ASKED_AT_ONCE)
+        asked = folders if len(folders) <= ASKED_AT_ONCE else self.random.sample(folders, ASKED_AT_ONCE)
         swept = await self.store.tidy(run_id, asked, graces_of(self.settings), JOBS_AT_ONCE, remove, is_dry=is_dry)
         if swept.actions and not is_dry:
             self.tidied_jobs += len(swept.actions)
@@ -94,16 +92,16 @@ class Tidy:
             try:
                 removed.append(_remove_those_of(self.storage, leftovers, is_dry))
             except (DagmasterError, OSError) as error:
-                self._tell_of_failure(error, job_id=str(leftovers.job_id))
+                self._note_failure(error, job_id=str(leftovers.job_id))
         return removed
 
-    def _tell_of_failure(self, error: Exception, **facts: str) -> None:
+    def _note_failure(self, error: Exception, **facts: str) -> None:
         self.errors += 1
         _log.warning("files of jobs are not removed, trying again later", error=str(error), **facts)
 
 
 def tidy_of(settings: Settings, dsn: str, role: str = "tidy") -> Tidy | None:
-    """None where it is not wanted."""
+    """None if it is switched off."""
     return Tidy(settings, PostgresJanitor(dsn, role), open_storage(settings)) if settings.tidy_enabled else None
 
 
@@ -116,13 +114,13 @@ def graces_of(settings: Settings) -> StorageRetention:
     )
 
 
-def _look_around(storage: Storage) -> list[JobFiles]:
+def _list_folders(storage: Storage) -> list[JobFiles]:
     with_scratch, with_blobs = set(storage.scratch_jobs()), set(storage.intermediate_jobs())
     return [JobFiles(job_id, job_id in with_scratch, job_id in with_blobs) for job_id in with_scratch | with_blobs]
 
 
 def _remove_those_of(storage: Storage, leftovers: JobFiles, is_dry: bool) -> RemovedFiles:
-    sizes = [found.size_bytes for found in storage.intermediate_blobs(leftovers.job_id)] if leftovers.has_blobs else []
+    sizes = [blob.size_bytes for blob in storage.intermediate_blobs(leftovers.job_id)] if leftovers.has_blobs else []
     if leftovers.has_blobs and not is_dry:
         storage.clear_intermediate(leftovers.job_id)
     if leftovers.has_scratch and not is_dry:

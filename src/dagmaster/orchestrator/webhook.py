@@ -1,7 +1,7 @@
-"""Tell another system of something: one POST of JSON to an address that was vetted, and is the one connected to.
+"""Call a webhook: one POST of JSON, connected to exactly the address that was checked.
 
-The name is looked up once, and every address that it stands for must be one of the public internet unless private ones are
-allowed; a second look-up could answer differently. Redirects are not followed, and what the other side says is not read.
+The name is resolved once, and all its addresses must be public unless private ones are allowed; a second resolution could
+return others. Redirects are not followed, and the body of the response is not read.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ _LONGEST_ANSWER: Final = 1024
 
 
 async def post(url: str, content: Any, *, allow_private: bool) -> None:
-    """Raises where it is refused, does not answer in time, or answers with anything but success."""
+    """Raises if the address is refused, the response is late, or its status is not a success."""
     try:
         async with asyncio.timeout(PATIENCE_SECONDS):
             status = await _post(url, orjson.dumps(content), allow_private)
@@ -52,8 +52,8 @@ async def _post(url: str, body: bytes, allow_private: bool) -> int:
 
 
 async def _vetted(host: str, port: int, allow_private: bool) -> str:
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=1)
-    addresses = [str(entry[4][0]) for entry in found]
+    entries = await asyncio.get_running_loop().getaddrinfo(host, port, type=1)
+    addresses = [str(entry[4][0]) for entry in entries]
     if not addresses or not (allow_private or all(map(_is_public, addresses))):
         raise InvalidRequest(
             f"the webhook's host {host} has no public address",

@@ -141,12 +141,14 @@ class Kit:
         """Wait until something holds; looked at whenever an orchestrator or a worker has written."""
         try:
             async with asyncio.timeout(timeout_seconds):
-                while not (found := holds()):
+                while not (result := holds()):
                     await self.ledger.change()
-                return found
+                return result
         except TimeoutError:
             stories = "\n\n".join(self.job(job_id).story() for job_id in self.database.jobs)
-            raise AssertionError(f"nothing came of it in {timeout_seconds:g} s of virtual time\n\n{stories}") from None
+            raise AssertionError(
+                f"the condition did not hold within {timeout_seconds:g} s of virtual time\n\n{stories}"
+            ) from None
 
     def now(self) -> datetime:
         """The engine's clock. `asyncio.sleep` lets it go on."""
@@ -204,7 +206,7 @@ class Kit:
 
 
 class _Ledger(MemoryLedger):
-    """Tells when something may have changed."""
+    """Signals each change, for those who wait for one."""
 
     def __init__(self, database: MemoryDatabase, notifier: Notifier) -> None:
         super().__init__(database, notifier)
@@ -214,15 +216,15 @@ class _Ledger(MemoryLedger):
         await self._changed.wait()
 
     def apply(self, change: Changes) -> set[str]:
-        return self._tell(super().apply(change))
+        return self._signal(super().apply(change))
 
     async def exchange(self, *arguments: Any, **options: Any) -> Any:
-        return self._tell(await super().exchange(*arguments, **options))
+        return self._signal(await super().exchange(*arguments, **options))
 
     async def renew(self, *arguments: Any, **options: Any) -> Any:
-        return self._tell(await super().renew(*arguments, **options))
+        return self._signal(await super().renew(*arguments, **options))
 
-    def _tell(self, answer: T) -> T:
+    def _signal(self, answer: T) -> T:
         self._changed.set()
         self._changed = asyncio.Event()
         return answer

@@ -186,7 +186,7 @@ class MemoryDatabase:
 
 
 class RefusedByGuard(AssertionError):
-    """What the database's own guards would refuse."""
+    """The guards of the database would refuse this change."""
 
 
 def _demand(holds: bool, message: str) -> None:
@@ -265,7 +265,7 @@ class MemoryLedger:
         return settings is not None and settings.max_running is not None
 
     def _room(self, queue: str) -> int | None:
-        """How many more tasks of a queue may run; None: as many as you like."""
+        """How many more tasks of a queue may run; None: no limit."""
         settings = self.db.queues.get(queue)
         if settings is None or (settings.max_running is None and not settings.is_paused):
             return None
@@ -324,7 +324,7 @@ class MemoryLedger:
         for fan_out in {child.parent_node_id for child in children} | set(rerun.anew):
             self._count_again(job_id, fan_out or "", children, stale, is_anew=fan_out in rerun.anew)
         now, seconds = db.clock(), rerun.timeout_seconds
-        nothing = dict.fromkeys(
+        cleared = dict.fromkeys(
             (
                 "owner_id", "claim_token", "completed_at", "result_data", "error_message", "cancel_requested_at",
                 "cancel_requested_by", "cancel_reason", "stopping",
@@ -332,7 +332,7 @@ class MemoryLedger:
         )  # fmt: skip
         db.jobs[job_id] = job.model_copy(
             update={
-                **nothing, "status": JobStatus.RUNNING, "resume_count": job.resume_count + 1, "last_sequence": sequence,
+                **cleared, "status": JobStatus.RUNNING, "resume_count": job.resume_count + 1, "last_sequence": sequence,
                 "deadline_at": None if seconds is None else now + timedelta(seconds=seconds), "updated_at": now,
                 "version": job.version + 1,
             }
@@ -378,11 +378,12 @@ class MemoryLedger:
         _demand(
             NodeStatus.PENDING in NODE_RERUNS.get(row.status, ()), f"node {row.node_id}: {row.status} can't be reset"
         )
-        gone = ("reason", "error", "error_message", "output", "output_ref", "started_at", "completed_at")
-        nothing = dict.fromkeys(gone)
+        cleared = dict.fromkeys(
+            ("reason", "error", "error_message", "output", "output_ref", "started_at", "completed_at")
+        )
         again = {"status": NodeStatus.PENDING, "run": row.run + 1, "retry_count": 0, "loss_count": 0}
         again |= {"is_idle": True} if is_child else {}
-        self.db.nodes[job_id][row.node_id] = row.model_copy(update={**nothing, **again, "version": row.version + 1})
+        self.db.nodes[job_id][row.node_id] = row.model_copy(update={**cleared, **again, "version": row.version + 1})
 
     async def request_cancel(self, job_id: UUID, *, by: str | None, reason: str | None) -> tuple[JobStatus, bool]:
         job = self.db.jobs.get(job_id)
@@ -661,7 +662,7 @@ class MemoryLedger:
             case TaskStatus.RETURNED | TaskStatus.CANCELLED:
                 return Returned(*of_node, result.started_at, result.reported_at, worker)
             case _:
-                error = result.error or {"message": "failed without saying why"}
+                error = result.error or {"message": "the task failed without an error message"}
                 return Failed(*of_node, result.started_at, result.reported_at, worker, error)
 
     def _take_overdue(self, job_id: UUID) -> list[TaskUpdate]:
@@ -995,21 +996,21 @@ class MemoryLedger:
         return sum(1 for each in earlier if each is not None and each.status is TaskStatus.LOST)
 
     async def renew(self, worker_id: UUID, held: Sequence[Running], *, lease_seconds: float) -> frozenset[str]:
-        gone = set()
+        lost = set()
         for running in held:
             key = (running.job_id, running.node_id, running.attempt)
             task = self.db.tasks.get(key)
             if task is None or task.status is not TaskStatus.RUNNING or task.worker_id != worker_id:
-                gone.add(task_id(*key))
+                lost.add(task_id(*key))
                 continue
             lease = self.db.clock() + timedelta(seconds=lease_seconds)
             progress = running.progress if running.progress is not None else task.progress
             lines = running.log if running.log is not None else task.log
             self.db.tasks[key] = task.model_copy(update={"lease_until": lease, "progress": progress, "log": lines})
-        return frozenset(gone)
+        return frozenset(lost)
 
     async def take_stops(self, worker_id: UUID) -> frozenset[str]:
-        told = [
+        to_stop = [
             task
             for task in self.db.tasks.values()
             if task.worker_id == worker_id
@@ -1017,10 +1018,10 @@ class MemoryLedger:
             and task.stop_requested_at is not None
             and task.stop_seen_at is None
         ]
-        for task in told:
+        for task in to_stop:
             seen = task.model_copy(update={"stop_seen_at": self.db.clock()})
             self.db.tasks[task.job_id, task.node_id, task.attempt] = seen
-        return frozenset(task.task_id for task in told)
+        return frozenset(task.task_id for task in to_stop)
 
     async def retire_worker(self, worker_id: UUID) -> None:
         self.db.workers.pop(worker_id, None)

@@ -1,4 +1,4 @@
-"""One handler under test: called as a worker calls it, with everything that it did besides answering."""
+"""Test one handler: call it as a worker does, and record its output, progress, checkpoints and log."""
 
 import inspect
 import itertools
@@ -34,7 +34,7 @@ _EARLIER = "earlier"  # the fan_out whose results a handler is given
 
 @dataclass(frozen=True, slots=True)
 class Given(Registration):
-    """A handler that is at hand: also one that stands inside a test, where no name leads to it."""
+    """A registration that holds the function itself: also for one that is defined in a test and can't be imported."""
 
     function: Handler = field(kw_only=True)
 
@@ -53,7 +53,7 @@ def given(function: Handler, name: str | None = None, like: Registration | None 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """How one attempt went: what a worker would report of it, and what the handler told on its way."""
+    """The outcome of one attempt: the worker's report, and the progress, checkpoints and log lines of the handler."""
 
     report: Report
     progress: list[dict[str, Any]]
@@ -62,7 +62,7 @@ class Trial:
 
     @property
     def status(self) -> TaskStatus:
-        """succeeded, failed, or returned: it gave its task back, as it was told."""
+        """succeeded, failed, or returned: it gave its task back when asked to stop."""
         return self.report.status
 
     @property
@@ -107,25 +107,25 @@ def run_handler(
     isolate: bool = False,
     settings: Settings | None = None,
 ) -> Trial:
-    """Call a handler, or the installed one of this name, and tell how it went. It never raises what the handler raises.
+    """Call a handler, or the installed one of this name, and return the outcome. It never raises what the handler raises.
 
     `checkpoints` are those of earlier attempts, oldest first; `after` is the trial of the attempt before, whose checkpoints
-    are found with their artifacts. `results` is what `ctx.results()` streams: outputs, or ChildResults to tell more.
-    `cancelled_after` and `shutting_down_after` say how many looks at that flag still find it down. Time is virtual. A plain
+    are loaded with their artifacts. `results` is what `ctx.results()` streams: outputs, or ChildResults with more fields.
+    `cancelled_after` and `shutting_down_after` say how many reads of that flag return false. Time is virtual. A plain
     handler runs in this process, without limits, unless `isolate` gives it one of its own. `settings` decide on `ctx.storage`
     and `ctx.addresses`; without them the environment does.
     """
     if isolate and settings is not None:
         raise ValueError("an isolated handler has the settings of the environment: leave `isolate` out")
     if isolate and not (cancelled_after is shutting_down_after is None):
-        raise ValueError("looks at a flag can only be counted in this process: leave `isolate` out")
+        raise ValueError("reads of a flag can only be counted in this process: leave `isolate` out")
     attempt = attempt or (after.report.attempt + 1 if after else 1)
     registration = installed()[handler] if isinstance(handler, str) else given(handler)
-    told = to_json({"results_of": {"node_id": _EARLIER}, **_plain(params)} if results else _plain(params), "params")
+    encoded = to_json({"results_of": {"node_id": _EARLIER}, **_plain(params)} if results else _plain(params), "params")
     seconds = timeout_seconds or registration.timeout_seconds or DEFAULT_TIMEOUT_SECONDS
     task = TaskMessage(
         task_id=task_id(JOB_ID, node_id, attempt), job_id=JOB_ID, node_id=node_id, attempt=attempt,
-        handler=registration.name, params=told, queue="trial", timeout_seconds=seconds, retry_count=attempt - 1,
+        handler=registration.name, params=encoded, queue="trial", timeout_seconds=seconds, retry_count=attempt - 1,
     )  # fmt: skip
     database = _database(task, checkpoints or {}, results)
     database.checkpoints[JOB_ID, node_id] |= {saved.name: saved for saved in (after.saved if after else ())}
@@ -135,7 +135,7 @@ def run_handler(
         report = replace(report, output=orjson.loads(database.payload(JOB_ID, report.output_ref)))
     kept = sorted(database.checkpoints[JOB_ID, node_id].values(), key=lambda saved: (saved.attempt, saved.saved_at))
     lines = [f"{line['level']}: {line['text']}" for line in context.log_lines() or ()]
-    return Trial(report, context.told, tuple(kept), lines)
+    return Trial(report, context.progress_reports, tuple(kept), lines)
 
 
 @virtual_time
@@ -178,15 +178,15 @@ def _database(task: TaskMessage, checkpoints: Mapping[str, Any], results: Sequen
 
 
 def _child(fan_out: str, index: int, result: Any) -> NodeState:
-    told = result if isinstance(result, ChildResult) else ChildResult(index, "", NodeStatus.COMPLETED, result)
+    child = result if isinstance(result, ChildResult) else ChildResult(index, "", NodeStatus.COMPLETED, result)
     return NodeState(
-        job_id=JOB_ID, node_id=child_id(fan_out, index), status=NodeStatus(told.status), parent_node_id=fan_out,
-        fan_out_index=index, output=told.output, error_message=told.error_message,
+        job_id=JOB_ID, node_id=child_id(fan_out, index), status=NodeStatus(child.status), parent_node_id=fan_out,
+        fan_out_index=index, output=child.output, error_message=child.error_message,
     )  # fmt: skip
 
 
 class _Recorder(TaskContext):
-    """A context that remembers, and whose flags go up at a set look."""
+    """A context that records progress, and whose flags are set at the given read."""
 
     def __init__(
         self,
@@ -197,7 +197,7 @@ class _Recorder(TaskContext):
         shutting_down_after: int | None,
     ) -> None:
         super().__init__(task, ledger, resources=resources)
-        self.told: list[dict[str, Any]] = []
+        self.progress_reports: list[dict[str, Any]] = []
         self._left = {"cancelled": cancelled_after, "shutting_down": shutting_down_after}
 
     @property
@@ -210,7 +210,7 @@ class _Recorder(TaskContext):
 
     def show_progress(self, facts: dict[str, Any]) -> None:
         super().show_progress(facts)
-        self.told.append(self.running().progress or {})
+        self.progress_reports.append(self.running().progress or {})
 
     def _is_up(self, flag: str) -> bool:
         left = self._left[flag]

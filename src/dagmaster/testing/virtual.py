@@ -1,8 +1,8 @@
-"""Virtual time: an event loop whose clock jumps to the next timer when nothing is left to do.
+"""Virtual time: an event loop whose clock jumps to the next timer when all tasks wait.
 
 Everything that asks the loop for the time (`asyncio.sleep`, timeouts, the engine's own loops) lives on that clock, so that
-hours pass in milliseconds and always in the same order. `time.time()` and `datetime.now()` know nothing of it. While a
-thread, a process or a socket is at work for the loop, no time is skipped: it passes as on a wall.
+hours pass in milliseconds and always in the same order. `time.time()` and `datetime.now()` do not follow it. While a
+thread, a process or a socket is at work for the loop, no time is skipped: it passes as real time.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ _OWN_DESCRIPTORS = 1  # by which other threads wake the loop
 
 
 class Standstill(RuntimeError):
-    """Everything waits, and there is no timer and nobody outside that could ever wake it."""
+    """All tasks wait, and there is no timer and no outside event that could wake them."""
 
 
 class _Clock(selectors.DefaultSelector):
@@ -91,11 +91,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     async def _watching(self, start: Callable[..., Any], make: Callable[[], Any], *args: Any, **options: Any) -> Any:
         """A process is at work from its start until it has ended."""
         protocol = make()
-        tell = protocol.process_exited
+        process_exited = protocol.process_exited
 
         def exited() -> None:
             self._clock.outside.discard(protocol)
-            tell()
+            process_exited()
 
         protocol.process_exited = exited
         self._clock.outside.add(protocol)

@@ -34,8 +34,8 @@ WITH held AS MATERIALIZED (
       FROM reported k
       JOIN dagapp.dag_node_states n
         ON n.job_id = k.job_id AND n.node_id = k.node_id
-     -- By place: whoever holds the job is the only one to change its results. Not `NOT r.processed`: that would invite the index
-     -- of what is unprocessed, which knows only the job.
+     -- By ctid: only the transaction that holds the job's lock changes its results. Not `NOT r.processed`: that would invite the
+     -- index of unprocessed results, which has only the job's id.
      WHERE r.ctid = k.place AND r.processed IS NOT TRUE
     RETURNING r.job_id, r.node_id, r.attempt, n.parent_node_id AS parent, n.fan_out_index AS index, n.status AS was,
               n.retry_count, n.loss_count, r.status, r.started_at, r.reported_at AS finished_at,
@@ -87,7 +87,7 @@ SELECT CASE e.status WHEN 'lost' THEN 'lost' ELSE 'overran' END AS kind,
     ON n.job_id = e.job_id AND n.node_id = e.node_id;
 
 -- name: take_waiting
--- Ready nodes whose wait is over; all waiting ones of jobs that are failing.
+-- Ready nodes whose wait is over; of failing jobs all that wait.
 SELECT 'due' AS kind, n.job_id, n.node_id, n.attempt, n.parent_node_id AS parent, n.fan_out_index AS index, n.status AS was,
        n.retry_count, n.loss_count, NULL::timestamptz AS started_at, NULL AS worker_id, NULL::float8 AS seconds
   FROM dagapp.dag_node_states n
@@ -107,7 +107,7 @@ SELECT 'started' AS kind, n.job_id, n.node_id, t.attempt, n.parent_node_id AS pa
  LIMIT %(limit)s;
 
 -- name: withdraw_tasks
--- Take tasks back that no worker has started.
+-- Cancel tasks that no worker has started.
 WITH live AS MATERIALIZED (
     SELECT t.job_id, t.node_id, t.attempt
       FROM dagapp.dag_tasks t
@@ -129,7 +129,7 @@ SELECT 'withdrawn' AS kind, e.job_id, e.node_id, e.attempt, n.parent_node_id AS 
     ON n.job_id = e.job_id AND n.node_id = e.node_id;
 
 -- name: ask_to_stop
--- Running tasks of jobs that are to end: their workers are asked to stop them, once.
+-- Ask the workers to stop the running tasks of jobs that are to end, once.
 WITH live AS MATERIALIZED (
     SELECT t.job_id, t.node_id, t.attempt
       FROM dagapp.dag_tasks t
@@ -165,8 +165,8 @@ UPDATE dagapp.dag_node_states n
  WHERE n.job_id = k.job_id AND n.node_id = k.node_id AND n.status <> 'ready';
 
 -- part: write
--- What nearly every decision consists of: node states, tasks, events and the jobs themselves. What is to be joined is spread out
--- first (materialized), so that tables are only ever entered by their whole key.
+-- What nearly every step writes: node states, tasks, events and the jobs themselves. The rows to join are expanded first
+-- (materialized), so that tables are only accessed by their whole key.
 change AS MATERIALIZED (
     SELECT (c ->> 'job_id')::uuid AS job_id, (c ->> 'epoch')::bigint AS epoch, (c ->> 'priority')::smallint AS priority,
            (c ->> 'sequence')::bigint AS sequence, c
@@ -229,7 +229,7 @@ change AS MATERIALIZED (
            AS t (node_id text, attempt int, queue text, handler text, params jsonb, params_ref jsonb, timeout_seconds float8,
                  retry_count int, queue_timeout_seconds float8)
     RETURNING queue
-), told AS (
+), recorded AS (
     INSERT INTO dagapp.dag_job_events
            (job_id, sequence, node_id, event_type, event_status, attempt, epoch, event_data, created_at)
     SELECT change.job_id, e.sequence, e.node_id, e.type, e.status, e.attempt, change.epoch, e.data,
@@ -261,7 +261,7 @@ change AS MATERIALIZED (
 )
 
 -- name: apply_changes
--- Write what was decided for a set of fenced jobs, with all that a decision can hold: children and attempts of their own besides.
+-- Write the changes of a step, with everything that they can contain: also children, next attempts and poisoned tasks.
 WITH
 -- use: write
 , next_attempt AS MATERIALIZED (
@@ -307,21 +307,20 @@ SELECT dagapp.demand_counts(
            ARRAY[(SELECT count(*) FROM moved),
                  (SELECT count(*) FROM born),
                  (SELECT count(*) FROM queued) + (SELECT count(*) FROM queued_again),
-                 (SELECT count(*) FROM told),
+                 (SELECT count(*) FROM recorded),
                  (SELECT count(*) FROM jobs)],
            %(counts)s::bigint[]),
        ARRAY(SELECT queue FROM queued_again) AS queues;
 
 -- name: apply_steps
--- Write what was decided for a set of fenced jobs, none of which has children, next attempts or poisoned tasks in it: a part that
--- is not there costs nothing.
+-- Write the changes of a step that contain no children, next attempts or poisoned tasks: the statement is cheaper without them.
 WITH
 -- use: write
 SELECT dagapp.demand_counts(
            ARRAY[(SELECT count(*) FROM moved),
                  0,
                  (SELECT count(*) FROM queued),
-                 (SELECT count(*) FROM told),
+                 (SELECT count(*) FROM recorded),
                  (SELECT count(*) FROM jobs)],
            %(counts)s::bigint[]),
        '{}'::text[] AS queues;

@@ -1,15 +1,15 @@
 -- name: lock_ended_job
--- Whoever revives a job holds its row; nobody owns it meanwhile.
+-- A rerun locks the job's row; the job has no owner.
 SELECT status
   FROM dagapp.dag_jobs
  WHERE job_id = %(job_id)s
    FOR NO KEY UPDATE;
 
 -- name: rerun
--- A job that has ended runs again. The nodes that are named are as if they had never run, but for their attempts, which stay. Of
--- fan_outs that begin anew all children are of a run before; of others those that failed or were cancelled run again (where the
--- fan_out is named), and those that are named themselves. Every step has its event, in one sequence. Where it runs afresh, what
--- these nodes had checkpointed is forgotten.
+-- Run a job that has ended again. The named nodes are reset, except for their attempts. All children of a fan_out that reads its
+-- source again become stale; of other fan_outs those that failed or were cancelled run again (if the fan_out is named), and
+-- children that are named themselves. Every reset has its event, in one sequence. With is_afresh the checkpoints of these nodes
+-- are deleted.
 WITH job AS MATERIALIZED (
     SELECT job_id, epoch, last_sequence
       FROM dagapp.dag_jobs
@@ -38,7 +38,7 @@ WITH job AS MATERIALIZED (
            count(*) FILTER (WHERE NOT is_stale AND status = 'cancelled')::int AS cancelled
       FROM child
      GROUP BY parent_node_id
-), revived_children AS (
+), reset_children AS (
     UPDATE dagapp.dag_node_states n
        SET status = 'pending', run = n.run + 1, is_idle = true, retry_count = 0, loss_count = 0, reason = NULL, error = NULL,
            error_message = NULL, output = NULL, output_ref = NULL, started_at = NULL, completed_at = NULL,
@@ -46,7 +46,7 @@ WITH job AS MATERIALIZED (
       FROM child
      WHERE n.job_id = %(job_id)s AND n.node_id = child.node_id
     RETURNING n.node_id
-), revived_nodes AS (
+), reset_nodes AS (
     UPDATE dagapp.dag_node_states n
        SET status = CASE WHEN k.is_asked THEN 'pending' ELSE n.status END,
            run = n.run + k.is_asked::int,
@@ -73,11 +73,11 @@ WITH job AS MATERIALIZED (
               FROM asked a
               FULL JOIN family f ON f.node_id = a.node_id) AS k
      WHERE n.job_id = %(job_id)s AND n.node_id = k.node_id
-), forgotten AS (
+), deleted_checkpoints AS (
     DELETE FROM dagapp.dag_checkpoints c
      USING (SELECT node_id FROM asked UNION ALL SELECT node_id FROM child) AS n
      WHERE %(is_afresh)s AND c.job_id = %(job_id)s AND c.node_id = n.node_id
-), told AS (
+), recorded AS (
     INSERT INTO dagapp.dag_job_events (job_id, sequence, node_id, event_type, event_status, epoch, event_data)
     SELECT job_id, last_sequence + 1, NULL, 'job_resumed', 'running', epoch, %(facts)s::jsonb
       FROM job
@@ -112,7 +112,7 @@ UPDATE dagapp.dag_jobs j
 RETURNING j.resume_count;
 
 -- name: request_cancel
--- Ask for a job's end; its owner acts on it. Whoever asks first is remembered.
+-- Request a job's end; its owner acts on it. The first request is stored.
 WITH asked AS (
     UPDATE dagapp.dag_jobs
        SET cancel_requested_at = dagapp.clock(), cancel_requested_by = %(by)s, cancel_reason = %(reason)s,

@@ -1,12 +1,12 @@
 -- name: beat_orchestrator
--- Show that an orchestrator lives.
+-- Write the heartbeat of an orchestrator.
 INSERT INTO dagapp.orchestrators AS o (owner_id, host, pid, software_version, stats)
 VALUES (%(owner_id)s, %(host)s, %(pid)s, %(software_version)s, %(stats)s)
     ON CONFLICT (owner_id) DO UPDATE
    SET heartbeat_at = dagapp.clock(), stats = excluded.stats;
 
 -- name: end_stuck_owners
--- An owner that was paused inside a transaction keeps its jobs' rows locked, so nobody could take them over. No timeout of the
+-- An owner that was paused inside a transaction keeps its jobs' rows locked, so no other instance could claim them. No timeout of the
 -- server ends that: psycopg's pipelines close with Sync and Flush, and the Flush stops the clock of idle transactions.
 SELECT pg_terminate_backend(a.pid) AS ended
   FROM dagapp.dag_jobs j
@@ -23,9 +23,10 @@ SELECT pg_terminate_backend(a.pid) AS ended
  GROUP BY a.pid;
 
 -- name: claim_jobs
--- Take jobs that nobody owns or (if asked) whose owner is silent, up to a fair share; beyond it only those that waited too long.
--- A missing owner row counts as a dead owner. Who is silent itself takes nothing from others: after an outage all are, and would
--- take the same jobs from each other. Materialized, so that LIMIT is honoured exactly once.
+-- Claim jobs without an owner and (with `orphans`) those whose owner sends no heartbeat, up to a fair share; beyond it only jobs
+-- that waited too long. A missing owner row counts as a dead owner. An instance that has sent no heartbeat itself claims no
+-- orphans: after an outage that is true of all, and they would claim the same jobs from each other. Materialized, so that LIMIT
+-- is applied exactly once.
 WITH alive AS (
     SELECT owner_id
       FROM dagapp.orchestrators
@@ -64,20 +65,20 @@ UPDATE dagapp.dag_jobs j
 RETURNING j.job_id, j.claim_token AS token, j.epoch;
 
 -- name: load_jobs
--- Claimed jobs.
+-- Jobs by id.
 SELECT job_id, status, definition_hash, input_params, priority, correlation_id, submitted_by, result_data, error_message,
        last_sequence, stopping, resume_count
   FROM dagapp.dag_jobs
  WHERE job_id = ANY (%(job_ids)s::uuid[]);
 
 -- name: load_definitions
--- What jobs are to do, as they were submitted.
+-- The definitions of jobs, as they were submitted.
 SELECT definition_hash, body
   FROM dagapp.dag_workflow_definitions
  WHERE definition_hash = ANY (%(hashes)s::text[]);
 
 -- name: load_nodes
--- The nodes of a job's definition, by whole key so that children are never read. Small outputs come along.
+-- The nodes of a job's definition with small outputs, by whole key so that children are never read.
 SELECT n.job_id,
        (n.status = 'completed' AND n.output_ref IS NULL AND coalesce(pg_column_size(n.output), 0) <= %(small)s) AS has_output,
        n.node_id, n.status, n.attempt, n.retry_count, n.loss_count, n.reason, n.error_message, n.total, n.expanded,
@@ -94,7 +95,7 @@ SELECT node_id, output, output_ref
  WHERE job_id = %(job_id)s AND node_id = ANY (%(node_ids)s::text[]) AND status = 'completed';
 
 -- name: reported_jobs
--- Which of an owner's jobs have results that nobody has handled yet, or are to be cancelled.
+-- Which of an owner's jobs have unprocessed results, or a request to cancel.
 SELECT j.job_id
   FROM dagapp.dag_jobs j
  WHERE j.owner_id = %(owner_id)s
@@ -103,8 +104,8 @@ SELECT j.job_id
         OR EXISTS (SELECT 1 FROM dagapp.dag_task_results r WHERE r.job_id = j.job_id AND NOT r.processed));
 
 -- name: sweep_jobs
--- Which of an owner's jobs have something reported (as reported_jobs tells), are past their deadline, have lapsed leases, tasks
--- past their time, waits that are over, or tasks to show as running; and how many jobs it has at all.
+-- Which of an owner's jobs have reports (as in reported_jobs), are past their deadline, have expired leases, tasks past their
+-- time, waits that are over, or tasks to show as running; and how many jobs it owns.
 WITH mine AS MATERIALIZED (
     SELECT job_id, deadline_at < dagapp.clock() AND stopping IS NULL AS is_overdue,
            cancel_requested_at IS NOT NULL AND stopping IS NULL AS is_to_stop
@@ -154,7 +155,7 @@ HAVING count(*) > 0
 SELECT 'owned', NULL, NULL, count(*)::int FROM mine;
 
 -- name: release_unknown_jobs
--- Give back what an owner has without knowing it: the answer to a claim was lost on its way.
+-- Release the jobs that an owner does not know of: the answer to their claim was lost.
 WITH unknown AS MATERIALIZED (
     SELECT job_id
       FROM dagapp.dag_jobs
@@ -169,8 +170,8 @@ UPDATE dagapp.dag_jobs j
 RETURNING j.job_id;
 
 -- name: retire_orchestrator
--- A clean stop: every job of this owner is free at once, and the instance is forgotten.
-WITH gone AS (
+-- A clean stop: release every job of this owner, and delete the instance.
+WITH deleted AS (
     DELETE FROM dagapp.orchestrators
      WHERE owner_id = %(owner_id)s
 ), held AS MATERIALIZED (
@@ -192,8 +193,8 @@ SELECT set_config('synchronous_commit', 'off', true), pg_notify(channel, '')
   FROM unnest(%(channels)s::text[]) AS channel;
 
 -- name: forget_silent_instances
--- Forget orchestrators and workers that have been silent for a day and hold nothing.
-WITH gone AS (
+-- Delete orchestrators and workers without a heartbeat for a day that own no jobs.
+WITH deleted AS (
     DELETE FROM dagapp.workers
      WHERE heartbeat_at < dagapp.clock() - interval '1 day'
 )
@@ -202,5 +203,5 @@ DELETE FROM dagapp.orchestrators o
    AND NOT EXISTS (SELECT 1 FROM dagapp.dag_jobs j WHERE j.owner_id = o.owner_id AND j.status IN ('pending', 'running'));
 
 -- name: make_event_partitions
--- Make room for the events of this month and the next ones.
+-- Create the partitions for the events of this month and the next ones.
 SELECT dagapp.ensure_event_partitions();

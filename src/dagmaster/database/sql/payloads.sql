@@ -27,8 +27,8 @@ SELECT size_bytes
  WHERE job_id = %(job_id)s AND sha256 = %(sha256)s;
 
 -- name: keep_payloads
--- The payloads that these reports refer to are in use, in the transaction that makes the results known: from now on nobody
--- deletes them. Named are those that are not there.
+-- Mark the payloads of these reports as in use, in the transaction that stores the results: they are no longer deleted. Returns
+-- those that do not exist.
 WITH used AS MATERIALIZED (
     SELECT DISTINCT r.job_id, r.output_ref ->> 'sha256' AS sha256
       FROM unnest(%(job_ids)s::uuid[], %(node_ids)s::text[], %(attempts)s::int[]) AS k (job_id, node_id, attempt)

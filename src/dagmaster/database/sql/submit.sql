@@ -1,5 +1,5 @@
 -- name: insert_definitions
--- Keep each definition once, under the hash of its content. In key order, because concurrent submitters wait for each other.
+-- Store each definition once, under the hash of its content. In key order, because concurrent submitters wait for each other.
 INSERT INTO dagapp.dag_workflow_definitions (definition_hash, workflow_id, workflow_version, body)
 SELECT d.definition_hash, d.workflow_id, d.workflow_version, d.body
   FROM jsonb_to_recordset(%(definitions)s::jsonb)
@@ -66,14 +66,14 @@ VALUES (%(message_id)s, %(queue)s, %(body)s)
 RETURNING message_id;
 
 -- name: has_messages
--- Whether a submission waits: there mostly is none, and nobody opens a transaction for that.
+-- Whether a submission waits: mostly there is none, and no transaction is needed.
 SELECT 1
   FROM dagapp.dag_job_messages
  WHERE queue = %(queue)s
  LIMIT 1;
 
 -- name: take_messages
--- Take waiting submissions out of the queue; they are gone with the transaction that turns them into jobs.
+-- Delete waiting submissions from the queue, in the transaction that turns them into jobs.
 WITH waiting AS MATERIALIZED (
     SELECT message_id
       FROM dagapp.dag_job_messages
@@ -88,15 +88,15 @@ DELETE FROM dagapp.dag_job_messages m
 RETURNING m.message_id, m.queue, m.body, m.enqueued_at;
 
 -- name: insert_dead_letters
--- Keep messages that can't be used, with the reason.
+-- Store refused messages with the reason.
 INSERT INTO dagapp.dag_dead_letters (queue, message_id, reason, description, body)
 SELECT d.queue, d.message_id, d.reason, d.description, d.body
   FROM jsonb_to_recordset(%(letters)s::jsonb)
        AS d (queue text, message_id text, reason text, description text, body jsonb);
 
 -- name: reserve_key
--- Take an idempotency key for a job, or learn which job has it. Of two that race, the second waits for the first. With `force`
--- the key moves to the new job, if it asks for the same thing.
+-- Reserve an idempotency key for a job, or return the job that has it. Of two concurrent submissions the second waits for the
+-- first. With `force` the key moves to the new job, if the request is the same.
 INSERT INTO dagapp.dag_idempotency_keys AS k (submitted_by, idempotency_key, request_hash, job_id)
 VALUES (%(submitted_by)s, %(idempotency_key)s, %(request_hash)s, %(job_id)s)
     ON CONFLICT (submitted_by, idempotency_key) DO UPDATE
@@ -118,6 +118,6 @@ SELECT coalesce(message_id, dead_letter_id::text), queue, body
 RETURNING message_id;
 
 -- name: drop_dead_letter
--- A message whose matter is settled.
+-- Delete a dead letter.
 DELETE FROM dagapp.dag_dead_letters
  WHERE dead_letter_id = %(dead_letter_id)s;

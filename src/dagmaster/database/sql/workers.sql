@@ -1,5 +1,5 @@
 -- name: beat_worker
--- Show that a worker lives, and what it offers.
+-- Write the heartbeat of a worker, with its queues and handlers.
 INSERT INTO dagapp.workers AS w (worker_id, host, pid, software_version, worker_type, queues, handlers, stats)
 VALUES (%(worker_id)s, %(host)s, %(pid)s, %(software_version)s, %(worker_type)s, %(queues)s, %(handlers)s, %(stats)s)
     ON CONFLICT (worker_id) DO UPDATE
@@ -11,7 +11,7 @@ DELETE FROM dagapp.workers
  WHERE worker_id = %(worker_id)s;
 
 -- part: hand_in
--- What is finished, where this worker still holds it. The clock is read once: a subselect is, a call is once for every row.
+-- Finished tasks, where this worker still holds them. The clock is read once: a subselect is, a plain call runs for every row.
 report AS MATERIALIZED (
     SELECT r.*
       FROM jsonb_to_recordset(%(reports)s::jsonb)
@@ -44,9 +44,9 @@ report AS MATERIALIZED (
 )
 
 -- part: waiting
--- What waits in the queues that are `looked_into`, by handler and priority, each with its oldest. Their index is walked in
--- jumps: a kind of task costs one look, however many there are of it. `rank` is the handler's place in `asked`, NULL for one that
--- is not in it; of those only one priority is looked at. Where nothing is asked for, all count.
+-- The queued tasks of the queues in `looked_into`, by handler and priority, each with the oldest one. The index is read in jumps:
+-- a handler and priority costs one access, however many tasks it has. `rank` is the handler's place in `asked`, NULL for a
+-- handler that is not in it; of those only one priority is read. If `asked` names no handlers, all count.
 waiting AS (
     SELECT q.queue, f.handler, f.rank, f.priority, f.position, f.available_at
       FROM looked_into q
@@ -80,7 +80,7 @@ waiting AS (
 -- part: take
 -- New tasks, as many of each kind as there is room for.
 open AS MATERIALIZED (
-    -- A queue with a limit is open only to whoever holds its budget (lock_budgets, in the transaction of this statement).
+    -- A queue with a limit is open only to a transaction that holds its budget (lock_budgets).
     SELECT q.name, q.place,
            CASE WHEN s.max_running IS NOT NULL
                 THEN s.max_running - (SELECT count(*)
@@ -106,7 +106,7 @@ open AS MATERIALIZED (
      WHERE w.rank IS NOT NULL
      ORDER BY w.priority DESC, w.position
 ), light AS MATERIALIZED (
-    -- Kind by kind and queue by queue, one row after the other: nothing is locked that is not taken.
+    -- By queue, handler and priority, one row after the other: no row is locked that is not claimed.
     SELECT c.place, q.name AS queue
       FROM open q
      CROSS JOIN LATERAL (
@@ -116,7 +116,7 @@ open AS MATERIALIZED (
                   SELECT t.ctid AS place
                     FROM dagapp.dag_tasks t
                    WHERE t.status = 'queued' AND t.queue = k.queue AND t.handler = k.handler AND t.priority = k.priority
-                     AND t.position >= k.position  -- before it there are only traces of those that were taken
+                     AND t.position >= k.position  -- before it there are only dead rows of claimed tasks
                    ORDER BY t.position
                    LIMIT %(light)s
                      FOR NO KEY UPDATE SKIP LOCKED) AS each
@@ -147,7 +147,7 @@ open AS MATERIALIZED (
            started_at = (SELECT dagapp.clock()),
            lease_until = (SELECT dagapp.clock() + make_interval(secs => %(lease)s))
       FROM (SELECT * FROM light UNION ALL SELECT * FROM heavy) AS c
-     -- By place: nobody moves a row that waits and is locked by us. (One that was moved before we locked it stays queued.)
+     -- By ctid: no other transaction moves a row that this one has locked. (A row that moved before the lock stays queued.)
      WHERE t.ctid = c.place
     RETURNING t.task_id, t.job_id, t.node_id, t.attempt, t.handler, t.params, t.queue, t.timeout_seconds, t.retry_count,
               -- Only for the few whose attempts are more than their retries explain.
@@ -158,7 +158,7 @@ open AS MATERIALIZED (
                    ELSE 0 END AS losses,
               t.params_ref
 ), closed AS (
-    -- Told instead of tasks, so that whoever did not know of a limit knows it from now on.
+    -- Returned instead of tasks, so that a worker that did not know of a limit knows it from now on.
     SELECT queue
       FROM dagapp.dag_queues
      WHERE queue = ANY (%(queues)s::text[]) AND max_running IS NOT NULL AND NOT queue = ANY (%(budgets)s::text[])
@@ -171,8 +171,8 @@ open AS MATERIALIZED (
 )
 
 -- name: exchange
--- Hand in what is finished and take new tasks: one statement, one commit. The first row counts the reports that were
--- accepted; being first, it makes sure that whatever may wait for a lock comes before the claims, which never wait.
+-- Report finished tasks and claim new ones: one statement, one commit. The first row counts the accepted reports; because it is
+-- first, everything that may wait for a lock precedes the claims, which never wait.
 WITH RECURSIVE
 -- use: hand_in
 ,
@@ -192,15 +192,15 @@ SELECT count(*)::int AS accepted
   FROM done;
 
 -- name: claim_tasks
--- Take new tasks, with nothing to hand in.
+-- Claim new tasks, without reports.
 WITH RECURSIVE
 -- use: take
 SELECT task_id, job_id, node_id, attempt, handler, params, queue, timeout_seconds, retry_count, losses, params_ref
   FROM taken;
 
 -- name: lock_budgets
--- Whoever claims from limited queues holds their budgets until its claims are committed: two workers never spend the same
--- place twice. In a statement of its own, so that the one that counts what runs sees what was committed before.
+-- A transaction that claims from limited queues holds their budgets until it commits, so that two workers never use the same
+-- room. A separate statement, so that the one that counts running tasks sees what was committed before.
 SELECT queue
   FROM dagapp.dag_queues
  WHERE queue = ANY (%(queues)s::text[]) AND max_running IS NOT NULL
@@ -208,7 +208,7 @@ SELECT queue
    FOR UPDATE;
 
 -- name: set_queue
--- Limit, pause or open a queue. What is not asked to change stays: two people may each change one thing at the same time.
+-- Limit, pause or open a queue. Other settings stay: two requests may each change one at the same time.
 INSERT INTO dagapp.dag_queues AS q (queue, max_running, is_paused)
 VALUES (%(queue)s, %(max_running)s, coalesce(%(is_paused)s::boolean, false))
     ON CONFLICT (queue) DO UPDATE
@@ -217,8 +217,8 @@ VALUES (%(queue)s, %(max_running)s, coalesce(%(is_paused)s::boolean, false))
        updated_at = dagapp.clock();
 
 -- name: record_late_reports
--- Reports that came too late are kept for people, and named. One that this worker handed in before, and whose answer was
--- lost, is not among them: it was accepted then.
+-- Store reports that came too late, for diagnosis, and return them. A report that this worker has sent before, and whose answer
+-- was lost, is not late: it was accepted then.
 WITH report AS MATERIALIZED (
     SELECT r.*
       FROM jsonb_to_recordset(%(reports)s::jsonb)
@@ -240,7 +240,7 @@ WITH report AS MATERIALIZED (
       FROM late l
       JOIN dagapp.dag_tasks t
         ON t.job_id = l.job_id AND t.node_id = l.node_id AND t.attempt = l.attempt
-       AND t.status NOT IN ('queued', 'running')  -- someone else may still report that one
+       AND t.status NOT IN ('queued', 'running')  -- another worker may still report that one
      ORDER BY l.job_id, l.node_id, l.attempt
        FOR KEY SHARE OF t  -- retention deletes a task first and then its results, so none is left behind
         ON CONFLICT DO NOTHING
@@ -249,15 +249,15 @@ SELECT job_id, node_id, attempt
   FROM late;
 
 -- name: renew_leases
--- Prolong the leases of tasks that this worker runs, keep their progress and last log lines, and name those that are no
--- longer its own.
-WITH told AS MATERIALIZED (
+-- Renew the leases of tasks that this worker runs, store their progress and last log lines, and return those that it no longer
+-- holds.
+WITH sent AS MATERIALIZED (
     SELECT h.*
       FROM jsonb_to_recordset(%(held)s::jsonb) AS h (job_id uuid, node_id text, attempt int, progress jsonb, log jsonb)
      ORDER BY h.job_id, h.node_id, h.attempt
 ), held AS MATERIALIZED (
     SELECT h.*
-      FROM told h
+      FROM sent h
      CROSS JOIN LATERAL (
            SELECT 1
              FROM dagapp.dag_tasks t
@@ -274,13 +274,13 @@ WITH told AS MATERIALIZED (
     RETURNING t.job_id, t.node_id, t.attempt
 )
 SELECT h.job_id::text || '_' || h.node_id || '_' || h.attempt::text AS task_id
-  FROM told h
+  FROM sent h
  WHERE NOT EXISTS (SELECT 1
                      FROM renewed r
                     WHERE r.job_id = h.job_id AND r.node_id = h.node_id AND r.attempt = h.attempt);
 
 -- name: take_stops
--- The tasks of a worker that it is asked to stop, told once; that it was told is its acknowledgement.
+-- The tasks that a worker is asked to stop, each returned once; stop_seen_at records that.
 WITH asked AS MATERIALIZED (
     SELECT t.job_id, t.node_id, t.attempt
       FROM dagapp.dag_tasks t
@@ -317,7 +317,7 @@ SELECT w.index, w.node_id, w.status, w.output, w.error_message, w.output_ref
  ORDER BY w.index;
 
 -- name: save_checkpoint
--- Keep a phase's state, if this attempt still holds its task; the lock makes sure that it holds it until the commit.
+-- Store a phase's state, if this attempt still holds its task; the lock ensures that it holds it until the commit.
 INSERT INTO dagapp.dag_checkpoints AS c (job_id, node_id, name, attempt, data, artifacts)
 SELECT t.job_id, t.node_id, %(name)s, t.attempt, %(data)s, %(artifacts)s::jsonb
   FROM dagapp.dag_tasks t
