@@ -353,7 +353,7 @@ def at_files(scene, tmp_path, monkeypatch):
         (("none.tif",), 4, "there is no file"),
         (("folder",), 2, "is not a file"),
         (("empty.tif",), 2, "is empty"),
-        (("scene.tif", "--datetime", "whenever"), 2, "is no time"),
+        (("scene.tif", "--datetime", "whenever"), 2, "is not a time"),
         (("scene.tif", "--target-crs", "EPSG:99999999"), 2, "is not a known CRS"),
         (("scene.tif", "--tile-size", "1000"), 2, "--tile-size 1000 is not possible: the width of a tile must be"),
         (

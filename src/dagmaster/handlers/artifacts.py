@@ -1,7 +1,7 @@
 """Artifacts of a checkpoint: files whose later state tells whether the checkpoint is still valid.
 
-An artifact is a URI and facts about it. `MEASUREMENTS` has the facts that can be measured for a scheme. For other schemes a
-handler passes its own facts when it saves a checkpoint, and its own `check` when it loads one.
+An artifact is a URI and facts about it. `MEASUREMENTS` has the facts that can be measured for a scheme. For other
+schemes a handler passes its own facts when it saves a checkpoint, and its own `check` when it loads one.
 """
 
 import hashlib
@@ -52,7 +52,10 @@ def described(artifact: Places | None) -> Iterable[Artifact]:
 
 
 def problem_of(artifact: Artifact) -> str | None:
-    """How an artifact has changed; None if it has not. Raises if it cannot be read, which proves nothing. May read large files."""
+    """How an artifact has changed; None if it has not.
+
+    Raises if it cannot be read, which proves nothing. May read large files.
+    """
     measurements = MEASUREMENTS.get(_scheme_of(artifact.uri), {})
     if not artifact.facts or artifact.facts.keys() - measurements.keys():
         return f"the facts of {artifact.uri} cannot be measured; pass `check` to load_checkpoint"

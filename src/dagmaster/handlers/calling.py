@@ -1,8 +1,8 @@
 """How a handler is called: its params, and what it may return.
 
-Used for handlers in the worker's loop and in child processes. A handler is `handler(ctx)` or `handler(ctx, params: Model)`;
-it returns JSON values, a Pydantic model or a HandlerResult. A value that jsonb cannot store is refused here with its path;
-in the database it would fail a whole batch of reports.
+Used for handlers in the worker's loop and in child processes. A handler is `handler(ctx)` or `handler(ctx, params:
+Model)`; it returns JSON values, a Pydantic model or a HandlerResult. A value that jsonb cannot store is refused here
+with its path; in the database it would fail a whole batch of reports.
 """
 
 import inspect

@@ -1,7 +1,7 @@
 """The context of a handler: its task, and what the worker offers it.
 
-`ctx.params` is a dict, or the Pydantic model of the handler's `params: Model` annotation. Async handlers await the methods
-of `Context`; plain handlers run in a child process and call the same methods of `SyncContext` without await.
+`ctx.params` is a dict, or the Pydantic model of the handler's `params: Model` annotation. Async handlers await the
+methods of `Context`; plain handlers run in a child process and call the same methods of `SyncContext` without await.
 """
 
 import sys

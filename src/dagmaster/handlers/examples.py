@@ -111,7 +111,8 @@ class PhasesParams(BaseModel):
 
 
 def multi_phase(ctx: SyncContext, params: PhasesParams) -> dict[str, Any]:
-    """Work in phases, each with a checkpoint and a file. A later attempt continues after the last phase whose file is unchanged.
+    """Work in phases, each with a checkpoint and a file. A later attempt continues after the last phase whose file is
+    unchanged.
 
     `digest` covers all phases, whichever attempts ran them."""
     names = [f"phase_{number}" for number in range(1, params.phases + 1)]

@@ -10,7 +10,10 @@ if TYPE_CHECKING:
 
 
 class Resources:
-    """Opened when a handler first uses them: most tasks need neither. Without settings, those of the environment count."""
+    """Opened when a handler first uses them: most tasks need neither.
+
+    Without settings, those of the environment count.
+    """
 
     def __init__(self, settings: "Settings | None" = None) -> None:
         self._settings = settings

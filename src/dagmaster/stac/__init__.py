@@ -1,1 +1,1 @@
-"""STAC items and collections: made from what was measured, and validated. A library that knows nothing of jobs."""
+"""STAC items and collections, built from measurements and validated. A library that does not know jobs."""

@@ -1,4 +1,4 @@
-"""Bands, projection and classes of a raster, in the words of STAC 1.1 and its projection, raster and classification extensions."""
+"""Bands, projection and classes of a raster, as STAC 1.1 and its extensions define them."""
 
 import math
 import re
@@ -12,25 +12,13 @@ from dagmaster.stac.values import Band, Cog, Facts, Json, Statistics
 _METRES_PER_DEGREE = 2 * math.pi * 6_378_137 / 360
 _CODE = re.compile(r"[A-Za-z_0-9]+:[A-Za-z0-9_.-]+")
 _TYPES = frozenset(
-    {
-        "int8",
-        "int16",
-        "int32",
-        "int64",
-        "uint8",
-        "uint16",
-        "uint32",
-        "uint64",
-        "float16",
-        "float32",
-        "float64",
-    }
+    ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64"]
 )
 _COMPLEX = {"complex_int16": "cint16", "complex64": "cfloat32", "complex128": "cfloat64"}
 
 
 def bands(cog: Cog) -> list[Json]:
-    """One object per band, with statistics where there are any."""
+    """One object per band, with its statistics if there are any."""
     resolution = resolution_metres(cog.facts)
     statistics = [*cog.statistics, *[None] * (len(cog.facts.bands) - len(cog.statistics))]
     return [
@@ -40,7 +28,7 @@ def bands(cog: Cog) -> list[Json]:
 
 
 def number(value: float) -> float | str:
-    """JSON knows neither NaN nor infinity: STAC writes them as words."""
+    """JSON has neither NaN nor infinity: STAC writes them as strings."""
     if math.isnan(value):
         return "nan"
     if math.isinf(value):
@@ -49,14 +37,14 @@ def number(value: float) -> float | str:
 
 
 def projection(facts: Facts) -> Json:
-    """`proj:` fields of an asset; a CRS that has no code comes as WKT."""
-    found: Json = crs_fields(facts)
-    found["proj:shape"] = [facts.height, facts.width]
+    """The `proj:` fields of an asset; a CRS without a code is written as WKT."""
+    fields: Json = crs_fields(facts)
+    fields["proj:shape"] = [facts.height, facts.width]
     if facts.transform:
-        found["proj:transform"] = [*map(float, facts.transform), 0.0, 0.0, 1.0]
+        fields["proj:transform"] = [*map(float, facts.transform), 0.0, 0.0, 1.0]
     if facts.bounds:
-        found["proj:bbox"] = [float(edge) for edge in facts.bounds]
-    return found
+        fields["proj:bbox"] = [float(edge) for edge in facts.bounds]
+    return fields
 
 
 def crs_fields(facts: Facts) -> Json:
@@ -68,7 +56,7 @@ def crs_fields(facts: Facts) -> Json:
 
 
 def resolution_metres(facts: Facts) -> float | None:
-    """Of a pixel on the ground, on average over both directions, to five digits."""
+    """The ground size of a pixel, averaged over both directions, to five digits."""
     if facts.crs is None or facts.transform is None or facts.bounds is None:
         return None
     a, b, _, d, e, _ = facts.transform
@@ -85,7 +73,7 @@ def resolution_metres(facts: Facts) -> float | None:
 
 
 def classes(cog: Cog) -> list[Json] | None:
-    """Of a palette. Names come from the caller; a value without one is named by itself."""
+    """The classes of a palette. The caller passes names; a value without one is named by its number."""
     place = next((place for place, band in enumerate(cog.facts.bands, start=1) if band.palette), None)
     if place is None:
         return None
@@ -94,7 +82,7 @@ def classes(cog: Cog) -> list[Json] | None:
 
 
 def palette_in_use(cog: Cog, place: int) -> dict[int, tuple[int, int, int, int]]:
-    """TIFF palettes are filled up with black to their full length: what follows the last colour and the last value is no class."""
+    """TIFF palettes are padded with black: entries after the last colour and the last value are not classes."""
     palette = cog.facts.bands[place - 1].palette or {}
     statistics = cog.statistics[place - 1] if place <= len(cog.statistics) else None
     coloured = [value for value, colour in palette.items() if any(colour[:3])]
@@ -105,20 +93,20 @@ def palette_in_use(cog: Cog, place: int) -> dict[int, tuple[int, int, int, int]]
 def _class(value: int, colour: Sequence[int], band: Band, names: Mapping[int, str]) -> Json:
     title = names.get(value)
     name = re.sub(r"[^0-9A-Za-z_-]+", "-", title).strip("-") if title else ""
-    found: Json = {
+    fields: Json = {
         "value": value,
         "name": name or f"class-{value}",
         "color_hint": "{:02X}{:02X}{:02X}".format(*colour[:3]),
     }
     if title:
-        found["title"] = title
+        fields["title"] = title
     if band.nodata == value:
-        found["nodata"] = True
-    return found
+        fields["nodata"] = True
+    return fields
 
 
 def _band(cog: Cog, place: int, band: Band, statistics: Statistics | None, resolution: float | None) -> Json:
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "name": cog.band_names[place - 1] if place <= len(cog.band_names) else f"b{place}",
         "description": band.description or (band.color if band.color not in ("undefined", "gray", "palette") else None),
         "data_type": _data_type(band.dtype),
@@ -132,7 +120,7 @@ def _band(cog: Cog, place: int, band: Band, statistics: Statistics | None, resol
         "raster:bits_per_sample": band.bits,
         "raster:histogram": statistics and _histogram(statistics),
     }
-    return {key: value for key, value in found.items() if value is not None}
+    return {key: value for key, value in fields.items() if value is not None}
 
 
 def _data_type(dtype: str) -> str:

@@ -1,7 +1,7 @@
-"""STAC collections: one for each dataset, over all its items.
+"""STAC collections: one for each dataset, with all its items.
 
-A tiled raster's collection carries what its tiles share (bands, renders, projection) and the assets that belong to the whole:
-`mosaic` (MosaicJSON) and `tiling_scheme` (GeoJSON). Those of older versions stay beside them: see `versions`.
+The collection of a tiled raster has what its tiles share (bands, renders, projection) and the assets of the whole
+dataset: `mosaic` (MosaicJSON) and `tiling_scheme` (GeoJSON). Those of older versions stay in it: see `versions`.
 """
 
 import copy
@@ -27,14 +27,17 @@ from dagmaster.stac.public import public
 from dagmaster.stac.values import Cog, Dataset, Json, Links, Version
 from dagmaster.stac.when import When, rfc3339
 
-# What each file has of its own.
+# Fields that differ between files.
 _OF_ONE_FILE = ("href", "file:size", "file:checksum", "file:header_size", "proj:shape", "proj:transform", "proj:bbox")
 _OF_ONE_BAND = ("statistics", "raster:histogram")
 
 
 @dataclass(frozen=True, slots=True)
 class CollectionAssets:
-    """Public addresses of what belongs to the whole. `whole` gives the mosaic's bands the statistics over all tiles."""
+    """Public URLs of the assets of the whole dataset.
+
+    `whole` has the statistics of all tiles, for the bands of the mosaic.
+    """
 
     mosaic: str | None = None
     tiling_scheme: str | None = None
@@ -57,13 +60,13 @@ def collection(
 ) -> Json:
     """A collection as a plain JSON document.
 
-    `items` are all, or some that stand for all: what they share goes into the collection. `bbox` is around all of them, and so
-    is `when`; without it the items tell.
+    `items` are all items or a sample of them: what they share goes into the collection. `bbox` and `when` cover all
+    items; without `when` the interval is that of the given items.
     """
     if not items:
         raise InvalidRequest("a collection needs at least one item", code="stac.collection-empty")
     first = items[0]
-    found: Json = {
+    document: Json = {
         "type": "Collection",
         "stac_version": STAC_VERSION,
         "stac_extensions": [],
@@ -87,12 +90,12 @@ def collection(
         "assets": _assets(assets or CollectionAssets(), _of_whole(version, bbox, updated)),
         "links": _links(links),
     }
-    found["stac_extensions"] = _extensions(found)
-    return found
+    document["stac_extensions"] = _extensions(document)
+    return document
 
 
 def _of_whole(version: Version, bbox: BBox, updated: datetime | None) -> Json:
-    """By which a version is known once a newer one speaks for the collection."""
+    """Fields that identify a version after the collection describes a newer one."""
     return {
         "dagmaster:version_ordinal": version.ordinal,
         "dagmaster:revision": version.revision,
@@ -120,18 +123,18 @@ def _summaries(items: Sequence[Mapping[str, Any]]) -> Json:
 
 
 def _shared(asset: Mapping[str, Any]) -> Json:
-    found = {key: copy.deepcopy(value) for key, value in asset.items() if key not in _OF_ONE_FILE}
-    if "bands" in found:
-        found["bands"] = [
-            {key: value for key, value in band.items() if key not in _OF_ONE_BAND} for band in found["bands"]
+    fields = {key: copy.deepcopy(value) for key, value in asset.items() if key not in _OF_ONE_FILE}
+    if "bands" in fields:
+        fields["bands"] = [
+            {key: value for key, value in band.items() if key not in _OF_ONE_BAND} for band in fields["bands"]
         ]
-    return found
+    return fields
 
 
 def _assets(assets: CollectionAssets, of_whole: Json) -> Json:
-    found: Json = {}
+    entries: Json = {}
     if assets.mosaic:
-        found["mosaic"] = {
+        entries["mosaic"] = {
             "href": public(assets.mosaic),
             "type": "application/json",
             "title": "MosaicJSON",
@@ -139,17 +142,17 @@ def _assets(assets: CollectionAssets, of_whole: Json) -> Json:
             **of_whole,
         }
         if assets.whole:
-            found["mosaic"]["bands"] = bands(assets.whole)
+            entries["mosaic"]["bands"] = bands(assets.whole)
     if assets.tiling_scheme:
-        found["tiling_scheme"] = {
+        entries["tiling_scheme"] = {
             "href": public(assets.tiling_scheme),
             "type": "application/geo+json",
             "title": "Tiling scheme",
             "roles": ["metadata"],
         }
     if assets.thumbnail:
-        found["thumbnail"] = thumbnail_asset(assets.thumbnail)
-    return found
+        entries["thumbnail"] = thumbnail_asset(assets.thumbnail)
+    return entries
 
 
 def _links(links: Links) -> list[Json]:
@@ -160,14 +163,14 @@ def _links(links: Links) -> list[Json]:
         ("parent", links.parent or links.root),
         ("version-history", links.history),
     ]
-    found = [{"rel": rel, "type": json, "href": public(href)} for rel, href in singles if href]
-    return [*found, *map_links(links), *other_links(links)]
+    plain = [{"rel": rel, "type": json, "href": public(href)} for rel, href in singles if href]
+    return [*plain, *map_links(links), *other_links(links)]
 
 
-def _extensions(found: Json) -> list[str]:
+def _extensions(document: Json) -> list[str]:
     names = ["projection", "raster", "version", "render"]
-    if any("render" in link for link in found["links"]):
+    if any("render" in link for link in document["links"]):
         names.append("web-map-links")
-    if any("classification:classes" in asset for asset in found["item_assets"].values()):
+    if any("classification:classes" in asset for asset in document["item_assets"].values()):
         names.append("classification")
     return [EXTENSIONS[name] for name in names]

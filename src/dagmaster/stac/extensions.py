@@ -1,5 +1,6 @@
-"""The rules of the STAC extensions that our documents use: projection 2.0, raster 2.0, file 2.1, processing 1.2, version 1.2,
-timestamps 1.1, render 2.0, web-map-links 1.2, classification 1.1. Stricter than their schemas where numbers must agree.
+"""The rules of the STAC extensions that our documents use: projection 2.0, raster 2.0, file 2.1, processing 1.2,
+version 1.2, timestamps 1.1, render 2.0, web-map-links 1.2, classification 1.1. Stricter than their schemas where
+numbers must agree.
 """
 
 import math
@@ -10,7 +11,7 @@ from typing import Any, TypeAlias
 from dagmaster.stac.item import EXTENSIONS
 
 Json: TypeAlias = Mapping[str, Any]
-Found: TypeAlias = Iterator[tuple[str, str]]  # where, what
+Violations: TypeAlias = Iterator[tuple[str, str]]  # where, what
 
 _FIELDS = {
     "projection": ("proj:", {"code", "wkt2", "projjson", "geometry", "bbox", "centroid", "shape", "transform"}),
@@ -81,7 +82,7 @@ def _uses(document: Json) -> dict[str, bool]:
     }
 
 
-def _declared_extensions(document: Json) -> Found:
+def _declared_extensions(document: Json) -> Violations:
     declared = document.get("stac_extensions", [])
     for name, is_used in _uses(document).items():
         if is_used and EXTENSIONS[name] not in declared:
@@ -93,7 +94,7 @@ def _declared_extensions(document: Json) -> Found:
             yield "stac_extensions", "an extension, or a version of one, that we do not use is declared"
 
 
-def _known_fields(document: Json) -> Found:
+def _known_fields(document: Json) -> Violations:
     """What older versions of the extensions had, and what none has."""
     for where, owner in _owners(document):
         for name, (prefix, known) in _FIELDS.items():
@@ -107,7 +108,7 @@ def _known_fields(document: Json) -> Found:
 # Projection
 
 
-def _projection(document: Json) -> Found:
+def _projection(document: Json) -> Violations:
     for where, owner in _owners(document):
         code, shape, transform, bbox = (owner.get(f"proj:{name}") for name in ("code", "shape", "transform", "bbox"))
         if code is not None and not (isinstance(code, str) and _CODE.fullmatch(code)):
@@ -125,7 +126,7 @@ def _projection(document: Json) -> Found:
     yield from _assets_have_a_grid(document)
 
 
-def _grid_agrees(where: str, shape: list[int], transform: list[float], bbox: list[float]) -> Found:
+def _grid_agrees(where: str, shape: list[int], transform: list[float], bbox: list[float]) -> Violations:
     a, b, c, d, e, f = transform[:6]
     rows, columns = shape
     corners = [(a * x + b * y + c, d * x + e * y + f) for x in (0, columns) for y in (0, rows)]
@@ -137,7 +138,7 @@ def _grid_agrees(where: str, shape: list[int], transform: list[float], bbox: lis
         yield f"{where}.proj:transform", "its last row is 0, 0, 1"
 
 
-def _assets_have_a_grid(document: Json) -> Found:
+def _assets_have_a_grid(document: Json) -> Violations:
     for key, asset in document.get("assets", {}).items():
         if "data" in asset.get("roles", []):
             missing = [name for name in ("proj:shape", "proj:transform") if name not in asset]
@@ -150,7 +151,7 @@ def _assets_have_a_grid(document: Json) -> Found:
 # Bands, statistics, histograms
 
 
-def _bands_described(document: Json) -> Found:
+def _bands_described(document: Json) -> Violations:
     for key, asset in document.get("assets", {}).items():
         if "data" in asset.get("roles", []) and not asset.get("bands"):
             yield f"assets.{key}.bands", "a raster has at least one"
@@ -168,7 +169,7 @@ def _bands_described(document: Json) -> Found:
             yield f"{where}.raster:bits_per_sample", "it is a whole number"
 
 
-def _nodata(document: Json) -> Found:
+def _nodata(document: Json) -> Violations:
     for where, band in _every_band(document):
         nodata = band.get("nodata")
         if nodata is None:
@@ -185,7 +186,7 @@ def _nodata(document: Json) -> Found:
             yield f"{where}.nodata", f"{band['data_type']} cannot hold it"
 
 
-def _statistics(document: Json) -> Found:
+def _statistics(document: Json) -> Violations:
     for where, band in _every_band(document):
         if (statistics := band.get("statistics")) is not None:
             yield from ((f"{where}.statistics", what) for what in _wrong_with(statistics, band))
@@ -236,7 +237,7 @@ def _wrong_with_histogram(histogram: Json, statistics: Json | None) -> Iterator[
 # Files
 
 
-def _files(document: Json) -> Found:
+def _files(document: Json) -> Violations:
     for key, asset in document.get("assets", {}).items():
         where = f"assets.{key}"
         checksum, size, header = (asset.get(f"file:{name}") for name in ("checksum", "size", "header_size"))
@@ -253,7 +254,7 @@ def _files(document: Json) -> Found:
 # Renders and map links
 
 
-def _renders(document: Json) -> Found:
+def _renders(document: Json) -> Violations:
     is_item = document.get("type") == "Feature"
     owner, where = (document["properties"], "properties.renders") if is_item else (document, "renders")
     found = owner.get("renders")
@@ -300,7 +301,7 @@ def _wrong_with_rescale(rescale: Any, shown: int) -> Iterator[str]:
         yield "rescale has one pair for all bands shown, or one for each"
 
 
-def _map_links(document: Json) -> Found:
+def _map_links(document: Json) -> Violations:
     renders = (document["properties"] if document.get("type") == "Feature" else document).get("renders") or {}
     links = [
         (f"links.{place}", link)
@@ -324,7 +325,7 @@ def _map_links(document: Json) -> Found:
 # Version, processing, classes
 
 
-def _version(document: Json) -> Found:
+def _version(document: Json) -> Violations:
     is_item = document.get("type") == "Feature"
     owner, where = (document["properties"], "properties") if is_item else (document, "")
     if not isinstance(owner.get("version"), str) or not owner.get("version"):
@@ -334,7 +335,7 @@ def _version(document: Json) -> Found:
             yield f"{where}.{name}".strip("."), "it is true or false"
 
 
-def _processing(document: Json) -> Found:
+def _processing(document: Json) -> Violations:
     if document.get("type") != "Feature":
         return
     properties = document["properties"]
@@ -353,7 +354,7 @@ def _processing(document: Json) -> Found:
         yield "properties.processing:lineage", "it is missing"
 
 
-def _classes(document: Json) -> Found:
+def _classes(document: Json) -> Violations:
     for where, owner in _owners(document):
         found = owner.get("classification:classes")
         if found is None:
@@ -373,7 +374,7 @@ def _classes(document: Json) -> Found:
                 yield f"{where}.classification:classes", "a colour hint has six hexadecimal digits and no #"
 
 
-Rule: TypeAlias = Callable[[Json], Found]
+Rule: TypeAlias = Callable[[Json], Violations]
 EXTENSION_RULES: tuple[Rule, ...] = (
     _declared_extensions,
     _known_fields,

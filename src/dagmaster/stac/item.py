@@ -1,7 +1,7 @@
 """STAC items: one for a single COG, one for each tile of a tiled raster.
 
-Everything in an item was measured or told. Addresses come from the caller and must be public. The same input gives the same
-item, and its id does not depend on the revision: a new revision replaces the item, a new version is another one.
+Items contain only measurements and what the caller passes. URLs must be public. The same input gives the same item. Its
+id does not depend on the revision: a new revision replaces the item, a new version is another item.
 """
 
 import copy
@@ -41,7 +41,10 @@ _IMAGE_TYPES = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg"
 def item_id(dataset: str, ordinal: int, tile: str | None = None) -> str:
     """`roads-v1`, or `roads-v1-r003c012` for a tile or another part of it."""
     if tile is not None and not _PART.fullmatch(tile):
-        raise InvalidRequest("a part's id has lower-case letters, digits and . _ - between them", code="stac.tile-id")
+        raise InvalidRequest(
+            "the id of a part must consist of lower-case letters and digits, with . _ - between them",
+            code="stac.tile-id",
+        )
     return f"{dataset}-v{ordinal}" + (f"-{tile}" if tile else "")
 
 
@@ -63,8 +66,9 @@ def item(
 ) -> Json:
     """An item as a plain JSON document.
 
-    `tile` (r<row>c<column>) makes it an item of a tiled raster; `shown_as` are the renders of the whole then, so that tiles look
-    alike. `created` is of the first revision. `platform` holds the platform's refs, each published as `platform:<ref>`.
+    `tile` (r<row>c<column>) makes it an item of a tiled raster; `shown_as` are the renders of the whole then, so that
+    tiles look alike. `created` is of the first revision. `platform` holds the platform's refs, each published as
+    `platform:<ref>`.
     """
     found: Json = {
         "type": "Feature",

@@ -1,4 +1,4 @@
-"""Addresses that may be published: http and https, without credentials, signatures or paths of ours."""
+"""Which URLs and texts may be published: no credentials, no signatures, no internal paths."""
 
 import re
 from urllib.parse import parse_qsl, urlsplit
@@ -7,7 +7,7 @@ from dagmaster.errors import InvalidRequest
 
 # Parameters of Azure's SAS, of S3's and Google's signed URLs, and the usual names of keys.
 SECRETS = frozenset(
-    {
+    [
         "sig",
         "se",
         "sp",
@@ -38,7 +38,7 @@ SECRETS = frozenset(
         "code",
         "password",
         "secret",
-    }
+    ]
 )
 _INTERNAL = re.compile(r"/vsi\w+[/?]|\bfile:/|\b(?:az|abfss?|adl|s3|gs|wasbs?)://", re.IGNORECASE)
 _FOLDER = re.compile(r"(?:^|[\s'\"(=])(?:/(?:home|root|mnt|tmp|var|data|opt|srv|work|usr|Users)/|[A-Za-z]:\\)")
@@ -47,41 +47,41 @@ _USER = re.compile(r"\b[a-z][a-z0-9+.-]*://[^\s/@]+:[^\s/@]+@", re.IGNORECASE)
 
 
 def why_not_public(href: str) -> str | None:
-    """What is wrong with an address; None where nothing is. The address itself is not repeated: it may be secret."""
+    """Why a URL may not be published; None if it may. The reason does not repeat the URL, which may be secret."""
     try:
         address = urlsplit(href)
         names = {name.lower() for name, _ in parse_qsl(address.query, keep_blank_values=True)}
         user, host = address.username or address.password, address.hostname
     except ValueError:
-        return "it is no address"
+        return "it is not a URL"
     if address.scheme not in ("http", "https") or not host:
-        return "it is not an absolute http(s) address"
+        return "it is not an absolute http(s) URL"
     if user:
-        return "it holds credentials"
+        return "it contains credentials"
     if names & SECRETS or any(name.startswith(("x-amz-", "x-goog-", "x-ms-")) for name in names):
-        return "it is signed or holds a key"
+        return "it is signed or contains a key"
     if _INTERNAL.search(href):
-        return "it holds an internal path"
+        return "it contains an internal path"
     if re.search(r"[\s<>\"\\^`|]", href):
-        return "it holds characters that an address cannot have"
+        return "it contains characters that a URL cannot have"
     return None
 
 
 def public(href: str) -> str:
-    """The address, if it may be published."""
+    """The URL, if it may be published."""
     if reason := why_not_public(href):
         raise InvalidRequest(
-            f"an address cannot be published: {reason}", code="stac.href-not-public", hint="give the public address"
+            f"a URL cannot be published: {reason}", code="stac.href-not-public", hint="pass the public URL"
         )
     return href
 
 
 def leak_in(text: str) -> str | None:
-    """What a text tells that nobody outside should read; None for most."""
+    """What a text contains that must not be published; None if it may be published."""
     if _INTERNAL.search(text) or _FOLDER.search(text):
         return "an internal path"
     if _SIGNED.search(text):
-        return "a signed address"
+        return "a signed URL"
     if _USER.search(text):
         return "credentials"
     return None

@@ -1,6 +1,6 @@
-"""How a raster is shown by default, in the words of the render extension.
+"""How a raster is rendered by default, as the render extension defines.
 
-Always there: the servers of today take no range from an item's statistics, and an elevation in metres shown without one is white.
+Every item has a render: map servers do not take a value range from statistics, and without one elevations appear white.
 """
 
 from collections.abc import Sequence
@@ -24,9 +24,9 @@ _LIMITS: dict[str, tuple[float, float]] = {
     "uint16": (0, 65535),
     "int16": (-32768, 32767),
 }
-# Red, green and blue by name, and as Sentinel-2 and others number them.
+# Red, green and blue by name, and by the band numbers of Sentinel-2 and others.
 _NATURAL = (("red", "green", "blue"), ("b04", "b03", "b02"), ("b4", "b3", "b2"))
-_SEVERAL = ("rgb", "rgba", "multispectral", "nir")
+_MULTIBAND = ("rgb", "rgba", "multispectral", "nir")
 
 
 def renders(cog: Cog) -> Json:
@@ -36,7 +36,7 @@ def renders(cog: Cog) -> Json:
     default: Json = {"title": _TITLES.get(cog.raster_type, "Values"), "assets": ["data"]}
     if len(cog.facts.bands) > 1:
         default["bidx"] = shown
-    if band.palette and cog.raster_type not in _SEVERAL:
+    if band.palette and cog.raster_type not in _MULTIBAND:
         default["colormap"] = {str(value): _hex(colour) for value, colour in palette_in_use(cog, shown[0]).items()}
     else:
         default["rescale"] = [_range(cog, place) for place in shown]
@@ -49,7 +49,7 @@ def renders(cog: Cog) -> Json:
 
 
 def _shown(cog: Cog) -> list[int]:
-    """Red, green and blue where they are known, else the first three of several, else the first."""
+    """The bands to show: red, green and blue if known, else the first three of a multiband raster, else the first."""
     numbered = list(enumerate(cog.facts.bands, start=1))[::-1]
     for places in (
         {band.color: place for place, band in numbered},
@@ -59,20 +59,20 @@ def _shown(cog: Cog) -> list[int]:
             if all(name in places for name in wanted):
                 return [places[name] for name in wanted]
     data = [place for place, band in enumerate(cog.facts.bands, start=1) if band.color != "alpha"] or [1]
-    return data[:3] if cog.raster_type in _SEVERAL and len(data) >= 3 else data[:1]
+    return data[:3] if cog.raster_type in _MULTIBAND and len(data) >= 3 else data[:1]
 
 
 def _range(cog: Cog, place: int) -> list[float]:
     band = cog.facts.bands[place - 1]
     statistics = cog.statistics[place - 1] if place <= len(cog.statistics) else None
-    # A photograph has its own black and white: stretching each colour by itself would change the hues.
+    # Photographs are not stretched: a separate stretch of each colour would change the hues.
     if cog.raster_type in ("rgb", "rgba") and band.dtype == "uint8":
         return [0, 255]
     return _stretch(statistics) if statistics else _whole(band)
 
 
 def _stretch(statistics: Statistics) -> list[float]:
-    """Two percent at each end may saturate: a few outliers must not take the contrast from all the rest."""
+    """Two percent at each end may saturate, so that a few outliers do not reduce the contrast."""
     low, high = (_short(statistics.percentiles[rank]) for rank in (2, 98))
     if low >= high:
         low, high = _short(statistics.minimum), _short(statistics.maximum)
@@ -80,7 +80,7 @@ def _stretch(statistics: Statistics) -> list[float]:
 
 
 def _whole(band: Band) -> list[float]:
-    """Where nothing was measured: all that a small integer can hold."""
+    """Without statistics: the range of the data type, for small integers."""
     low, high = _LIMITS.get(band.dtype, (0, 1))
     return [low, high]
 

@@ -1,13 +1,13 @@
-"""Is a STAC item or collection right?
+"""Validate STAC items and collections.
 
-Three layers: the core schemas that come with pystac (no network), the rules of the extensions (`extensions.py`), and here what no
-schema sees: addresses that are not public, paths of ours in texts, times that were made up, a box that is not around its
-geometry, numbers that JSON does not have.
+There are three layers: the core schemas of pystac (no network), the rules of the extensions (`extensions.py`), and here
+the rules that a schema cannot express: public URLs, no internal paths in texts, no placeholder times, a bbox that fits
+the geometry, numbers that JSON can represent.
 
     for problem in problems(document):
         print(problem)
 
-What cannot be seen in a document alone stays with the caller: that addresses answer, and that statistics are those of the pixels.
+The caller checks what a document does not show: that its URLs respond, and that its statistics are those of the pixels.
 """
 
 import functools
@@ -25,7 +25,7 @@ from dagmaster.stac.public import leak_in, why_not_public
 from dagmaster.stac.when import is_sentinel
 
 Json: TypeAlias = Mapping[str, Any]
-Found: TypeAlias = Iterator[tuple[str, str]]  # where, what
+Violations: TypeAlias = Iterator[tuple[str, str]]  # where, what
 
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
 _ITEM_ID = re.compile(r"-v(\d+)(-[a-z0-9]([a-z0-9._-]*[a-z0-9])?)?")
@@ -53,8 +53,8 @@ _TYPES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
-    """`where` is the way to the field, such as `assets.data.file:checksum`."""
+class StacProblem:
+    """`where` is the path of the field, such as `assets.data.file:checksum`."""
 
     where: str
     code: str
@@ -64,40 +64,40 @@ class Problem:
         return f"{self.where or 'document'}: {self.message} [{self.code}]"
 
 
-def problems(document: Json) -> list[Problem]:
-    """Everything that is wrong; empty where nothing is."""
-    found = [Problem(where, "schema", message) for where, message in _schema(document)]
+def problems(document: Json) -> list[StacProblem]:
+    """All problems of a document; empty if it is valid."""
+    found = [StacProblem(where, "schema", message) for where, message in _schema(document)]
     of_its_type = _ITEM_RULES if document.get("type") == "Feature" else _COLLECTION_RULES
     for rule in (*_RULES, *of_its_type, *EXTENSION_RULES):
         code = rule.__name__.strip("_").replace("_", "-")
-        found += [Problem(where, code, message) for where, message in _applied(rule, document)]
+        found += [StacProblem(where, code, message) for where, message in _applied(rule, document)]
     return sorted(found, key=lambda problem: (problem.where, problem.code, problem.message))
 
 
 def _applied(rule: "Rule", document: Json) -> list[tuple[str, str]]:
-    """Rules read fields as they should be; one that stumbles has found a list where a text should be, or the like."""
+    """Rules assume the right types. One that raises has met a wrong type or a missing field."""
     try:
         return list(rule(document))
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):
-        return [("", "a field is missing or has another shape than it must")]
+        return [("", "a field is missing or has the wrong type")]
 
 
 def refuse_invalid(document: Json) -> None:
-    """Raise if anything is wrong."""
+    """Raise InvalidRequest if the document has a problem."""
     if found := problems(document):
         shown = "; ".join(map(str, found[:5])) + ("; …" if len(found) > 5 else "")
-        raise InvalidRequest(f"a STAC document is not right: {shown}", code="stac.invalid", id=str(document.get("id")))
+        raise InvalidRequest(f"a STAC document is not valid: {shown}", code="stac.invalid", id=str(document.get("id")))
 
 
 def is_license(name: Any) -> bool:
-    """Whether it has the form of an SPDX identifier, or is `other`; words that STAC 1.1 gave up are not."""
+    """Whether it has the form of an SPDX identifier, or is `other`. Values that STAC 1.1 deprecated are not."""
     return isinstance(name, str) and bool(_LICENSE.fullmatch(name)) and name not in _DEPRECATED_LICENSES
 
 
 # The schemas
 
 
-def _schema(document: Json) -> Found:
+def _schema(document: Json) -> Violations:
     for error in _validator("item" if document.get("type") == "Feature" else "collection").iter_errors(document):
         yield ".".join(map(str, error.absolute_path)), error.message[:300]
 
@@ -129,24 +129,24 @@ def _walk(value: Any, where: str = "") -> Iterator[tuple[str, Any]]:
             yield from _walk(inner, f"{where}.{place}")
 
 
-def _plain_json(document: Json) -> Found:
+def _plain_json(document: Json) -> Violations:
     for where, value in _walk(document):
         if isinstance(value, float) and not math.isfinite(value):
-            yield where, "JSON has no NaN or infinity: write it as a word"
+            yield where, "JSON has no NaN or infinity: write it as a string"
         elif not isinstance(value, str | int | float | bool | None | dict | list):
             yield where, f"{type(value).__name__} is not a JSON type"
 
 
-def _public_addresses(document: Json) -> Found:
+def _public_addresses(document: Json) -> Violations:
     for where, value in _walk(document):
         is_address = where.rpartition(".")[2] in ("href", "url")
         if is_address and isinstance(value, str) and (reason := why_not_public(value)):
             yield where, reason
         if isinstance(value, str) and not is_address and (leak := leak_in(value)):
-            yield where, f"it tells {leak}"
+            yield where, f"it contains {leak}"
 
 
-def _times(document: Json) -> Found:
+def _times(document: Json) -> Violations:
     for where, value in _walk(document):
         is_time = where.rpartition(".")[2] in _TIMES or ".interval." in where
         if is_time and isinstance(value, str) and _moment(value) is None:
@@ -162,29 +162,29 @@ def _moment(text: Any) -> datetime | None:
         return None
 
 
-def _version_of_stac(document: Json) -> Found:
+def _version_of_stac(document: Json) -> Violations:
     if document.get("stac_version") != "1.1.0":
         yield "stac_version", "it is not 1.1.0"
 
 
-def _license(document: Json) -> Found:
+def _license(document: Json) -> Violations:
     """SPDX identifiers, or `other`; the words that STAC 1.1 gave up are refused."""
     owner, where = (document["properties"], "properties.") if document.get("type") == "Feature" else (document, "")
     name = owner.get("license")
     if name in _DEPRECATED_LICENSES:
-        yield f"{where}license", "this word is deprecated: use an SPDX identifier or `other`"
+        yield f"{where}license", "this value is deprecated: use an SPDX identifier or `other`"
     elif not is_license(name):
-        yield f"{where}license", "it is no SPDX identifier"
+        yield f"{where}license", "it is not an SPDX identifier"
 
 
-def _providers(document: Json) -> Found:
+def _providers(document: Json) -> Violations:
     owner, where = (document["properties"], "properties.") if document.get("type") == "Feature" else (document, "")
     for place, provider in enumerate(owner.get("providers", [])):
         if not provider.get("name") or not set(provider.get("roles", [])) <= _ROLES:
             yield f"{where}providers.{place}", "it needs a name, and roles among " + ", ".join(sorted(_ROLES))
 
 
-def _media_types(document: Json) -> Found:
+def _media_types(document: Json) -> Violations:
     for key, asset in document.get("assets", {}).items():
         for role in asset.get("roles", []):
             if role in _TYPES and asset.get("type") not in _TYPES[role]:
@@ -193,7 +193,7 @@ def _media_types(document: Json) -> Found:
             yield f"assets.{key}.roles", "it has none"
 
 
-def _our_fields(document: Json) -> Found:
+def _our_fields(document: Json) -> Violations:
     owner = document["properties"] if document.get("type") == "Feature" else document
     for name, value in owner.items():
         if name.startswith("platform:") and not isinstance(value, str):
@@ -215,7 +215,7 @@ def _is_count(value: Any, least: int) -> bool:
 # Items
 
 
-def _id(document: Json) -> Found:
+def _id(document: Json) -> Violations:
     collection, id_ = str(document.get("collection")), str(document.get("id"))
     parts = _ITEM_ID.fullmatch(id_.removeprefix(collection)) if id_.startswith(collection) else None
     if not parts:
@@ -224,7 +224,7 @@ def _id(document: Json) -> Found:
         yield "id", "its ordinal is not that of `dagmaster:version_ordinal`"
 
 
-def _item_links(document: Json) -> Found:
+def _item_links(document: Json) -> Violations:
     rels = [link.get("rel") for link in document["links"]]
     for rel in ("self", "root", "parent", "collection", "latest-version", "predecessor-version", "successor-version"):
         if rels.count(rel) > 1:
@@ -235,34 +235,34 @@ def _item_links(document: Json) -> Found:
         yield "links", "a deprecated item names what came after it"
 
 
-def _honest_datetime(document: Json) -> Found:
+def _honest_datetime(document: Json) -> Violations:
     properties = document["properties"]
     moment, start, end = (_moment(properties.get(name)) for name in ("datetime", "start_datetime", "end_datetime"))
     if moment and is_sentinel(moment):
-        yield "properties.datetime", "it is what programs write when they know none"
+        yield "properties.datetime", "it is a placeholder for an unknown time"
     if moment and any(
         _moment(properties.get(name)) == moment for name in ("created", "updated", "published", "processing:datetime")
     ):
         yield "properties.datetime", "it is the time of processing, not of the data"
     for name, edge in (("start_datetime", start), ("end_datetime", end)):
         if edge and is_sentinel(edge, is_moment=False):
-            yield f"properties.{name}", "it is what programs write when they know none"
+            yield f"properties.{name}", "it is a placeholder for an unknown time"
     if start and end and start > end:
         yield "properties.end_datetime", "it is before `start_datetime`"
     if properties.get("datetime") is None and not (start and end):
         yield "properties.datetime", "without it both `start_datetime` and `end_datetime` are needed"
 
 
-def _order_of_times(document: Json) -> Found:
+def _order_of_times(document: Json) -> Violations:
     created, updated = (_moment(document["properties"].get(name)) for name in ("created", "updated"))
     if created and updated and updated < created:
         yield "properties.updated", "it is before `created`"
 
 
-def _geometry(document: Json) -> Found:
+def _geometry(document: Json) -> Violations:
     geometry = document.get("geometry")
     if not isinstance(geometry, Mapping) or geometry.get("type") not in ("Polygon", "MultiPolygon"):
-        yield "geometry", "it is no Polygon or MultiPolygon"
+        yield "geometry", "it is not a Polygon or MultiPolygon"
         return
     for polygon in _polygons(geometry):
         for place, ring in enumerate(polygon):
@@ -297,7 +297,7 @@ def _signed_area(ring: Sequence[Sequence[float]]) -> float:
     return sum(one[0] * other[1] - other[0] * one[1] for one, other in pairwise(ring)) / 2
 
 
-def _bbox(document: Json) -> Found:
+def _bbox(document: Json) -> Violations:
     """The box is around the geometry and touches it on every side."""
     bbox, geometry = document.get("bbox"), document["geometry"]
     if (
@@ -338,14 +338,14 @@ def _polygons(geometry: Json) -> list[Any]:
 # Collections
 
 
-def _collection_id(document: Json) -> Found:
+def _collection_id(document: Json) -> Violations:
     if not _COLLECTION_ID.fullmatch(str(document.get("id"))):
         yield "id", "it has lower-case letters, digits, dots, dashes and underscores"
     if "properties" in document:
         yield "properties", "a collection has none"
 
 
-def _extents(document: Json) -> Found:
+def _extents(document: Json) -> Violations:
     boxes = document["extent"].get("spatial", {}).get("bbox", [])
     for place, bbox in enumerate(boxes):
         where = f"extent.spatial.bbox.{place}"
@@ -359,16 +359,16 @@ def _extents(document: Json) -> Found:
         if start and end and start > end:
             yield f"extent.temporal.interval.{place}", "it ends before it starts"
         if any(edge and is_sentinel(edge, is_moment=False) for edge in (start, end)):
-            yield f"extent.temporal.interval.{place}", "it holds what programs write when they know no time"
+            yield f"extent.temporal.interval.{place}", "it contains a placeholder for an unknown time"
 
 
-def _item_assets(document: Json) -> Found:
+def _item_assets(document: Json) -> Violations:
     for key, asset in document.get("item_assets", {}).items():
         if "href" in asset:
-            yield f"item_assets.{key}", "it describes assets and has no address of its own"
+            yield f"item_assets.{key}", "it describes assets, so it has no href"
 
 
-Rule: TypeAlias = Callable[[Json], Found]
+Rule: TypeAlias = Callable[[Json], Violations]
 _RULES: tuple[Rule, ...] = (
     _plain_json,
     _public_addresses,

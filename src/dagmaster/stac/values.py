@@ -1,6 +1,7 @@
-"""What an item and a collection are made from.
+"""The values that items and collections are built from.
 
-Rasters are described by protocols: `RasterFacts`, `BandStatistics` and `Footprint` of `dagmaster.raster` fit them as they are.
+Rasters are described by protocols: `RasterFacts`, `BandStatistics` and `Footprint` of `dagmaster.raster` fit them as
+they are.
 """
 
 import re
@@ -115,7 +116,7 @@ class Dataset:
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """`label` is what people call it; the ordinal where nobody calls it anything."""
+    """`label` is the name for people; without one the ordinal is used."""
 
     ordinal: int = 0
     revision: int = 1
@@ -125,7 +126,7 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class Cog:
-    """One cloud-optimised GeoTIFF at its public address."""
+    """One cloud-optimised GeoTIFF with its public URL."""
 
     href: str
     facts: Facts
@@ -141,7 +142,7 @@ class Cog:
 
 @dataclass(frozen=True, slots=True)
 class Processing:
-    """How it came to be. `lineage` is a sentence for people; `workflow` is name@version."""
+    """How the data were processed. `lineage` is a sentence for people; `workflow` is name@version."""
 
     at: datetime
     lineage: str
@@ -153,7 +154,7 @@ class Processing:
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """Public addresses. `collection` is this item's, `tilejson` and `xyz` show the render `default`."""
+    """Public URLs. `collection` is this item's, `tilejson` and `xyz` show the render `default`."""
 
     collection: str | None = None
     self_: str | None = None

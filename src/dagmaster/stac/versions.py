@@ -1,9 +1,9 @@
-"""A collection through the versions of its dataset: the newest one speaks, the older tiled ones stay servable.
+"""A collection with several versions: it describes the newest one, and the older tiled ones can still be served.
 
     mosaic, tiling_scheme           of the newest version
-    mosaic-v0, tiling_scheme-v0     of an older one; the render `v0` says how it is shown
+    mosaic-v0, tiling_scheme-v0     of an older one, which is shown with the render `v0`
 
-Nothing here needs more than the documents.
+The functions read only the documents.
 """
 
 import copy
@@ -20,53 +20,53 @@ _ORDINAL = "dagmaster:version_ordinal"
 
 
 def joined(known: Mapping[str, Any], new: Mapping[str, Any]) -> Json:
-    """What is said of a dataset when another version of it comes, or another revision of one.
+    """The collection after another version, or another revision of a version, was added.
 
-    The newest version speaks for all. Of the others stays what is needed to show them.
+    It describes the newest version. Of the others it keeps what is needed to show them.
     """
     newest = new if _ordinal(new) >= _ordinal(known) else known
-    found: Json = copy.deepcopy(dict(newest))
+    document: Json = copy.deepcopy(dict(newest))
     wholes = {**_wholes(known), _ordinal(new): _wholes(new)[_ordinal(new)]}
-    assets = {key: asset for key, asset in found.get("assets", {}).items() if not _OF_ONE_VERSION.fullmatch(key)}
-    renders = {key: render for key, render in found.get("renders", {}).items() if not _OLDER.fullmatch(key)}
+    assets = {key: asset for key, asset in document.get("assets", {}).items() if not _OF_ONE_VERSION.fullmatch(key)}
+    renders = {key: render for key, render in document.get("renders", {}).items() if not _OLDER.fullmatch(key)}
     for ordinal, whole in sorted(wholes.items(), reverse=True):
         ending = "" if ordinal == _ordinal(newest) else f"-v{ordinal}"
         assets |= {f"{kind}{ending}": asset for kind, asset in whole.assets.items()}
         if ending and whole.render and "mosaic" in whole.assets:
             renders[f"v{ordinal}"] = {**whole.render, "assets": [f"mosaic{ending}"]}
-    found |= {name: told for name, told in (("assets", assets), ("renders", renders)) if told}
+    document |= {name: value for name, value in (("assets", assets), ("renders", renders)) if value}
     if _ordinal(known) != _ordinal(new):
-        found["summaries"] = _both(known.get("summaries", {}), new.get("summaries", {}))
+        document["summaries"] = _both(known.get("summaries", {}), new.get("summaries", {}))
     first, last = known.get("created"), new.get("updated")
-    return found | ({"created": first} if first else {}) | ({"updated": last} if last else {})
+    return document | ({"created": first} if first else {}) | ({"updated": last} if last else {})
 
 
 @dataclass(slots=True)
 class _Whole:
-    """What a collection holds of one version as a whole; nothing where that is a single file."""
+    """The assets and the render of one version in a collection; empty if the version is a single file."""
 
     assets: dict[str, Json] = field(default_factory=dict)
     render: Json | None = None
 
 
-def _wholes(said: Mapping[str, Any]) -> dict[int, _Whole]:
-    own, renders = _ordinal(said), said.get("renders", {})
-    found = {own: _Whole(render=renders.get("default"))}
-    for key, asset in said.get("assets", {}).items():
+def _wholes(collection: Mapping[str, Any]) -> dict[int, _Whole]:
+    own, renders = _ordinal(collection), collection.get("renders", {})
+    wholes = {own: _Whole(render=renders.get("default"))}
+    for key, asset in collection.get("assets", {}).items():
         if parts := _OF_ONE_VERSION.fullmatch(key):
             ordinal = own if parts[2] is None else int(parts[2])
-            found.setdefault(ordinal, _Whole(render=renders.get(f"v{ordinal}"))).assets[parts[1]] = asset
-    return found
+            wholes.setdefault(ordinal, _Whole(render=renders.get(f"v{ordinal}"))).assets[parts[1]] = asset
+    return wholes
 
 
-def _ordinal(said: Mapping[str, Any]) -> int:
-    return int(said.get(_ORDINAL, 0))
+def _ordinal(collection: Mapping[str, Any]) -> int:
+    return int(collection.get(_ORDINAL, 0))
 
 
 def _both(one: Mapping[str, Any], other: Mapping[str, Any]) -> Json:
-    """Of summaries that are lists all values, of others the latter."""
-    found: Json = {**one, **other}
+    """Merge summaries: lists get the values of both, other values are those of `other`."""
+    merged: Json = {**one, **other}
     for key in one.keys() & other.keys():
         if isinstance(one[key], list) and isinstance(other[key], list):
-            found[key] = sorted({*one[key], *other[key]})
-    return found
+            merged[key] = sorted({*one[key], *other[key]})
+    return merged

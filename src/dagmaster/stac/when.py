@@ -1,12 +1,12 @@
-"""When the data are from. Never when they were processed: a time that nobody told or wrote down is not invented.
+"""The time of the data. It is never the time of processing.
 
-Told by the submitter, else written into the file by whoever made it, else the data carry the moment of their publication as an
-interval, and `basis` says so in the item (`dagmaster:datetime_basis`).
+The submitter passes it, else a tag of the file has it, else the time at which the file was supplied is used as an
+interval. `basis` tells which, also in the item (`dagmaster:datetime_basis`).
 
-    given        told at submission
-    acquisition  a tag of the file that says when the picture was taken
-    file         the file's own DateTime tag: when it was made, as far as its maker knew
-    publication  nothing of the above: the file was supplied at that time, and the data are from then or earlier
+    given        passed at submission
+    acquisition  from a tag of the file with the time of acquisition
+    file         from the DateTime tag of the file: when the file was written
+    publication  none of these: the file was supplied at that time, and the data are from then or earlier
 """
 
 import calendar
@@ -20,7 +20,7 @@ from dagmaster.errors import InvalidRequest
 
 Basis: TypeAlias = Literal["given", "acquisition", "file", "publication"]
 
-# What programs write where they know nothing.
+# Placeholders that programs write if they do not know the time.
 _SENTINELS = frozenset(
     {datetime(1970, 1, 1, tzinfo=UTC), datetime(1900, 1, 1, tzinfo=UTC), datetime(1980, 1, 1, tzinfo=UTC)}
 )
@@ -54,45 +54,47 @@ class When:
     def __post_init__(self) -> None:
         for moment in (self.start, self.end):
             if moment is not None and moment.tzinfo is None:
-                raise _refused("a time needs its zone", hint="add Z for UTC")
+                raise _refused("a time needs a time zone", hint="add Z for UTC")
             if moment is not None and is_sentinel(moment, is_moment=self.end is None):
                 raise _refused(
-                    "the time is what programs write when they know none", hint="give the true time, or an interval"
+                    "the time is a placeholder for an unknown time", hint="pass the true time, or an interval"
                 )
         if self.end is not None and self.end < self.start:
             raise _refused("an interval ends before it starts")
 
 
 def is_sentinel(moment: datetime, *, is_moment: bool = True) -> bool:
-    """A century may begin an interval; as a moment, its first second is made up."""
+    """Whether a time is a placeholder.
+
+    The first second of a century may begin an interval, but is not a real moment.
+    """
     return not 1000 <= moment.year < 9999 or (is_moment and moment in _SENTINELS)
 
 
 def choose_when(*, given: str | None, tags: Mapping[str, str] | None, supplied_at: datetime) -> When:
-    """The best that is known, in the order given, acquisition, file, publication.
+    """The best time that is known, in the order given, acquisition, file, publication.
 
-    `supplied_at` is when the source was last written to where it lies, not when it is being processed: the same file gives
-    the same answer tomorrow.
+    `supplied_at` is the modification time of the source, not the time of processing, so the result is reproducible.
     """
     if given:
         return parse_when(given)
     return written_in(tags or {}, supplied_at) or When(supplied_at, supplied_at, "publication")
 
 
-def better_of(known: When, found: When) -> When:
-    """Of what was said of the revision before, and of what the new file is found to be from: the better founded.
+def better_of(known: When, measured: When) -> When:
+    """The more reliable of the time of the revision before and that of the new file.
 
-    Of two that are founded alike the submitter's and the sensor's newer word counts. A file's own date, or that of its
-    publication, only tells that it was written anew.
+    With the same basis, the newer time counts if it is from the submitter or the sensor. Otherwise the earlier one
+    stays: a new time of the file, or of its publication, only means that the file was written again.
     """
     order = get_args(Basis)
-    if known.basis == found.basis:
-        return found if found.basis in ("given", "acquisition") else known
-    return min(known, found, key=lambda when: order.index(when.basis))
+    if known.basis == measured.basis:
+        return measured if measured.basis in ("given", "acquisition") else known
+    return min(known, measured, key=lambda when: order.index(when.basis))
 
 
 def when_of(properties: Mapping[str, Any]) -> When | None:
-    """What an item says; None where it can't be understood."""
+    """The time in the properties of an item; None if it is invalid."""
     start, end = (properties.get(name) for name in ("start_datetime", "end_datetime"))
     basis = properties.get("dagmaster:datetime_basis", "given")
     try:
@@ -116,18 +118,21 @@ def parse_when(text: str) -> When:
 
 
 def written_in(tags: Mapping[str, str], supplied_at: datetime) -> When | None:
-    """What a file's own tags say, if it can be: not after the file was supplied, and no sentinel. Without a zone it is UTC."""
+    """The time in the tags of a file, unless it is a placeholder or after the file was supplied.
+
+    UTC without a time zone.
+    """
     by_name = {name.lower(): text for name, text in tags.items()}
     candidates = [(by_name[name], "acquisition") for name in _ACQUISITION if name in by_name]
     candidates += [(by_name[name], "file") for name in ("tifftag_datetime",) if name in by_name]
     for text, basis in candidates:
         try:
             start, end = _span(_normalised(text))
-            found = When(start, None if start == end else end, "acquisition" if basis == "acquisition" else "file")
+            when = When(start, None if start == end else end, "acquisition" if basis == "acquisition" else "file")
         except InvalidRequest:
             continue
-        if found.start <= supplied_at + timedelta(days=1):  # a clock without a zone may be up to a day ahead
-            return found
+        if when.start <= supplied_at + timedelta(days=1):  # a clock without a zone may be up to a day ahead
+            return when
     return None
 
 
@@ -136,7 +141,7 @@ def rfc3339(moment: datetime) -> str:
 
 
 def _span(text: str) -> tuple[datetime, datetime]:
-    """First and last second of what a text names."""
+    """The first and the last second of a time, day, month or year."""
     if parts := _PARTS.fullmatch(text):
         year, month, day = (int(part) if part else None for part in parts.groups())
         return _day(year or 0, month or 1, day or 1)[0], _day(
@@ -146,10 +151,10 @@ def _span(text: str) -> tuple[datetime, datetime]:
         moment = datetime.fromisoformat(text.replace("z", "Z"))
     except ValueError:
         raise _refused(
-            f"'{text[:40]}' is no time", hint="write 2024-05-01T10:00:00Z, 2024-05-01, or start/end"
+            f"'{text[:40]}' is not a time", hint="write 2024-05-01T10:00:00Z, 2024-05-01, or start/end"
         ) from None
     if moment.tzinfo is None:
-        raise _refused("a time needs its zone", hint="add Z for UTC")
+        raise _refused("a time needs a time zone", hint="add Z for UTC")
     return moment.astimezone(UTC), moment.astimezone(UTC)
 
 

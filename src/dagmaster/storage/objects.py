@@ -35,7 +35,7 @@ GdalPath = Callable[[Location], str]
 
 
 class ObjectStore:
-    """`containers` returns the store of a container; `gdal_path` returns the path for GDAL, if GDAL can read the store."""
+    """`containers` returns the store of a container; `gdal_path` the path for GDAL, if GDAL can read the store."""
 
     def __init__(
         self, zone: Zone, containers: Containers, scratch_folder: Path, gdal_path: GdalPath | None = None

@@ -1,6 +1,7 @@
 """Scratch folders for large files, `<folder>/<job id>/<random>`: every caller gets a new one.
 
-Folders are removed in two steps: one rename, after which the name is free at once, and deletion later, which may take long.
+Folders are removed in two steps: one rename, after which the name is free at once, and deletion later, which may take
+long.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """The sources that a job may read: blobs of a zone always; URLs, /vsi paths and local files only if they are allowed.
 
-With each of the three, a submitter can read what the worker can reach, so each is disabled by default. For jobs of a partner
-system `BLOBS_ONLY` applies, whatever the configuration says.
+With each of the three, a submitter can read what the worker can reach, so each is disabled by default. For jobs of a
+partner system `BLOBS_ONLY` applies, whatever the configuration says.
 """
 
 import re
@@ -20,7 +20,8 @@ from dagmaster.storage.location import Location, Zone
 
 LONGEST_SOURCE = 4096
 
-# File systems of GDAL that read objects or files; none that runs commands, reads standard input or keeps files in memory.
+# File systems of GDAL that read objects or files; none that runs commands, reads standard input or keeps files in
+# memory.
 _VSI = re.compile(r"/vsi(zip|tar|gzip|curl|az|adls|s3|gs)/(.+)")
 _ARCHIVES = frozenset({"zip", "tar", "gzip"})
 
@@ -80,7 +81,7 @@ def find_source(
     zone: Zone = Zone.BRONZE,
     lookup: Lookup | None = None,
 ) -> SourceFile:
-    """The source that a text names: `container/blob` (with `container`, only the blob), an https URL, /vsi… or /a/path."""
+    """The source of a text: `container/blob` (with `container`, only the blob), an https URL, /vsi… or /a/path."""
     if not text or len(text) > LONGEST_SOURCE or not text.isprintable():
         raise InvalidRequest(
             "the source is empty, too long, or has characters that cannot be printed", code="source.invalid"

@@ -1,7 +1,7 @@
 """The interface of a store. One store holds one zone: containers with blobs.
 
-The interface is synchronous, because most callers are plain handlers in child processes. From an event loop, call it in a
-thread (`await asyncio.to_thread(store.get, location)`).
+The interface is synchronous, because most callers are plain handlers in child processes. From an event loop, call it in
+a thread (`await asyncio.to_thread(store.get, location)`).
 """
 
 import contextlib
@@ -92,7 +92,8 @@ class Store(Protocol):
     def scratch(self, job_id: UUID) -> AbstractContextManager[Path]:
         """A new empty folder for large files before they are put; removed at the end of the block.
 
-        It is on the file system of the store, if the store has one. `clear_scratch` removes leftovers of killed processes.
+        It is on the file system of the store, if the store has one. `clear_scratch` removes leftovers of killed
+        processes.
         """
         ...
 

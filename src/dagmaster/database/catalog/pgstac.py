@@ -1,7 +1,8 @@
 """The STAC catalogue: pgSTAC in the same database. It has its own deployment, and many handlers write to it at once.
 
-Writers of one collection take turns: each batch is one transaction under an advisory lock. A batch that fails because of
-concurrent work (pgSTAC's own maintenance, searches) is retried, and is done only when all its items have been counted.
+Writers of one collection take turns: each batch is one transaction under an advisory lock. A batch that fails because
+of concurrent work (pgSTAC's own maintenance, searches) is retried, and is done only when all its items have been
+counted.
 """
 
 import asyncio
@@ -41,8 +42,8 @@ _PAUSES_SECONDS = (0.05, 2.0)
 _NAMED_AT_MOST = 10
 
 # Deadlock, serialization failure, lock timeout, object in use. Check violation: the row has no partition, or one whose
-# constraint does not cover it yet, because pgSTAC ignores errors when it creates partitions. Unique violation: another program
-# added the item without our lock.
+# constraint does not cover it yet, because pgSTAC ignores errors when it creates partitions. Unique violation: another
+# program added the item without our lock.
 _TRANSIENT = frozenset({"40P01", "40001", "55P03", "55006", "23514", "23505"})
 # Errors of pgSTAC and PostGIS for an item that they cannot read: raised, internal, data and integrity errors.
 _BAD_ITEM = ("P0001", "XX000", "22", "23")
@@ -138,7 +139,8 @@ class StacCatalog:
     async def _upsert(self, collection_id: str, items: Sequence[Json], moments: Sequence[Moments]) -> None:
         async with self._connection() as connection:
             base = await _base_of(connection, collection_id)
-        # The slow part is done before the lock is taken. If the base changes in the meantime, the rows name the one that they need.
+        # The slow part is done before the lock is taken. If the base changes in the meantime, the rows name the one
+        # that they need.
         rows = [_row(item, moment, base) for item, moment in zip(items, moments, strict=True)]
 
         async def put(connection: Connection) -> None:
@@ -224,8 +226,8 @@ class StacCatalog:
 class CatalogEntry:
     """What the catalogue holds of a version of a dataset.
 
-    `properties` are those of one item; if the version has no items, of the newest other version. `times` are those of all
-    items, by id, if they differ."""
+    `properties` are those of one item; if the version has no items, of the newest other version. `times` are those of
+    all items, by id, if they differ."""
 
     item_id: str
     ordinal: int
@@ -236,7 +238,7 @@ class CatalogEntry:
 
 
 def read_entry(connection: psycopg.Connection[Any], dataset: str, ordinal: int) -> CatalogEntry | None:
-    """For plain handlers, which have their own connection; None if the dataset is not in the catalogue, or there is none."""
+    """For plain handlers, which have their own connection; None without a catalogue, or if it lacks the dataset."""
     try:
         with connection.cursor(row_factory=dict_row) as cursor:
             cursor.execute(query("catalog_entry").encode(), {"collection": dataset, "ordinal": ordinal})
@@ -287,7 +289,8 @@ async def _put_items(
 
 
 def _row(item: Json, moments: Moments, base: Base) -> Json:
-    """An item as pgSTAC stores it: without the fields that it shares with its collection, and with the number of that base.
+    """An item as pgSTAC stores it: without the fields that it shares with its collection, and with the number of that
+    base.
 
     Without a number, the first base of the collection applies.
     """

@@ -80,7 +80,8 @@ class About(BaseModel):
 class Predecessor:
     """The description that the catalogue holds; `entry` is None for a new dataset.
 
-    A new revision keeps all of it, a new version keeps what belongs to the dataset, unless the submission says otherwise.
+    A new revision keeps all of it, a new version keeps what belongs to the dataset, unless the submission says
+    otherwise.
     """
 
     entry: CatalogEntry | None

@@ -210,8 +210,8 @@ def advice_on(options: Options, facts: RasterFacts, grid: OutputGrid) -> list[Fi
             polar = "EPSG:3995" if north == latitude else "EPSG:3031"
             better = facts.crs if ":" in facts.crs and "[" not in facts.crs else polar
             message = (
-                f"the file reaches latitude {latitude:.1f}°: in {options.target_crs} its pixels are {stretch:.1f} times as "
-                "tall as in the file"
+                f"the file reaches latitude {latitude:.1f}°: in {options.target_crs} "
+                f"its pixels are {stretch:.1f} times as tall as in the file"
             )
             findings.append(warn("raster.polar", message, f"to keep its detail, pass target_crs={better}"))
     if latitude > _WEB_MERCATOR_LIMIT:

@@ -27,7 +27,10 @@ def in_silver(storage: Storage, blob: str) -> Location:
 
 
 def publish(storage: Storage, blob: str, content: Path | bytes) -> Location:
-    """Write an object under its final name. The same content may exist from an earlier attempt; other content is an error."""
+    """Write an object under its final name.
+
+    The same content may exist from an earlier attempt; other content is an error.
+    """
     location = in_silver(storage, blob)
     faults.reach("handler.before-publish")
     try:

@@ -29,7 +29,10 @@ from dagmaster.storage.zones import Storage
 
 
 class SchemeParams(GridParams):
-    """By default tiles overlap by one block if that is small beside a tile. `recipe` comes from jobs of earlier releases."""
+    """By default tiles overlap by one block if that is small beside a tile.
+
+    `recipe` comes from jobs of earlier releases.
+    """
 
     source: SourceParams
     about: About
@@ -90,7 +93,8 @@ def _default_overlap(tile_size: int) -> int:
 def _publish_scheme(storage: Storage, about: About, document: Json) -> Location:
     """Publish the scheme, or keep the stored one if it has the same tiles of the same source.
 
-    Earlier releases added output options under `recipe`. The recipe of the edition has these, and the first task checked it.
+    Earlier releases added output options under `recipe`. The recipe of the edition has these, and the first task
+    checked it.
     """
     location = in_silver(storage, about.edition.tiling_scheme())
     if storage.exists(location) and _without_options(orjson.loads(storage.get(location))) == _without_options(document):
