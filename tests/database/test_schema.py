@@ -285,7 +285,7 @@ def test_a_second_deployment_waits_for_no_writer(database):
 
         state = deploy.deploy(database, wait_seconds=5)
 
-        assert state is deploy.Found.CURRENT
+        assert state is deploy.SchemaState.CURRENT
         assert writer.info.transaction_status is psycopg.pq.TransactionStatus.INTRANS
 
 
@@ -538,7 +538,7 @@ def test_rows_that_break_a_new_rule_are_reported_and_kept(database):
     records = tuple(Picky if record is Job else record for record in RECORDS)
     (done,) = deploy.migrate(database, records)
 
-    assert done.startswith("needs a hand: add constraint dag_jobs_picky: rows that exist forbid it")
+    assert done.startswith("needs a hand: add constraint dag_jobs_picky: existing rows violate it")
     assert deploy.status(database, records).pending == ["validate constraint dag_jobs_picky"]
     with psycopg.connect(database) as connection, pytest.raises(psycopg.errors.CheckViolation):
         insert_job(connection)

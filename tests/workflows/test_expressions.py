@@ -108,7 +108,7 @@ def test_constant_parts_are_shared_and_not_copied():
 def test_a_value_without_template_is_constant(value):
     compiled = compile_value(value)
 
-    assert compiled.is_constant
+    assert not compiled.paths
     assert compiled.render(TemplateContext()) == value
 
 
@@ -324,7 +324,7 @@ def test_a_compiled_value_knows_what_it_uses():
     assert compiled.nodes == {"x", "y-1"}
     assert compiled.inputs == {"n"}
     assert compiled.names == {"nodes", "inputs", "index", "job"}
-    assert not compiled.is_constant
+    assert compiled.paths
 
 
 @pytest.mark.requirement("W7")

@@ -1,7 +1,7 @@
-"""The rules a workflow must keep beyond its shape. Each yields every problem it finds, with node and place.
+"""The rules of a workflow beyond its shape. Each rule yields every problem with its node and place.
 
-A rule is a generator over a `Case`. Rules about single nodes always run; rules about the graph as a whole run only when
-all edges could be read, or they would blame healthy nodes for a misspelt neighbour.
+A rule is a generator over a `Case`. Rules about single nodes always run. Rules about the whole graph run only if all edges
+could be read; otherwise they would report correct nodes because of a misspelt name.
 """
 
 import re
@@ -43,7 +43,7 @@ UNREAD = "?"
 """Stands for a handler that could not be read; its absence has been reported already."""
 
 MAX_PROBLEMS = 200
-"""Of more than these no one reads, and looking for them would cost what a bomb wants."""
+"""Further problems are not listed: searching for them could take too long."""
 
 _N = TypeVar("_N")
 _COMMON = frozenset({"inputs", "nodes", "job"})
@@ -68,7 +68,7 @@ class Case:
     """A workflow under examination. `broken` nodes have a wrong shape, which is reported elsewhere.
 
     `edges` are the dependencies as written. In `waits` a misspelt name counts as the node it was probably meant for, so
-    that one slip of the pen does not also make half of the graph unreachable. `guesses` are these names.
+    that one typing mistake does not also make half of the graph unreachable. `guesses` are these names.
     """
 
     workflow: Workflow
@@ -126,18 +126,18 @@ def check(
 
 
 def _references(node: AnyNode) -> Iterator[tuple[Path, str]]:
-    """Every name of another node, with the path of the field that says it."""
-    said: dict[Path, tuple[str, ...]] = {("next",): node.next}
+    """Every name of another node, with the path of its field."""
+    fields: dict[Path, tuple[str, ...]] = {("next",): node.next}
     if node.depends_on:
-        said |= {("depends_on", "all_of"): node.depends_on.all_of, ("depends_on", "any_of"): node.depends_on.any_of}
+        fields |= {("depends_on", "all_of"): node.depends_on.all_of, ("depends_on", "any_of"): node.depends_on.any_of}
     if isinstance(node, ConditionalNode):
-        said |= {("on_true",): node.on_true, ("on_false",): node.on_false}
-        said |= {("branches", n, "next"): branch.next for n, branch in enumerate(node.branches)}
+        fields |= {("on_true",): node.on_true, ("on_false",): node.on_false}
+        fields |= {("branches", n, "next"): branch.next for n, branch in enumerate(node.branches)}
     if isinstance(node, FanOutNode) and node.results_of:
         yield ("results_of",), node.results_of
     if isinstance(node, FanInNode) and node.fan_out:
         yield ("fan_out",), node.fan_out
-    for path, names in said.items():
+    for path, names in fields.items():
         for index, name in enumerate(names):
             yield (*path, index), name
 
@@ -217,7 +217,7 @@ def _empty_dependencies(case: Case) -> Iterator[WorkflowProblem]:
 
 
 def _cycles(case: Case) -> Iterator[WorkflowProblem]:
-    """Also over pointers that a depends_on overrides: whoever wrote such a circle did not mean it."""
+    """Includes edges that a depends_on overrides: such a cycle is a mistake too."""
     nodes = case.workflow.nodes
     leads = {
         node_id: tuple(dict.fromkeys([*(t for t in graph.targets(nodes[node_id]) if t in nodes), *followers]))
@@ -236,27 +236,27 @@ def _cycles(case: Case) -> Iterator[WorkflowProblem]:
 def _shortest_cycle(first: str, leads: graph.Edges, among: Collection[str]) -> list[str]:
     came_from: dict[str, str] = {}
     pending = [first]
-    for here in pending:
-        for there in leads[here]:
-            if there == first:
-                way = [first, here] if here != first else [first]
-                while way[-1] != first:
-                    way.append(came_from[way[-1]])
-                return [*reversed(way), first] if way == [first] else list(reversed(way))
-            if there in among and there not in came_from:
-                came_from[there] = here
-                pending.append(there)
+    for node_id in pending:
+        for target in leads[node_id]:
+            if target == first:
+                path = [first, node_id] if node_id != first else [first]
+                while path[-1] != first:
+                    path.append(came_from[path[-1]])
+                return [*reversed(path), first] if path == [first] else list(reversed(path))
+            if target in among and target not in came_from:
+                came_from[target] = node_id
+                pending.append(target)
     return []
 
 
 def _reach(first: str, leads: graph.Edges) -> set[str]:
-    found = {first}
+    reached = {first}
     pending = [first]
     while pending:
-        fresh = [node_id for node_id in leads[pending.pop()] if node_id not in found]
-        found.update(fresh)
-        pending += fresh
-    return found
+        new = [node_id for node_id in leads[pending.pop()] if node_id not in reached]
+        reached.update(new)
+        pending += new
+    return reached
 
 
 def _unreachable(case: Case) -> Iterator[WorkflowProblem]:
@@ -285,7 +285,7 @@ def _dead_ends(case: Case) -> Iterator[WorkflowProblem]:
 
 
 def _leads_astray(node: AnyNode, known: Collection[str]) -> bool:
-    """Whether where this node leads is wrong in itself, and reported as such."""
+    """Whether the targets of this node are wrong and reported by another rule."""
     onward = graph.targets(node)
     return any(name not in known for name in onward) or (isinstance(node, ConditionalNode) and not onward)
 
@@ -363,13 +363,13 @@ def _fan_ins(case: Case) -> Iterator[WorkflowProblem]:
             if node.fan_out in case.workflow.nodes:
                 yield from _is_fan_out_before(case, node_id, "fan_out", node.fan_out)
             continue
-        found = graph.fan_outs_of(case.workflow, node_id, case.waits)
-        if not found:
+        fan_outs = graph.fan_outs_of(case.workflow, node_id, case.waits)
+        if not fan_outs:
             yield case.problem(
                 "there is no fan_out before this fan_in; a fan_in gathers its children", "nodes", node_id, key=True
             )
-        if len(found) > 1:
-            names = ", ".join(f"'{name}'" for name in sorted(found))
+        if len(fan_outs) > 1:
+            names = ", ".join(f"'{name}'" for name in sorted(fan_outs))
             yield case.problem(
                 f"{names} are equally near; say whose children with `fan_out:`", "nodes", node_id, key=True
             )
@@ -466,14 +466,14 @@ def _templates(case: Case) -> Iterator[WorkflowProblem]:
 def _all_templates(workflow: Workflow) -> Iterator[_Template]:
     """Every text that is rendered, with how it is compiled and the names it may use."""
     for node_id, node in workflow.nodes.items():
-        here: Path = ("nodes", node_id)
+        path: Path = ("nodes", node_id)
         match node:
             case TaskNode() | FanInNode():
-                yield from _rendered(node.params, (*here, "params"), _COMMON)
+                yield from _rendered(node.params, (*path, "params"), _COMMON)
             case FanOutNode():
-                yield from _fan_out_templates(node, here)
+                yield from _fan_out_templates(node, path)
             case ConditionalNode():
-                yield from _conditional_templates(node, here)
+                yield from _conditional_templates(node, path)
     yield from _rendered(workflow.outputs or {}, ("outputs",), _COMMON)
 
 
@@ -483,14 +483,14 @@ def _rendered(value: Any, path: Path, names: frozenset[str]) -> Iterator[_Templa
             yield where, text, compile_value, names
 
 
-def _fan_out_templates(node: FanOutNode, here: Path) -> Iterator[_Template]:
+def _fan_out_templates(node: FanOutNode, path: Path) -> Iterator[_Template]:
     child = _COMMON | {"index"} | _names_of_items(node)
-    yield from _rendered(node.task.params, (*here, "task", "params"), child)
-    yield from _rendered(node.label or "", (*here, "label"), child)
+    yield from _rendered(node.task.params, (*path, "task", "params"), child)
+    yield from _rendered(node.label or "", (*path, "label"), child)
     if isinstance(node.source, str):
-        yield (*here, "source"), node.source, compile_expression, _COMMON
+        yield (*path, "source"), node.source, compile_expression, _COMMON
     else:
-        yield from _rendered(node.source or (), (*here, "source"), _COMMON)
+        yield from _rendered(node.source or (), (*path, "source"), _COMMON)
 
 
 def _names_of_items(node: FanOutNode) -> frozenset[str]:
@@ -501,14 +501,14 @@ def _names_of_items(node: FanOutNode) -> frozenset[str]:
     return frozenset({"items" if node.batch_size else "item"})
 
 
-def _conditional_templates(node: ConditionalNode, here: Path) -> Iterator[_Template]:
+def _conditional_templates(node: ConditionalNode, path: Path) -> Iterator[_Template]:
     if node.condition is not None:
-        yield (*here, "condition"), node.condition, compile_condition, _COMMON
+        yield (*path, "condition"), node.condition, compile_condition, _COMMON
     if node.condition_field is not None:
-        yield (*here, "condition_field"), node.condition_field, compile_expression, _COMMON
+        yield (*path, "condition_field"), node.condition_field, compile_expression, _COMMON
     for n, branch in enumerate(node.branches):
         if branch.condition is not None:
-            yield (*here, "branches", n, "condition"), branch.condition, compile_branch, _COMMON | {"value"}
+            yield (*path, "branches", n, "condition"), branch.condition, compile_branch, _COMMON | {"value"}
 
 
 def _foreign_names(case: Case, path: Path, compiled: Compiled, names: frozenset[str]) -> Iterator[WorkflowProblem]:

@@ -25,7 +25,7 @@ _WORDS = {
     **dict.fromkeys(("true", "True", "TRUE"), True),
     **dict.fromkeys(("false", "False", "FALSE"), False),
 }
-# What YAML itself forbids, and the marks of a text that runs backwards, which hide what is written.
+# Characters that YAML forbids, and marks for right-to-left text, which can hide what is written.
 _FORBIDDEN = re.compile(
     r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff\ufffe\uffff\u202a-\u202e\u2066-\u2069]"
 )
@@ -48,7 +48,7 @@ class Document:
     texts: dict[Path, str] = field(default_factory=dict)
 
     def place(self, path: Path, *, key: bool = False) -> Place:
-        """Where the value (or its key) stands; for one that was not written, where it should have been."""
+        """The place of a value (or of its key); for a missing value, the place where it belongs."""
         if key and path in self.keys:
             return self.keys[path]
         while path and path not in self.places:
@@ -57,7 +57,7 @@ class Document:
 
 
 class Unreadable(Exception):
-    """The text is not a document; nothing more can be said about it."""
+    """The text is not a YAML document."""
 
     def __init__(self, *problems: WorkflowProblem) -> None:
         super().__init__(problems[0].message)
@@ -120,7 +120,7 @@ class _Open:
 
 
 class _Builder:
-    """Takes the parser's events one by one, so that limits hold before anything is built."""
+    """Takes the parser's events one by one, so that limits are checked before values are built."""
 
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
@@ -197,7 +197,7 @@ class _Builder:
         self._count(event)
         top, key = self.stack[-1], event.value
         top.key = key
-        # The first one stands, and the problem names both.
+        # The first one is used, and the problem names both.
         top.skipping = key in top.into
         if top.skipping:
             line, _ = self.document.keys[(*top.path, key)]
@@ -227,7 +227,7 @@ class _Builder:
         assert top.key is not None
         key, top.key = top.key, None
         if top.skipping:
-            # Below a path of its own, so that places of the first one stay true.
+            # Below a path of its own, so that the places of the first one are kept.
             return (*top.path, key, "(again)")
         top.into[key] = value
         return (*top.path, key)

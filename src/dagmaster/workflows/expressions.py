@@ -1,4 +1,4 @@
-"""Templates: compiled once when a workflow is read, rendered often, never able to do harm.
+"""Templates: compiled once when a workflow is read, rendered often, and bounded in what they can do.
 
 A template lies in a string of the definition. Where the whole string is one `{{ expression }}`, its value keeps its
 type; elsewhere the values become part of a text. There are expressions only: no statements, no calls. Every path in an
@@ -34,9 +34,17 @@ from dagmaster.workflows.sandbox import (
 )
 
 __all__ = [
-    "Compiled", "TemplateContext", "TemplateFailed", "TemplateInvalid", "compile_branch", "compile_condition",
-    "compile_expression", "compile_value", "fits", "has_template",
-]  # fmt: skip
+    "Compiled",
+    "TemplateContext",
+    "TemplateFailed",
+    "TemplateInvalid",
+    "compile_branch",
+    "compile_condition",
+    "compile_expression",
+    "compile_value",
+    "fits",
+    "has_template",
+]
 
 MAX_SOURCE_BYTES = 8_192
 MAX_PARTS = 500
@@ -62,7 +70,7 @@ class TemplateFailed(InvalidRequest):
 
 
 class TemplateContext:
-    """What templates can see. A name that was not given is undefined."""
+    """The names that templates can use. A name without a value is undefined."""
 
     __slots__ = ("names",)
 
@@ -78,11 +86,11 @@ class TemplateContext:
         value: Any = MISSING,
     ) -> None:
         names = {"item": item, "index": index, "items": items, "value": value}
-        self.names: dict[str, Any] = {name: given for name, given in names.items() if given is not MISSING}
+        self.names: dict[str, Any] = {name: value for name, value in names.items() if value is not MISSING}
         self.names |= {"inputs": _plain(inputs), "nodes": _plain(outputs), "job": _plain(job)}
 
     def having(self, **names: Any) -> "TemplateContext":
-        """This context with some names more, or other ones; the rest is shared, not copied."""
+        """This context with additional or replaced names; the other values are shared, not copied."""
         context = object.__new__(TemplateContext)
         context.names = {**self.names, **names}
         return context
@@ -146,10 +154,6 @@ class Compiled:
     def names(self) -> frozenset[str]:
         return frozenset(path.root for path in self.paths)
 
-    @property
-    def is_constant(self) -> bool:
-        return not self.paths
-
 
 def has_template(text: str) -> bool:
     return "{{" in text or "{%" in text
@@ -209,7 +213,7 @@ def _value(value: Any, depth: int) -> _Part:
 
 
 def _container(original: Any, parts: Mapping[Any, _Part]) -> _Part:
-    """A copy of the original with the rendered parts in their places; the original itself where nothing is rendered."""
+    """A copy of the original with the rendered parts; the original itself if it has no templates."""
     rendered = tuple((key, part.evaluate) for key, part in parts.items() if not part.constant)
     if not rendered:
         return _Part(lambda _: original, constant=True)
@@ -232,7 +236,7 @@ def _string(text: str) -> _Part:
 
 
 def _text(pieces: list[str | _Part], text: str) -> _Part:
-    """Pieces of a text, joined; `{% raw %}` can leave nothing to evaluate."""
+    """Pieces of a text, joined. With `{% raw %}` there may be no expression among them."""
     parts = [piece for piece in pieces if isinstance(piece, _Part)]
     evaluators: list[str | _Evaluate] = [piece if isinstance(piece, str) else piece.evaluate for piece in pieces]
 
@@ -279,7 +283,7 @@ def _bare(text: str) -> nodes.Expr:
     parser = Parser(_ENVIRONMENT, text, state="variable")
     expression: nodes.Expr = parser.parse_expression()
     if not parser.stream.eos:
-        raise TemplateInvalid(f"`{_short(text)}` goes on where the expression should end")
+        raise TemplateInvalid(f"`{_short(text)}` continues where the expression should end")
     return expression
 
 
@@ -365,7 +369,7 @@ def _path_of(node: nodes.Node) -> Path | None:
 def _rooted(root: str, keys: tuple[str | int, ...]) -> Path:
     text = root + "".join(f".{key}" if isinstance(key, str) and key.isidentifier() else f"[{key!r}]" for key in keys)
     if root not in ROOTS:
-        hint = "write none" if root == "null" else f"known are {', '.join(ROOTS[:-1])}; texts need quotes"
+        hint = "write none" if root == "null" else f"known names are {', '.join(ROOTS[:-1])}; texts need quotes"
         raise TemplateInvalid(f"`{root}` is not known{did_you_mean(root, ROOTS)}", hint=hint)
     if root != "nodes":
         return Path(root, keys, text)

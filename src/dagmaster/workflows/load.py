@@ -1,7 +1,7 @@
 """Read workflow files: text to a `Workflow`, or every mistake in it at once, each with its line and column.
 
-Three steps: `document` reads the YAML strictly, Pydantic gives it its shape, `check` judges what it means. A mistake in
-one step does not hide those of the next: what has the wrong shape is reported, taken out, and the rest is judged too.
+Three steps: `document` reads the YAML strictly, Pydantic validates the shape, `check` applies the rules. A mistake in one
+step does not hide those of the next: a part with the wrong shape is reported and removed, and the rest is checked.
 """
 
 import copy
@@ -38,9 +38,13 @@ from dagmaster.workflows.nearest import did_you_mean, nearest
 __all__ = ["Loaded", "WorkflowLimits", "read", "read_all", "read_folder", "shipped"]
 
 _KINDS: dict[str, type[BaseModel]] = {
-    "start": StartNode, "end": EndNode, "task": TaskNode,
-    "conditional": ConditionalNode, "fan_out": FanOutNode, "fan_in": FanInNode,
-}  # fmt: skip
+    "start": StartNode,
+    "end": EndNode,
+    "task": TaskNode,
+    "conditional": ConditionalNode,
+    "fan_out": FanOutNode,
+    "fan_in": FanInNode,
+}
 _INNER: dict[str, type[BaseModel]] = {"retry": Retry, "depends_on": DependsOn, "task": Work, "branches": Branch}
 _EDGE_FIELDS = {
     "type",
@@ -54,7 +58,7 @@ _EDGE_FIELDS = {
     "all_of",
     "any_of",
 }
-_ANSWERS = {
+_EXPECTED_VALUES = {
     "tolerate": "must be a number of children, or a share such as 10% or 0.1",
     "source": "must be an expression that gives an array, or an array",
     "version": "must be a number or a text",
@@ -97,7 +101,7 @@ def read_all(
     handlers: Mapping[str, Any] | None = None,
     queues: Collection[str] | None = None,
 ) -> Loaded:
-    """Read files one by one; a bad one does not stop the others. Of two with the same workflow_id the first stands."""
+    """Read files one by one; a bad file does not stop the others. Of two with the same workflow_id the first is used."""
     loaded = Loaded()
     aliases: list[tuple[Alias, str]] = []
     for path in paths:
@@ -173,9 +177,14 @@ def read(
     problems += shape.problems
     if workflow:
         problems += check(
-            workflow, document, limits=limits, handlers=handlers, queues=queues,
-            broken=frozenset(shape.broken), edges_known=shape.edges_known,
-        )  # fmt: skip
+            workflow,
+            document,
+            limits=limits,
+            handlers=handlers,
+            queues=queues,
+            broken=frozenset(shape.broken),
+            edges_known=shape.edges_known,
+        )
     if problems or workflow is None:
         raise InvalidWorkflow(file, list(dict.fromkeys(problems)))
     return workflow
@@ -205,13 +214,13 @@ def _shaped(document: Document) -> tuple[Workflow | None, _Shape]:
     if isinstance(value.get("version"), int | float) and not isinstance(value["version"], bool):
         # Not the number's text: 1.10 would become 1.1.
         value["version"] = document.texts["version",]
-    # Taking one mistake out can bring another to light, but not for ever.
+    # Removing one mistake can reveal another one, but only a few times.
     for _ in range(4):
         try:
             return Workflow.model_validate_json(orjson.dumps(value), strict=True), shape
         except ValidationError as error:
             faults = list(_faults(error, value))
-            for fault in _told(faults[:MAX_PROBLEMS], value):
+            for fault in _without_misspelt(faults[:MAX_PROBLEMS], value):
                 _report(shape, document, fault, value)
             for fault in faults:
                 _take_out(value, fault)
@@ -225,7 +234,7 @@ class _Fault:
     kind: str
     path: Path
     of_key: bool
-    said: str
+    message: str
     expected: str
     given: Any
 
@@ -250,8 +259,8 @@ def _faults(error: ValidationError, value: Any) -> Iterator[_Fault]:
             yield _Fault(entry["type"], path, loc[-1:] == ("[key]",), entry["msg"], expected, entry["input"])
 
 
-def _told(faults: list[_Fault], value: dict[str, Any]) -> Iterator[_Fault]:
-    """Without the missing fields that are there, only misspelt: one slip is one problem."""
+def _without_misspelt(faults: list[_Fault], value: dict[str, Any]) -> Iterator[_Fault]:
+    """Without missing fields whose names are only misspelt: that is one problem, not two."""
     unknown = (fault for fault in faults if fault.kind == "extra_forbidden")
     meant = {(fault.path[:-1], nearest(fault.name, _fields_of(fault.path, value))) for fault in unknown}
     return (fault for fault in faults if fault.kind != "missing" or (fault.path[:-1], fault.name) not in meant)
@@ -302,14 +311,16 @@ def _touches_edges(fault: _Fault, known: Collection[str]) -> bool:
 def _message(fault: _Fault, known: Collection[str]) -> str:
     match fault.kind:
         case "extra_forbidden":
-            return f"unknown field '{fault.name}'{did_you_mean(fault.name, known) or '; known are ' + ', '.join(known)}"
+            return f"unknown field '{fault.name}'{did_you_mean(fault.name, known) or '; known names are ' + ', '.join(known)}"
         case "missing":
             return f"the field '{fault.name}' is missing"
         case "union_tag_not_found":
             return "needs a `type` (or a `handler`, which makes it a task)"
         case "union_tag_invalid":
             given = fault.given.get("type") if isinstance(fault.given, dict) else None
-            return f"unknown type '{given}'{did_you_mean(str(given), _KINDS) or '; known are ' + ', '.join(_KINDS)}"
+            return (
+                f"unknown type '{given}'{did_you_mean(str(given), _KINDS) or '; known names are ' + ', '.join(_KINDS)}"
+            )
         case "string_pattern_mismatch" if fault.path == ("workflow_id",):
             return f"'{fault.given}' is not a name: a letter, then up to 63 letters, digits, _, . or -"
         case "string_pattern_mismatch" if fault.path[:1] == ("nodes",):
@@ -320,14 +331,14 @@ def _message(fault: _Fault, known: Collection[str]) -> str:
 def _wrong_value(fault: _Fault) -> str:
     field = next((str(step) for step in reversed(fault.path) if isinstance(step, str)), "the file")
     shown = orjson.dumps(fault.given).decode()[:60]
-    if field in _ANSWERS:
-        return f"`{field}` {_ANSWERS[field]}, not {shown}"
+    if field in _EXPECTED_VALUES:
+        return f"`{field}` {_EXPECTED_VALUES[field]}, not {shown}"
     if fault.kind in {"enum", "literal_error"}:
         guess = did_you_mean(str(fault.given), fault.expected.replace("'", "").replace(" or ", ", ").split(", "))
         return f"`{field}` must be {fault.expected}, not {shown}{guess}"
-    said = fault.said.removeprefix("Input should be ").removeprefix("Value error, ")
+    message = fault.message.removeprefix("Input should be ").removeprefix("Value error, ")
     hint = "; put it in quotes" if fault.kind == "string_type" and isinstance(fault.given, int | float) else ""
-    return f"`{field}` must be {said}, not {shown}{hint}"
+    return f"`{field}` must be {message}, not {shown}{hint}"
 
 
 def _fields_of(path: Path, value: dict[str, Any]) -> list[str]:
@@ -344,13 +355,17 @@ def _fields_of(path: Path, value: dict[str, Any]) -> list[str]:
     return list(model.model_fields)
 
 
-_STAND_INS: dict[str, Any] = {
-    "handler": UNREAD, "task": {"handler": UNREAD}, "next": [], "workflow_id": "unknown", "nodes": {},
-}  # fmt: skip
+_REPLACEMENTS: dict[str, Any] = {
+    "handler": UNREAD,
+    "task": {"handler": UNREAD},
+    "next": [],
+    "workflow_id": "unknown",
+    "nodes": {},
+}
 
 
 def _take_out(value: dict[str, Any], fault: _Fault) -> None:
-    """Remove what is wrong, or put a stand-in where something must be, so that the rest can be judged."""
+    """Remove what is wrong, or replace it if it is required, so that the rest can be checked."""
     match fault.path:
         case ("inputs", str() as name, *_):
             value["inputs"][name] = {}
@@ -366,21 +381,21 @@ def _bare_node(node: Any) -> dict[str, Any]:
 
 
 def _take_field_out(value: dict[str, Any], fault: _Fault) -> None:
-    """The whole field goes where an item of its list is wrong: what remained would say something else."""
+    """Remove the whole field if an item of its list is wrong: the other items alone would mean something else."""
     path = fault.path
     while path and isinstance(path[-1], int):
         path = path[:-1]
     holder = _at(value, path[:-1])
     if not path or not isinstance(holder, dict):
         return
-    if path[-1] in _STAND_INS and fault.kind != "extra_forbidden":
-        holder[str(path[-1])] = copy.deepcopy(_STAND_INS[str(path[-1])])
+    if path[-1] in _REPLACEMENTS and fault.kind != "extra_forbidden":
+        holder[str(path[-1])] = copy.deepcopy(_REPLACEMENTS[str(path[-1])])
     else:
         holder.pop(str(path[-1]), None)
 
 
 def _at(value: Any, path: Path) -> Any:
-    """What is there, if an earlier step has not taken it out."""
+    """The value at this path, or None if an earlier step has removed it."""
     for step in path:
         value = value.get(step) if isinstance(value, dict) else value[int(step)] if isinstance(value, list) else None
     return value

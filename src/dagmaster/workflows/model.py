@@ -42,7 +42,7 @@ def _as_share(value: Any) -> Any:
 
 Names = Annotated[tuple[NodeId, ...], BeforeValidator(_as_tuple)]
 
-# Ten years: beyond that a date might not fit, and nobody would be there to see it.
+# Ten years: with more a date could overflow.
 Seconds = Annotated[float, Field(gt=0, le=315_360_000)]
 Delay = Annotated[float, Field(ge=0, le=315_360_000)]
 

@@ -1,7 +1,7 @@
 """What an expression may do: operators, filters and tests, each with a bound on the work and the size it can cause.
 
-Jinja2's sandbox stops escapes but not exhaustion (`'x' * 10**9`). Here nothing can be called, nothing loops, and every
-operation that could blow up is measured before it runs. Lookups know keys and indexes only: no attribute or method of a
+Jinja2's sandbox stops escapes but not exhaustion (`'x' * 10**9`). Here there are no calls and no loops, and the size of
+every result is checked before it is computed. Lookups know keys and indexes only: no attribute or method of a
 Python object is reachable, so a key can never be hidden by a method of the same name.
 """
 
@@ -65,26 +65,26 @@ def finite(number: Any) -> Any:
 
 
 def fits(value: Any, limit_bytes: int) -> bool:
-    """Whether JSON of at most about `limit_bytes` holds the value. Stops counting as soon as it does not.
+    """Whether the value as JSON has at most about `limit_bytes`. Stops counting as soon as it has more.
 
-    A template may name one large output many times; serialising first and measuring after would be the bomb.
+    A template may use one large output many times, so its size is checked before it is serialised.
     """
-    room = limit_bytes
+    bytes_left = limit_bytes
     pending = [value]
     while pending:
-        here = pending.pop()
-        if isinstance(here, str):
-            room -= 2 + (len(here) if here.isascii() else len(here.encode(errors="replace")))
-        elif isinstance(here, dict):
-            room -= 2 + sum(len(key) + 4 for key in here)
-            pending.extend(here.values())
-        elif isinstance(here, list | tuple):
-            room -= 2 + len(here)
-            if room >= 0:
-                pending.extend(here)
+        item = pending.pop()
+        if isinstance(item, str):
+            bytes_left -= 2 + (len(item) if item.isascii() else len(item.encode(errors="replace")))
+        elif isinstance(item, dict):
+            bytes_left -= 2 + sum(len(key) + 4 for key in item)
+            pending.extend(item.values())
+        elif isinstance(item, list | tuple):
+            bytes_left -= 2 + len(item)
+            if bytes_left >= 0:
+                pending.extend(item)
         else:
-            room -= 1
-        if room < 0:
+            bytes_left -= 1
+        if bytes_left < 0:
             return False
     return True
 
@@ -133,9 +133,13 @@ def operate(sign: str, left: Any, right: Any) -> Any:
 
 
 _OPERATORS: Mapping[str, Callable[[Any, Any], Any]] = {
-    "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv,
-    "//": operator.floordiv, "%": operator.mod,
-}  # fmt: skip
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+    "//": operator.floordiv,
+    "%": operator.mod,
+}
 
 
 def _kind(value: Any) -> str:
@@ -146,7 +150,7 @@ def _kind(value: Any) -> str:
 
 
 def _demand(value: Any) -> Any:
-    """The value, if there is one; an undefined one says itself what is missing."""
+    """The value; an undefined one raises an error that names what is missing."""
     return str(value) if isinstance(value, Undefined) else value
 
 
@@ -233,8 +237,8 @@ def _last(value: Any) -> Any:
 
 
 def _end_of(value: Any, index: int, name: str) -> Any:
-    found = lookup(value, index)
-    return StrictUndefined(hint=f"there is no {name} item") if found is MISSING else found
+    item = lookup(value, index)
+    return StrictUndefined(hint=f"there is no {name} item") if item is MISSING else item
 
 
 def _int(value: Any, default: int = 0) -> int:
@@ -254,7 +258,7 @@ def _float(value: Any, default: float = 0.0) -> float:
 def _round(value: Any, precision: int = 0) -> Any:
     # round(5, -10**9) computes the power of ten first.
     if abs(precision) > 20:
-        raise Refused("a precision of more than 20 digits")
+        raise Refused("a precision of more than 20 digits is not allowed")
     return finite(round(value, precision) if precision else round(value))
 
 
@@ -347,10 +351,12 @@ _FILTERS: dict[str, Filter] = {
     "values": lambda value: list(_mapping(value).values()),
 }
 FILTERS: Mapping[str, Filter] = {
-    **{name: _strict(function) for name, function in _FILTERS.items()}, "default": do_default, "d": do_default,
-}  # fmt: skip
+    **{name: _strict(function) for name, function in _FILTERS.items()},
+    "default": do_default,
+    "d": do_default,
+}
 
-# Put in front of every item of a literal list or object: an undefined one must fail there, not when it is stored.
+# Applied to every item of a literal list or object: an undefined item must fail there, not when it is stored.
 DEMAND = "demand"
 
 _PLAIN_TESTS = (
@@ -376,7 +382,7 @@ TESTS: Mapping[str, Filter] = {
 
 
 class Environment(ImmutableSandboxedEnvironment):
-    """Jinja2 with nothing in it but the above."""
+    """Jinja2 with only these operators, filters and tests."""
 
     intercepted_binops = frozenset({"+", "-", "*", "/", "//", "%", "**"})
     intercepted_unops = frozenset({"-", "+"})

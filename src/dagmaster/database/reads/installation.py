@@ -89,7 +89,12 @@ class InstallationReads(ReadSession):
     ) -> list[JanitorAction]:
         after_at, after_id = after or (None, None)
         values = {
-            "limit": limit, "after_at": after_at, "after_id": after_id, "action_type": action_type,
-            "target_id": target_id, "run_id": run_id, "since": since,
-        }  # fmt: skip
+            "limit": limit,
+            "after_at": after_at,
+            "after_id": after_id,
+            "action_type": action_type,
+            "target_id": target_id,
+            "run_id": run_id,
+            "since": since,
+        }
         return await self._many("janitor_actions", values, JanitorAction)

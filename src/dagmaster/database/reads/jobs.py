@@ -117,9 +117,15 @@ class JobReads(ReadSession):
     ) -> list[JobSummary]:
         """Newest first, starting after the job `after`."""
         values = {
-            "limit": limit, "after": after, "status": status, "workflow_id": workflow_id, "submitted_by": submitted_by,
-            "correlation_id": correlation_id, "created_after": created_after, "created_before": created_before,
-        }  # fmt: skip
+            "limit": limit,
+            "after": after,
+            "status": status,
+            "workflow_id": workflow_id,
+            "submitted_by": submitted_by,
+            "correlation_id": correlation_id,
+            "created_after": created_after,
+            "created_before": created_before,
+        }
         return await self._many("api_jobs", values, JobSummary)
 
     async def job(self, job_id: UUID) -> Job:

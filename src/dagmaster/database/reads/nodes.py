@@ -98,9 +98,14 @@ class NodeReads(JobReads):
     ) -> list[JobLogLine]:
         """By node, attempt and number; for a fan_out also the lines of its children."""
         values = {
-            "job_id": job_id, "limit": limit, "after_node": after[0], "after_attempt": after[1], "after_number": after[2],
-            "node_id": node_id, "attempt": attempt,
-        }  # fmt: skip
+            "job_id": job_id,
+            "limit": limit,
+            "after_node": after[0],
+            "after_attempt": after[1],
+            "after_number": after[2],
+            "node_id": node_id,
+            "attempt": attempt,
+        }
         return await self._many("api_running_log_lines" if is_running else "api_log_lines", values, JobLogLine)
 
     async def progress(self, job_ids: Sequence[UUID]) -> list[NodeProgress]:
@@ -111,8 +116,12 @@ class NodeReads(JobReads):
         self, job_id: UUID, *, limit: int, after: tuple[str, int] = ("", 0), status: str | None = None
     ) -> list[TimelineEntry]:
         values = {
-            "job_id": job_id, "limit": limit, "after_node": after[0], "after_attempt": after[1], "status": status,
-        }  # fmt: skip
+            "job_id": job_id,
+            "limit": limit,
+            "after_node": after[0],
+            "after_attempt": after[1],
+            "status": status,
+        }
         return await self._many("api_timeline", values, TimelineEntry)
 
     async def may_report(self, worker_id: UUID, job_id: UUID, node_id: str, attempt: int) -> bool:

@@ -1,11 +1,11 @@
-"""Find what a live database lacks beside the models, and the statements that add it.
+"""Compare a live database with the models, and write the statements that add what it lacks.
 
 Alembic compares tables, columns and indexes. It is silent on CHECKs, predicates, defaults and storage options: for
-these the wanted tables are built in a scratch schema that is rolled back, and both are described by PostgreSQL itself,
-so that text is compared with text of the same author.
+these the wanted tables are created in a scratch schema that is rolled back, and PostgreSQL's descriptions of both are
+compared.
 
-Only additions are carried out, and indexes dropped that a model has declared retired. What else would drop or rewrite
-something is reported, and left to a hand.
+A migration only adds, and drops indexes that a model declares retired. Other differences are reported, to be resolved by
+hand.
 """
 
 import hashlib

@@ -60,7 +60,7 @@ class Status:
 
 
 class SchemaState(StrEnum):
-    """What a deployment came upon: by its fingerprint, which says nothing of what was changed by hand since."""
+    """The schema before a deployment, by its fingerprint. Changes by hand are not in the fingerprint."""
 
     ABSENT = "nothing"
     CURRENT = "current"
@@ -68,36 +68,36 @@ class SchemaState(StrEnum):
 
 
 def deploy(dsn: str, records: Records = RECORDS, wait_seconds: float = 60) -> SchemaState:
-    """Create what is missing, and answer what was there. What exists is left as it is: see `migrate`."""
+    """Create what is missing, and return the state before. Existing tables are not changed: see `migrate`."""
     with _exclusive(dsn, wait_seconds) as connection:
-        return _patiently(connection, wait_seconds, lambda: _create(connection, records))
+        return _with_retries(connection, wait_seconds, lambda: _create(connection, records))
 
 
 def rebuild(dsn: str, records: Records = RECORDS, wait_seconds: float = 60) -> None:
-    """Drop everything and deploy anew, in one transaction. Who may ask for that is decided elsewhere."""
+    """Drop everything and deploy again, in one transaction. The caller checks the permission."""
 
     def drop_and_create() -> None:
         _execute(connection, f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE")
         _create(connection, records)
 
     with _exclusive(dsn, wait_seconds) as connection:
-        _patiently(connection, wait_seconds, drop_and_create)
+        _with_retries(connection, wait_seconds, drop_and_create)
 
 
 def migrate(dsn: str, records: Records = RECORDS, wait_seconds: float = 60) -> list[str]:
-    """Add what the models have and the database lacks, beside a running engine; say what was done and what is left."""
+    """Add what the database lacks while the engine runs; returns what was done and what is left to do by hand."""
     with _exclusive(dsn, wait_seconds) as connection:
-        patiently = partial(_patiently, connection, wait_seconds)
-        patiently(lambda: _run_files(connection, before_tables=True))
-        changes = patiently(lambda: _compare(connection, records))
+        retried = partial(_with_retries, connection, wait_seconds)
+        retried(lambda: _run_files(connection, before_tables=True))
+        changes = retried(lambda: _compare(connection, records))
         for change in changes:
-            patiently(partial(_execute, connection, *change.statements))
+            retried(partial(_execute, connection, *change.statements))
         changes = [_run_online(connection, change, wait_seconds) for change in changes]
-        patiently(lambda: _run_files(connection, before_tables=False))
+        retried(lambda: _run_files(connection, before_tables=False))
         for trigger in triggers():
-            patiently(partial(_ensure_trigger, connection, trigger))
+            retried(partial(_ensure_trigger, connection, trigger))
         if not any(change.needs_a_hand for change in changes):
-            patiently(lambda: _store_fingerprint(connection, records))
+            retried(lambda: _store_fingerprint(connection, records))
     return [str(change) for change in changes]
 
 
@@ -110,12 +110,12 @@ def ddl(records: Records = RECORDS) -> str:
 
 
 def fingerprint(records: Records = RECORDS) -> str:
-    """Stands for everything in `ddl`: two equal ones make equal schemas."""
+    """A hash of `ddl`: equal fingerprints mean equal schemas."""
     return hashlib.sha256(ddl(records).encode()).hexdigest()[:16]
 
 
 def status(dsn: str, records: Records = RECORDS) -> Status:
-    """Look at a database without changing it."""
+    """The status of a database. Changes nothing."""
     with _connected(dsn) as connection, connection.begin():
         stored = _stored_fingerprint(connection)
         return Status(
@@ -146,8 +146,8 @@ def _pending(connection: sa.Connection, records: Records, stored: str | None) ->
 
 
 def _extensions(connection: sa.Connection) -> dict[str, str]:
-    found = connection.execute(sa.text("SELECT extname, extversion FROM pg_extension ORDER BY 1"))
-    return {row.extname: row.extversion for row in found}
+    rows = connection.execute(sa.text("SELECT extname, extversion FROM pg_extension ORDER BY 1"))
+    return {row.extname: row.extversion for row in rows}
 
 
 def _row_counts(connection: sa.Connection, records: Records) -> dict[str, int]:
@@ -165,19 +165,19 @@ def _rows(connection: sa.Connection, table: str, countable: int = 1_000_000) -> 
 
 
 def _create(connection: sa.Connection, records: Records) -> SchemaState:
-    found = _found(connection, records)
+    state = _state(connection, records)
     _run_files(connection, before_tables=True)
     metadata_of(records).create_all(connection)
     _run_files(connection, before_tables=False)
     for trigger in triggers():
         _ensure_trigger(connection, trigger)
-    # What was made from nothing is what was wanted.
-    if found is SchemaState.ABSENT or (found is SchemaState.OUTDATED and not _compare(connection, records)):
+    # A schema that was created just now needs no comparison.
+    if state is SchemaState.ABSENT or (state is SchemaState.OUTDATED and not _compare(connection, records)):
         _store_fingerprint(connection, records)
-    return found
+    return state
 
 
-def _found(connection: sa.Connection, records: Records) -> SchemaState:
+def _state(connection: sa.Connection, records: Records) -> SchemaState:
     if connection.scalar(sa.text("SELECT to_regnamespace(:schema)"), {"schema": SCHEMA}) is None:
         return SchemaState.ABSENT
     return SchemaState.CURRENT if _stored_fingerprint(connection) == fingerprint(records) else SchemaState.OUTDATED
@@ -187,8 +187,8 @@ def _compare(connection: sa.Connection, records: Records) -> list[Change]:
     return compare(connection, records, prepare=partial(_run_files, connection, before_tables=True))
 
 
-def _patiently(connection: sa.Connection, wait_seconds: float, act: Callable[[], T]) -> T:
-    """Act in a transaction of its own; again, as long as a table that it needs is held by others."""
+def _with_retries(connection: sa.Connection, wait_seconds: float, act: Callable[[], T]) -> T:
+    """Run `act` in a transaction, and again as long as a table that it needs is locked."""
 
     def transaction() -> T:
         with connection.begin():
@@ -208,35 +208,35 @@ def _until_unlocked(wait_seconds: float, act: Callable[[], T]) -> T:
             if not isinstance(refusal, psycopg.Error) or refusal.sqlstate not in _LOCKED:
                 raise
             if time.monotonic() > deadline:
-                raise _held_by_others(refusal) from None
-        # Those who waited behind us go first.
+                raise _still_locked(refusal) from None
+        # Let those continue that waited for our lock request.
         time.sleep(pause)
         pause = min(2 * pause, longest)
 
 
-def _held_by_others(refusal: psycopg.Error) -> Conflict:
+def _still_locked(refusal: psycopg.Error) -> Conflict:
     where = next(iter((refusal.diag.context or "").splitlines()), "")
     return Conflict(
-        f"a table is held by others: {refusal.diag.message_primary} {where}".strip(),
+        f"a table is locked by others: {refusal.diag.message_primary} {where}".strip(),
         code="database.locked",
-        hint="find long transactions in pg_stat_activity, end them, and run it again: it goes on where it stopped",
+        hint="find long transactions in pg_stat_activity, end them, and run this again: it continues where it stopped",
     )
 
 
 def _run_online(connection: sa.Connection, change: Change, wait_seconds: float) -> Change:
-    """Carry out what may take long, without a transaction."""
+    """Run statements that may take long, outside a transaction."""
     if not change.online:
         return change
     driver = _driver(connection)
     driver.autocommit = True
     try:
         for statement in change.online:
-            # These two stop nobody while they wait, and an index that gave up would have to be built again.
-            is_patient = "CONCURRENTLY" in statement or "VALIDATE" in statement
-            driver.execute("SET lock_timeout = 0" if is_patient else "RESET lock_timeout")
+            # These two block no one while they wait, and a cancelled index would have to be built again.
+            may_wait = "CONCURRENTLY" in statement or "VALIDATE" in statement
+            driver.execute("SET lock_timeout = 0" if may_wait else "RESET lock_timeout")
             _until_unlocked(wait_seconds, partial(driver.execute, statement.encode()))
     except psycopg.errors.IntegrityError as error:
-        return Change(f"{change.what}: rows that exist forbid it ({error.diag.message_primary})")
+        return Change(f"{change.what}: existing rows violate it ({error.diag.message_primary})")
     finally:
         if not driver.closed:
             driver.execute("RESET lock_timeout")
@@ -259,21 +259,21 @@ def _store_fingerprint(connection: sa.Connection, records: Records) -> None:
 def _stored_fingerprint(connection: sa.Connection) -> str | None:
     if connection.scalar(sa.text("SELECT to_regclass(:table)"), {"table": f"{SCHEMA}.schema_info"}) is None:
         return None
-    found: str | None = connection.scalar(sa.text(f"SELECT fingerprint FROM {SCHEMA}.schema_info"))  # noqa: S608
-    return found
+    fingerprint: str | None = connection.scalar(sa.text(f"SELECT fingerprint FROM {SCHEMA}.schema_info"))  # noqa: S608
+    return fingerprint
 
 
 def _ensure_trigger(connection: sa.Connection, trigger: Trigger) -> None:
-    """Make a trigger unless this very text made it before: replacing one would stop the table's writers."""
+    """Create a trigger unless it exists with the same text: replacing it would block the table's writers."""
     digest = hashlib.sha256(trigger.sql.encode()).hexdigest()[:16]
-    found = connection.scalar(
+    deployed = connection.scalar(
         sa.text(
             "SELECT obj_description(oid, 'pg_trigger') FROM pg_trigger "
             "WHERE tgname = :name AND tgrelid = to_regclass(:table)"
         ),
         {"name": trigger.name, "table": f"{SCHEMA}.{trigger.table}"},
     )
-    if found != digest:
+    if deployed != digest:
         _execute(
             connection, trigger.sql, f"COMMENT ON TRIGGER {trigger.name} ON {SCHEMA}.{trigger.table} IS '{digest}'"
         )
@@ -328,8 +328,7 @@ def _translated() -> Iterator[None]:
             except sa.exc.DBAPIError as error:
                 raise (error.orig or error) from None
     except Unavailable as error:
-        # Elsewhere who asks for something that is not there is told to migrate. Here it is a mistake in what is to be
-        # made.
+        # Elsewhere a missing table means that the schema is outdated. Here it is a mistake in our own statements.
         if isinstance(error.__cause__, psycopg.ProgrammingError):
             raise error.__cause__ from None
         raise
@@ -337,8 +336,8 @@ def _translated() -> Iterator[None]:
 
 def _files(*, before_tables: bool) -> list[str]:
     folder = files("dagmaster.database") / "sql" / "schema"
-    found = sorted((file for file in folder.iterdir() if file.name.endswith(".sql")), key=lambda file: file.name)
-    return [file.read_text().strip() for file in found if (int(file.name[:2]) < _TABLES_AT) == before_tables]
+    paths = sorted((file for file in folder.iterdir() if file.name.endswith(".sql")), key=lambda file: file.name)
+    return [file.read_text().strip() for file in paths if (int(file.name[:2]) < _TABLES_AT) == before_tables]
 
 
 def _run_files(connection: sa.Connection, *, before_tables: bool) -> None:

@@ -1,7 +1,7 @@
-"""Triggers that refuse what `jobs/states` does not allow, written out from its tables.
+"""Triggers that refuse transitions that `jobs/states` does not allow, generated from its tables.
 
-The whole rule stands in each trigger's WHEN clause, a plain expression: a legal update costs a few comparisons, and
-PL/pgSQL is entered only to refuse. The functions they call are in sql/schema/90_after.sql.
+The whole rule is in each trigger's WHEN clause: a legal update costs a few comparisons, and PL/pgSQL runs only to
+refuse. The functions they call are in sql/schema/90_after.sql.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -27,7 +27,7 @@ class Trigger:
 
 @dataclass(frozen=True, slots=True)
 class GuardedTable:
-    """How the rows of one table may be born and change. `counter` is the column a revival raises by one."""
+    """The transitions that the rows of one table may make. `counter` is the column that a rerun increments."""
 
     record: type[Record]
     initial: Collection[StrEnum]
@@ -44,11 +44,11 @@ GUARDED_TABLES: tuple[GuardedTable, ...] = (
 
 
 def triggers() -> list[Trigger]:
-    guards = [trigger for cycle in GUARDED_TABLES for trigger in (_birth_guard(cycle), _move_guard(cycle))]
+    guards = [trigger for cycle in GUARDED_TABLES for trigger in (_insert_guard(cycle), _move_guard(cycle))]
     return [*guards, _immutable(WorkflowDefinition, unless_equal=True), _immutable(JobEvent, unless_equal=False)]
 
 
-def _birth_guard(cycle: GuardedTable) -> Trigger:
+def _insert_guard(cycle: GuardedTable) -> Trigger:
     rule = f"NEW.status NOT IN ({_listed(cycle.initial)})"
     return _trigger(cycle.record, "births", "BEFORE INSERT", rule, "refuse_transition")
 
