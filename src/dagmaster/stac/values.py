@@ -57,7 +57,7 @@ class Facts(Protocol):
     def is_point(self) -> bool: ...
 
 
-class Histogram(Protocol):
+class HistogramLike(Protocol):
     @property
     def minimum(self) -> float: ...
     @property
@@ -82,7 +82,7 @@ class Statistics(Protocol):
     @property
     def percentiles(self) -> Mapping[int, float]: ...
     @property
-    def histogram(self) -> Histogram: ...
+    def histogram(self) -> HistogramLike: ...
 
 
 class Ground(Protocol):

@@ -34,7 +34,7 @@ class Blobs(Protocol):
     def gdal_path(self, location: Location) -> str: ...
 
 
-class SourceKind(StrEnum):
+class SourceOrigin(StrEnum):
     BLOB = "blob"
     HTTPS = "https"
     VSI = "vsi"
@@ -59,7 +59,7 @@ BLOBS_ONLY = SourceRules()
 class SourceFile:
     """`gdal_path` may contain a signature, so messages show `name`."""
 
-    kind: SourceKind
+    kind: SourceOrigin
     gdal_path: str
     name: str
     location: Location | None = None
@@ -93,19 +93,19 @@ def find_source(
     if "://" in text:
         return _https(text, rules, lookup or _addresses)
     location = Location(zone, container, text) if container else Location.parse(text, zone)
-    return SourceFile(SourceKind.BLOB, storage.gdal_path(location), location.name, location)
+    return SourceFile(SourceOrigin.BLOB, storage.gdal_path(location), location.name, location)
 
 
 def _local(text: str, rules: SourceRules) -> SourceFile:
     if not rules.allow_local:
         raise _refused("local files", "ALLOW_LOCAL_SOURCES")
-    return SourceFile(SourceKind.LOCAL, text, Path(text).name)
+    return SourceFile(SourceOrigin.LOCAL, text, Path(text).name)
 
 
 def _https(text: str, rules: SourceRules, lookup: Lookup) -> SourceFile:
     if not rules.allow_https:
         raise _refused("URLs", "ALLOW_HTTPS_SOURCES")
-    return SourceFile(SourceKind.HTTPS, f"/vsicurl/{text}", _vetted(text, lookup))
+    return SourceFile(SourceOrigin.HTTPS, f"/vsicurl/{text}", _vetted(text, lookup))
 
 
 def _vetted(url: str, lookup: Lookup) -> str:
@@ -143,7 +143,7 @@ def _vsi(text: str, rules: SourceRules, lookup: Lookup) -> SourceFile:
         _vetted(path, lookup)
     elif kind in _ARCHIVES:
         _archive(path, rules, lookup)
-    return SourceFile(SourceKind.VSI, text, name or kind)
+    return SourceFile(SourceOrigin.VSI, text, name or kind)
 
 
 def _archive(path: str, rules: SourceRules, lookup: Lookup) -> None:

@@ -30,7 +30,7 @@ from dagmaster.stac.public import leak_in
 from dagmaster.stac.validate import is_license
 from dagmaster.stac.when import choose_when
 from dagmaster.storage.location import Edition
-from dagmaster.storage.sources import SourceFile, SourceKind
+from dagmaster.storage.sources import SourceFile, SourceOrigin
 from dagmaster.storage.zones import Storage
 
 
@@ -211,7 +211,7 @@ def _require_publishable(about: About) -> None:
 def _supplied_at(storage: Storage, source: SourceFile) -> datetime:
     if source.location is not None:
         return storage.head(source.location).modified_at
-    if source.kind is SourceKind.LOCAL:
+    if source.kind is SourceOrigin.LOCAL:
         return datetime.fromtimestamp(Path(source.gdal_path).stat().st_mtime, UTC)
     return now()
 
