@@ -1,4 +1,4 @@
-"""`python -m tests.raster.fuzz FOLDER [CRS]`: judges every file of a folder and prints a line of JSON for each.
+"""`python -m tests.raster.fuzz FOLDER [CRS]`: checks every file of a folder and prints a line of JSON for each.
 
 A process of its own: a damaged file may crash the libraries, and then the lines end before the file that did it.
 """

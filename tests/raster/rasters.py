@@ -1,4 +1,4 @@
-"""Small rasters for tests, made from numbers."""
+"""Small rasters for tests, from arrays."""
 
 import warnings
 from pathlib import Path

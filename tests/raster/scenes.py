@@ -1,4 +1,4 @@
-"""Small rasters made on the spot, and second tools to compare with."""
+"""Small rasters, and other tools to compare results with."""
 
 import json
 import subprocess
@@ -56,7 +56,7 @@ def smooth(height: int, width: int, *, seed: int = 1) -> Any:
 
 
 def gdalinfo_statistics(*paths: Path) -> list[dict[str, float]]:
-    """Exact statistics of the rasters together, by GDAL's own tools."""
+    """Exact statistics of the rasters together, by GDAL's tools."""
     together = paths[0].with_name("together.vrt")
     subprocess.run(["gdalbuildvrt", "-q", "-overwrite", together, *paths], check=True)
     said = subprocess.run(

@@ -1,4 +1,4 @@
-"""Headers that no writer makes, names that are traps, and files with a part missing: the right verdict, and soon."""
+"""Headers that no program writes, malicious names, and incomplete files: the right verdict, quickly."""
 
 import json
 import math
@@ -36,18 +36,18 @@ Tags = dict[int, tuple[int, Any]]
 
 
 def a_tiff(tags: Tags | None = None, *, following: int = 0, without: tuple[int, ...] = ()) -> bytes:
-    """A small GeoTIFF in UTM, written by hand so that any tag can say anything."""
+    """A small GeoTIFF in UTM, written byte by byte, so that any tag can have any value."""
     every: Tags = {
         256: (LONG, SIDE), 257: (LONG, SIDE), 258: (SHORT, 8), 259: (SHORT, 1), 262: (SHORT, 1), 273: (LONG, PIXELS_AT),
         277: (SHORT, 1), 278: (LONG, SIDE), 279: (LONG, SIDE * SIDE), 33550: (DOUBLE, (10, 10, 0)),
         33922: (DOUBLE, (0, 0, 0, 500_000, 5_000_000, 0)),
         34735: (SHORT, (1, 1, 0, 3, 1024, 0, 1, 1, 1025, 0, 1, 1, 3072, 0, 1, 32633)),
     } | (tags or {})  # fmt: skip
-    kept = sorted((tag, told) for tag, told in every.items() if tag not in without)
+    kept = sorted((tag, content) for tag, content in every.items() if tag not in without)
     entries, beyond = b"", b""
     start = 8 + 2 + 12 * len(kept) + 4
-    for tag, (kind, told) in kept:
-        value, count = packed(kind, told)
+    for tag, (kind, content) in kept:
+        value, count = packed(kind, content)
         place = value.ljust(4, b"\0") if len(value) <= 4 else struct.pack("<I", start + len(beyond))
         beyond += b"" if len(value) <= 4 else value + b"\0" * (len(value) % 2)
         entries += struct.pack("<HHI", tag, kind, count) + place
@@ -55,16 +55,16 @@ def a_tiff(tags: Tags | None = None, *, following: int = 0, without: tuple[int, 
     return head.ljust(PIXELS_AT, b"\0") + (PIXELS if len(head) <= PIXELS_AT else b"")
 
 
-def packed(kind: int, told: Any) -> tuple[bytes, int]:
+def packed(kind: int, content: Any) -> tuple[bytes, int]:
     if kind == ASCII:
-        text = told.encode() + b"\0"
+        text = content.encode() + b"\0"
         return text, len(text)
-    values = told if isinstance(told, tuple) else (told,)
+    values = content if isinstance(content, tuple) else (content,)
     return struct.pack(f"<{len(values)}{FORMATS[kind]}", *values), len(values)
 
 
 def a_chain(count: int, last: int = 0) -> bytes:
-    """Many directories of a pixel each; the last one leads to `last`."""
+    """Many directories of a pixel each; the last one points to `last`."""
     tags = {256: 1, 257: 1, 258: 8, 259: 1, 262: 1, 273: 8, 277: 1, 278: 1, 279: 1}
     entries = b"".join(struct.pack("<HHIHH", tag, SHORT, 1, value, 0) for tag, value in tags.items())
     size = 2 + len(entries) + 4
@@ -183,7 +183,7 @@ def judged(folder: Path, *, seconds: float = 100) -> dict[str, dict[str, Any]]:
 
 
 def test_headers_that_lie_get_the_right_verdict_soon(tmp_path: Path) -> None:
-    """Under the name of what they do; `OK` is a file that is read all the same."""
+    """By the name of the attack; `OK` is a file that is read nevertheless."""
     for name, (content, _) in ATTACKS.items():
         (tmp_path / f"{name}.tif").write_bytes(content)
 
@@ -207,7 +207,7 @@ def test_the_limited_process_says_the_same(tmp_path: Path, name: str) -> None:
 
     checked = inspect(path, limits=ProcessLimits(memory_mb=1024, cpu_seconds=10, seconds=60))
 
-    assert {found.code.removeprefix("raster.") for found in checked.errors} == expected
+    assert {finding.code.removeprefix("raster.") for finding in checked.errors} == expected
 
 
 # A part is missing
@@ -244,7 +244,7 @@ def test_a_truncated_file_is_rejected(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("compress", ["deflate", "zstd", "lzw"])
-def test_a_block_damaged_in_the_middle_ends_processing_and_leaves_nothing(tmp_path: Path, compress: str) -> None:
+def test_a_damaged_block_in_the_middle_ends_processing_and_leaves_no_file(tmp_path: Path, compress: str) -> None:
     tiles = {"tiled": True, "blockxsize": 512, "blockysize": 512}
     path = write_raster(tmp_path / "scene.tif", noise(3000, 3000, dtype="uint16"), compress=compress, nodata=0, **tiles)
     with rasterio.open(path) as dataset:
@@ -260,7 +260,7 @@ def test_a_block_damaged_in_the_middle_ends_processing_and_leaves_nothing(tmp_pa
     assert "'scene.tif' is damaged" in refused.value.message
     assert str(tmp_path) not in str(refused.value)
     assert [entry.name for entry in tmp_path.iterdir()] == ["scene.tif"]
-    assert {found.code for found in check(path, whole=True).errors} == {"raster.unreadable"}
+    assert {finding.code for finding in check(path, whole=True).errors} == {"raster.unreadable"}
 
 
 # Names
@@ -295,7 +295,7 @@ def test_a_name_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
 
     checked = inspect(path)
 
-    assert {found.code for found in checked.errors} == {"raster.unreadable-file"}
+    assert {finding.code for finding in checked.errors} == {"raster.unreadable-file"}
     checked.findings[0].message.encode()
 
 
@@ -315,9 +315,9 @@ def test_pipes_and_devices_are_not_waited_for(tmp_path: Path) -> None:
     }  # fmt: skip
 
     start = time.perf_counter()
-    found = {path: {error.code for error in check(path).errors} for path in expected}
+    codes = {path: {error.code for error in check(path).errors} for path in expected}
 
-    assert found == {path: {code} for path, code in expected.items()}
+    assert codes == {path: {code} for path, code in expected.items()}
     assert time.perf_counter() - start < 2
     assert check(tmp_path / "link.tif").verdict is not Verdict.REJECT
     with pytest.raises(NotFound):

@@ -1,4 +1,4 @@
-"""Each kind of file gets its verdict, with findings that say what to do."""
+"""Each kind of file gets its verdict, with findings that give advice."""
 
 import doctest
 import json
@@ -40,11 +40,13 @@ RGBA = (ColorInterp.red, ColorInterp.green, ColorInterp.blue, ColorInterp.alpha)
 
 
 def codes(checked: Checked, severity: Severity | None = None) -> set[str]:
-    return {found.code.removeprefix("raster.") for found in checked.findings if severity in (None, found.severity)}
+    return {
+        finding.code.removeprefix("raster.") for finding in checked.findings if severity in (None, finding.severity)
+    }
 
 
 def fixes(checked: Checked) -> set[str]:
-    return {found.fix for found in checked.findings if found.fix}
+    return {finding.fix for finding in checked.findings if finding.fix}
 
 
 def colored(*colors: ColorInterp) -> Any:
@@ -89,7 +91,7 @@ COEFFICIENTS = RPC(
     err_bias=0.0, err_rand=0.0,
 )  # fmt: skip
 
-# What is in the file: what must be found at which severity, and the type.
+# The content of the file; the expected findings by severity, and the type.
 REJECTED: dict[str, tuple[dict[str, Any], set[str]]] = {
     "no crs": (scene(crs=None), {"no-crs"}),
     "no geotransform": (scene(transform=None), {"no-georeference"}),
@@ -120,8 +122,8 @@ def test_unfit_files_are_rejected_for_the_right_reason(name: str, tmp_path: Path
 
     assert checked.verdict is Verdict.REJECT
     assert codes(checked, Severity.ERROR) == expected
-    assert all(found.advice for found in checked.errors)
-    assert str(tmp_path) not in " ".join(found.message + found.advice for found in checked.findings)
+    assert all(finding.advice for finding in checked.errors)
+    assert str(tmp_path) not in " ".join(finding.message + finding.advice for finding in checked.findings)
     with pytest.raises(UnfitData) as refused:
         checked.require_fit()
     assert refused.value.code == checked.findings[0].code
@@ -190,7 +192,7 @@ PASSED: dict[str, tuple[dict[str, Any], set[str]]] = {
 
 
 @pytest.mark.parametrize("name", PASSED)
-def test_good_files_pass_with_what_is_good_to_know(name: str, tmp_path: Path) -> None:
+def test_good_files_pass_with_information(name: str, tmp_path: Path) -> None:
     content, expected = PASSED[name]
     path = write_raster(tmp_path / "scene.tif", **content)
 
@@ -203,7 +205,7 @@ def test_good_files_pass_with_what_is_good_to_know(name: str, tmp_path: Path) ->
 # What is asked for
 
 
-def test_a_file_without_crs_passes_when_one_is_given(tmp_path: Path) -> None:
+def test_a_file_without_crs_passes_with_source_crs(tmp_path: Path) -> None:
     path = write_raster(tmp_path / "scene.tif", noise(3, 60, 60), crs=None, nodata=0)
 
     checked = check(path, source_crs="EPSG:32633")
@@ -213,7 +215,7 @@ def test_a_file_without_crs_passes_when_one_is_given(tmp_path: Path) -> None:
     assert checked.fixes.source_crs == "EPSG:32633"
 
 
-def test_a_given_crs_that_contradicts_the_file_is_a_warning(tmp_path: Path) -> None:
+def test_a_source_crs_that_contradicts_the_file_is_a_warning(tmp_path: Path) -> None:
     path = write_raster(tmp_path / "scene.tif", noise(3, 60, 60), nodata=0)
 
     checked = check(path, source_crs="EPSG:32634")
@@ -223,7 +225,7 @@ def test_a_given_crs_that_contradicts_the_file_is_a_warning(tmp_path: Path) -> N
     assert check(path, source_crs="EPSG:32633").fixes.source_crs is None
 
 
-def test_a_given_crs_replaces_one_of_another_planet(tmp_path: Path) -> None:
+def test_source_crs_replaces_the_crs_of_another_planet(tmp_path: Path) -> None:
     path = write_raster(
         tmp_path / "scene.tif", noise(3, 60, 60), crs=MOON, transform=from_origin(0, 10, 0.1, 0.1), nodata=0
     )
@@ -314,13 +316,13 @@ def test_the_type_follows_from_bands_names_and_values(name: str, tmp_path: Path)
 
 
 def a_large_scene(path: Path, **profile: Any) -> Path:
-    """Larger than what is read completely: 36 MB."""
+    """36 MB: too large to be read completely."""
     values = np.tile(noise(3, 500, 500), (1, 7, 7))
     return write_raster(path, values, nodata=0, interleave="pixel", **(TILES | profile))
 
 
-def test_a_file_that_was_cut_off_is_found_without_reading_it_all(tmp_path: Path) -> None:
-    """The header is whole and says so much more."""
+def test_a_truncated_file_is_detected_without_reading_all_of_it(tmp_path: Path) -> None:
+    """The header is complete and declares many more blocks."""
     path = a_large_scene(tmp_path / "scene.tif")
     assert check(path).verdict is Verdict.PASS
 
@@ -329,7 +331,7 @@ def test_a_file_that_was_cut_off_is_found_without_reading_it_all(tmp_path: Path)
         assert codes(check(path), Severity.ERROR) == {"truncated"}
 
 
-def test_a_file_of_many_blocks_that_lacks_a_byte_is_found(tmp_path: Path) -> None:
+def test_one_missing_byte_in_a_file_of_many_blocks_is_detected(tmp_path: Path) -> None:
     """Not every block is looked up, but the last one is."""
     blocks = {"tiled": True, "blockxsize": 32, "blockysize": 32}
     path = write_raster(tmp_path / "scene.tif", np.tile(noise(30, 30), (70, 70)), nodata=0, **blocks)
@@ -340,7 +342,7 @@ def test_a_file_of_many_blocks_that_lacks_a_byte_is_found(tmp_path: Path) -> Non
     assert codes(check(path), Severity.ERROR) == {"truncated"}
 
 
-def test_a_block_of_garbage_is_found_where_it_is_read(tmp_path: Path) -> None:
+def test_a_damaged_block_is_detected_when_it_is_read(tmp_path: Path) -> None:
     path = a_large_scene(tmp_path / "scene.tif", compress="deflate", zlevel=1, blockxsize=256, blockysize=256)
     with rasterio.open(path) as dataset:
         last = int(dataset.get_tag_item("BLOCK_OFFSET_13_13", "TIFF", bidx=1))
@@ -383,7 +385,7 @@ def test_a_whole_reading_sees_every_pixel_once(layout: dict[str, Any], tmp_path:
     assert checked.fixes.dtype is None
 
 
-def test_only_proven_types_are_made_narrower(tmp_path: Path) -> None:
+def test_a_type_is_narrowed_only_if_all_values_were_read(tmp_path: Path) -> None:
     values = noise(3000, 3000, dtype="int32", high=200)
     path = write_raster(tmp_path / "scene.tif", values, nodata=0, **TILES)
 
@@ -408,7 +410,7 @@ def test_the_marker_of_a_narrowed_type_fits_into_it(tmp_path: Path) -> None:
     assert checked.fixes.nodata == 255
 
 
-def test_values_to_declare_are_given_in_the_fixes(tmp_path: Path) -> None:
+def test_the_fixes_contain_the_nodata_value_to_declare(tmp_path: Path) -> None:
     black = write_raster(tmp_path / "black.tif", **scene(values=with_collar(noise(3, 60, 60), 0)))
     floats = write_raster(tmp_path / "floats.tif", hills(60, 60))
     integers = write_raster(tmp_path / "integers.tif", hills(60, 60).astype("int16"))
@@ -490,7 +492,7 @@ def a_header() -> RasterFacts:
 
 
 def header_codes(facts: RasterFacts, ceilings: Ceilings | None = None) -> set[str]:
-    return {found.code for found in judge_header(facts, ceilings or Ceilings())}
+    return {finding.code for finding in judge_header(facts, ceilings or Ceilings())}
 
 
 def test_bands_that_disagree_are_reported() -> None:

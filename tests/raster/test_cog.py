@@ -34,11 +34,11 @@ RGB = [ColorInterp.red, ColorInterp.green, ColorInterp.blue]
 def cog(
     source: Path, *, target_crs: str = "EPSG:4326", raster_type: RasterType = RasterType.RGB, **how: Any
 ) -> tuple[CogFacts, Any]:
-    """Make it, and hand it back open after every validator has passed it."""
+    """The facts and the open dataset of a COG that every validator has accepted."""
     grid = output_grid(read_facts(source), target_crs)
-    made = make_cog(source, source.with_name("cog.tif"), grid, raster_type=raster_type, **how)
-    require_valid(made.path)
-    return made, rasterio.open(made.path)
+    facts = make_cog(source, source.with_name("cog.tif"), grid, raster_type=raster_type, **how)
+    require_valid(facts.path)
+    return facts, rasterio.open(facts.path)
 
 
 def require_valid(path: Path) -> None:
@@ -74,39 +74,39 @@ def test_lossless_tiers_keep_every_value(tmp_path: Path, dtype: str, bands: int,
     values = noise(bands, 600, 700, dtype=dtype, high=100)
     source = write_raster(tmp_path / "source.tif", values)
 
-    made, dataset = cog(source, target_crs="EPSG:32633", raster_type=RasterType.UNKNOWN, profile=profile_of(tier))
+    facts, dataset = cog(source, target_crs="EPSG:32633", raster_type=RasterType.UNKNOWN, profile=profile_of(tier))
 
     with dataset:
         assert np.array_equal(dataset.read(), values)
         assert dataset.dtypes == (dtype,) * bands
         assert dataset.block_shapes == [(512, 512)] * bands
         assert dataset.overviews(1) == [2]
-    assert np.array_equal(np.moveaxis(np.atleast_3d(tifffile.imread(made.path)), -1, 0), values)
-    assert (made.tier, made.compression, made.overviews) == (tier, profile_of(tier).compression(dtype), (2,))
-    assert made.reprojection_performed is False
+    assert np.array_equal(np.moveaxis(np.atleast_3d(tifffile.imread(facts.path)), -1, 0), values)
+    assert (facts.tier, facts.compression, facts.overviews) == (tier, profile_of(tier).compression(dtype), (2,))
+    assert facts.reprojection_performed is False
 
 
 def test_facts_are_those_of_the_file(tmp_path: Path) -> None:
     source = write_raster(tmp_path / "source.tif", noise(3, 700, 900), photometric="RGB")
 
-    made, dataset = cog(source)
+    facts, dataset = cog(source)
 
     with dataset:
-        assert (made.width, made.height, made.band_count, made.dtype) == (dataset.width, dataset.height, 3, "uint8")
-        assert Affine(*made.transform).almost_equals(dataset.transform, 1e-12)
-        assert made.bounds == pytest.approx(tuple(dataset.bounds))
-        assert made.bounds_4326 == pytest.approx(tuple(dataset.bounds))
+        assert (facts.width, facts.height, facts.band_count, facts.dtype) == (dataset.width, dataset.height, 3, "uint8")
+        assert Affine(*facts.transform).almost_equals(dataset.transform, 1e-12)
+        assert facts.bounds == pytest.approx(tuple(dataset.bounds))
+        assert facts.bounds_4326 == pytest.approx(tuple(dataset.bounds))
         assert dataset.crs.to_epsg() == 4326
-    digest = subprocess.run(["sha256sum", str(made.path)], check=True, capture_output=True, text=True)
-    assert made.sha256 == digest.stdout.split()[0]
-    assert made.size_bytes == made.path.stat().st_size
-    assert made.reprojection_performed
-    assert made.resampling == "bilinear"
-    assert set(made.seconds) == {"read_and_warp", "overviews", "encode", "join"}
-    assert beside(made.path) == ["cog.tif"]
+    digest = subprocess.run(["sha256sum", str(facts.path)], check=True, capture_output=True, text=True)
+    assert facts.sha256 == digest.stdout.split()[0]
+    assert facts.size_bytes == facts.path.stat().st_size
+    assert facts.reprojection_performed
+    assert facts.resampling == "bilinear"
+    assert set(facts.seconds) == {"read_and_warp", "overviews", "encode", "join"}
+    assert beside(facts.path) == ["cog.tif"]
 
 
-def test_everything_said_of_the_bands_survives(tmp_path: Path) -> None:
+def test_all_metadata_of_bands_is_kept(tmp_path: Path) -> None:
     def describe(dataset: Any) -> None:
         dataset.descriptions = ("elevation", "depth")
         dataset.units = ("m", "cm")
@@ -117,13 +117,13 @@ def test_everything_said_of_the_bands_survives(tmp_path: Path) -> None:
 
     source = write_raster(tmp_path / "source.tif", noise(2, 600, 600, dtype="int16"), nodata=-9999, after=describe)
 
-    made, dataset = cog(source, raster_type=RasterType.DEM)
+    facts, dataset = cog(source, raster_type=RasterType.DEM)
 
     with dataset, rasterio.open(source) as original:
         for name in ("descriptions", "units", "scales", "offsets", "colorinterp", "nodata"):
             assert getattr(dataset, name) == getattr(original, name), name
         assert dataset.tags()["AREA_OR_POINT"] == "Point"
-        assert Affine(*made.transform).almost_equals(dataset.transform, 1e-12)
+        assert Affine(*facts.transform).almost_equals(dataset.transform, 1e-12)
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16"])
@@ -132,14 +132,14 @@ def test_a_palette_survives_in_every_level(tmp_path: Path, dtype: str) -> None:
     values = noise(1, 1300, 1300, dtype=dtype, low=0, high=12)
     source = write_raster(tmp_path / "source.tif", values, after=lambda dataset: dataset.write_colormap(1, palette))
 
-    made, dataset = cog(source, raster_type=RasterType.UNKNOWN)
+    facts, dataset = cog(source, raster_type=RasterType.UNKNOWN)
 
     with dataset:
         assert dataset.colorinterp == (ColorInterp.palette,)
         assert {value: dataset.colormap(1)[value] for value in palette} == palette
         assert set(np.unique(dataset.read())) <= set(range(12))
-    assert made.resampling == "nearest"
-    with rasterio.open(made.path, overview_level=0) as overview:
+    assert facts.resampling == "nearest"
+    with rasterio.open(facts.path, overview_level=0) as overview:
         assert overview.colormap(1)[5] == palette[5]
         assert set(np.unique(overview.read())) <= set(range(12))
 
@@ -167,28 +167,28 @@ def test_alpha_marks_nodata(tmp_path: Path) -> None:
     values[3, 100:200, 100:200] = 0
     source = write_raster(tmp_path / "source.tif", values, photometric="RGB", alpha="YES")
 
-    made, dataset = cog(source, raster_type=RasterType.RGBA)
+    facts, dataset = cog(source, raster_type=RasterType.RGBA)
 
     with dataset:
         assert dataset.colorinterp == (*RGB, ColorInterp.alpha)
         assert dataset.nodata is None
         assert 0.02 < (dataset.dataset_mask() == 0).mean() < 0.6
-    assert made.validity is Validity.ALPHA
+    assert facts.validity is Validity.ALPHA
 
 
-def test_without_nodata_a_mask_says_what_lies_outside(tmp_path: Path) -> None:
+def test_without_nodata_a_mask_marks_pixels_outside(tmp_path: Path) -> None:
     turned = Affine.translation(500_000, 5_000_000) @ Affine.rotation(30) @ Affine.scale(10, -10)
     source = write_raster(tmp_path / "source.tif", np.full((3, 900, 900), 9, "uint8"), transform=turned)
 
-    made, dataset = cog(source)
+    facts, dataset = cog(source)
 
     with dataset:
         assert MaskFlags.per_dataset in dataset.mask_flag_enums[0]
         mask = dataset.dataset_mask()
         assert 0.2 < (mask == 0).mean() < 0.8
         assert ((dataset.read(1) == 9) == (mask == 255)).all()
-    assert (made.validity, made.nodata, made.band_count) == (Validity.MASK, None, 3)
-    with rasterio.open(made.path, overview_level=0) as overview:
+    assert (facts.validity, facts.nodata, facts.band_count) == (Validity.MASK, None, 3)
+    with rasterio.open(facts.path, overview_level=0) as overview:
         small = overview.dataset_mask()
         assert abs((small == 0).mean() - (mask == 0).mean()) < 0.01
         assert set(np.unique(overview.read(1)[small == 255])) == {9}
@@ -198,45 +198,45 @@ def test_a_tile_wholly_inside_needs_no_mask(tmp_path: Path) -> None:
     source = write_raster(tmp_path / "source.tif", noise(1, 2500, 2500))
     grid = output_grid(read_facts(source))
 
-    made = make_cog(source, tmp_path / "cog.tif", grid, Window(1024, 512, 600, 600), raster_type=RasterType.RGB)
+    facts = make_cog(source, tmp_path / "cog.tif", grid, Window(1024, 512, 600, 600), raster_type=RasterType.RGB)
 
-    assert made.validity is Validity.ALL
-    with rasterio.open(made.path) as dataset:
+    assert facts.validity is Validity.ALL
+    with rasterio.open(facts.path) as dataset:
         assert MaskFlags.all_valid in dataset.mask_flag_enums[0]
 
 
 def test_floats_without_nodata_get_nan(tmp_path: Path) -> None:
     source = write_raster(tmp_path / "source.tif", noise(1, 600, 600, dtype="float32"))
 
-    made, dataset = cog(source, raster_type=RasterType.DEM)
+    facts, dataset = cog(source, raster_type=RasterType.DEM)
 
     with dataset:
         assert math.isnan(dataset.nodata)
         assert np.isnan(dataset.read()).any()
-    assert math.isnan(made.nodata or 0)
+    assert math.isnan(facts.nodata or 0)
 
 
 @pytest.mark.parametrize(
     ("dtype", "nodata"), [("uint8", 0), ("int16", -9999), ("float32", -9999.0), ("float32", math.nan)]
 )
 def test_overviews_never_mix_nodata_into_data(tmp_path: Path, dtype: str, nodata: float) -> None:
-    """Every data value is 100 … 110: anything else in an overview is a mixture."""
+    """Every valid value is 100 … 110: any other value in an overview is mixed with nodata."""
     rng = np.random.default_rng(5)
     values = rng.integers(100, 111, (1, 2100, 2100)).astype(dtype)
     values[0][rng.random((2100, 2100)) < 0.4] = nodata
     values[0, :700, :300] = nodata
     source = write_raster(tmp_path / "source.tif", values, nodata=nodata)
 
-    made, dataset = cog(source, raster_type=RasterType.DEM, target_crs="EPSG:32633")
+    facts, dataset = cog(source, raster_type=RasterType.DEM, target_crs="EPSG:32633")
 
     dataset.close()
-    assert len(made.overviews) == 3
+    assert len(facts.overviews) == 3
     for level in range(3):
-        with rasterio.open(made.path, overview_level=level) as overview:
-            found = overview.read(1, masked=True)
-            assert 100 <= found.min() <= found.max() <= 110
-            assert found.mask[2, 2]
-            assert not found.mask[-3, -3]
+        with rasterio.open(facts.path, overview_level=level) as overview:
+            pixels = overview.read(1, masked=True)
+            assert 100 <= pixels.min() <= pixels.max() <= 110
+            assert pixels.mask[2, 2]
+            assert not pixels.mask[-3, -3]
 
 
 def test_empty_blocks_take_no_space(tmp_path: Path) -> None:
@@ -244,11 +244,11 @@ def test_empty_blocks_take_no_space(tmp_path: Path) -> None:
     values[:, :100, :100] = 77
     source = write_raster(tmp_path / "source.tif", values, nodata=0, compress="deflate")
 
-    made, dataset = cog(source, target_crs="EPSG:32633")
+    facts, dataset = cog(source, target_crs="EPSG:32633")
 
     with dataset:
         assert np.array_equal(dataset.read(), values)
-    with tifffile.TiffFile(made.path) as file:
+    with tifffile.TiffFile(facts.path) as file:
         assert sum(size > 0 for size in file.pages[0].databytecounts) == 1
 
 
@@ -258,10 +258,10 @@ def test_a_window_without_data_is_reported(tmp_path: Path) -> None:
     source = write_raster(tmp_path / "source.tif", values, nodata=0)
     grid = output_grid(read_facts(source), "EPSG:32633")
 
-    made = make_cog(source, tmp_path / "cog.tif", grid, Window(1024, 1024, 400, 400), raster_type=RasterType.UNKNOWN)
+    facts = make_cog(source, tmp_path / "cog.tif", grid, Window(1024, 1024, 400, 400), raster_type=RasterType.UNKNOWN)
 
-    assert made.is_empty
-    require_valid(made.path)
+    assert facts.is_empty
+    require_valid(facts.path)
 
 
 @pytest.mark.parametrize("alpha", [False, True])
@@ -275,7 +275,7 @@ def test_jpeg_has_a_mask_and_looks_like_the_source(tmp_path: Path, alpha: bool) 
     )
     source = write_raster(tmp_path / "source.tif", values, photometric="RGB", **where)
 
-    made, dataset = cog(
+    facts, dataset = cog(
         source, target_crs="EPSG:32633", profile=profile_of("visualization"), raster_type=RasterType.RGB
     )
 
@@ -288,7 +288,7 @@ def test_jpeg_has_a_mask_and_looks_like_the_source(tmp_path: Path, alpha: bool) 
         assert np.array_equal(mask == 255, smooth.any(axis=0))
         assert np.abs(dataset.read().astype(int) - smooth)[:, 600:, 600:].mean() < 3
         assert MaskFlags.per_dataset in dataset.mask_flag_enums[0]
-    assert (made.compression, made.validity, made.nodata) == ("JPEG", Validity.MASK, None)
+    assert (facts.compression, facts.validity, facts.nodata) == ("JPEG", Validity.MASK, None)
 
 
 def test_jpeg_quality_is_the_one_asked_for(tmp_path: Path) -> None:
@@ -296,14 +296,14 @@ def test_jpeg_quality_is_the_one_asked_for(tmp_path: Path) -> None:
     sizes = []
 
     for quality in (30, 85, 95):
-        made, dataset = cog(source, target_crs="EPSG:32633", profile=profile_of("visualization", jpeg_quality=quality))
+        facts, dataset = cog(source, target_crs="EPSG:32633", profile=profile_of("visualization", jpeg_quality=quality))
         dataset.close()
-        sizes.append(made.size_bytes)
+        sizes.append(facts.size_bytes)
 
     assert 2 * sizes[0] < sizes[1] < sizes[2]
 
 
-def test_jpeg_of_what_is_no_picture_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_jpeg_of_other_data_than_pictures_is_refused_before_a_file_is_written(tmp_path: Path) -> None:
     source = write_raster(tmp_path / "source.tif", noise(3, 300, 300, dtype="uint16"))
 
     with pytest.raises(UnfitData, match="uint16"):
@@ -317,23 +317,23 @@ def test_a_value_may_be_named_nodata_later(tmp_path: Path) -> None:
     values[:, :100] = -1
     source = write_raster(tmp_path / "source.tif", values)
 
-    made, dataset = cog(source, raster_type=RasterType.DEM, nodata=-1)
+    facts, dataset = cog(source, raster_type=RasterType.DEM, nodata=-1)
 
     with dataset:
-        found = dataset.read(1, masked=True)
-        assert found.min() >= 1
-    assert (made.nodata, made.validity) == (-1, Validity.NODATA)
+        pixels = dataset.read(1, masked=True)
+        assert pixels.min() >= 1
+    assert (facts.nodata, facts.validity) == (-1, Validity.NODATA)
 
 
-def test_a_crs_may_be_given(tmp_path: Path) -> None:
+def test_source_crs_is_used(tmp_path: Path) -> None:
     source = write_raster(tmp_path / "source.tif", noise(1, 600, 600), crs=None)
     grid = output_grid(read_facts(source, source_crs="EPSG:32633"))
 
     with pytest.raises(UnfitData, match="no CRS"):
         make_cog(source, tmp_path / "cog.tif", grid, raster_type=RasterType.RGB)
-    made = make_cog(source, tmp_path / "cog.tif", grid, raster_type=RasterType.RGB, source_crs="EPSG:32633")
+    facts = make_cog(source, tmp_path / "cog.tif", grid, raster_type=RasterType.RGB, source_crs="EPSG:32633")
 
-    assert not made.is_empty
+    assert not facts.is_empty
 
 
 def test_the_same_pixels_make_the_same_bytes(tmp_path: Path) -> None:
@@ -394,7 +394,7 @@ def test_killed_in_the_middle_leaves_no_target(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_swallows_blocks_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """GDAL writes its cache late and tells no one when it cannot."""
+    """GDAL writes its cache late and reports no error if it cannot."""
     source = write_raster(tmp_path / "source.tif", noise(1, 1100, 600))
     monkeypatch.setattr(tiff, "_numbers", lambda kind, count, value: (0,) * count)
 
@@ -406,21 +406,21 @@ def test_a_disk_that_swallows_blocks_is_noticed(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize("limit", [2**31, 1000])
 def test_the_promises_of_the_layout_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
-    """Readers trust the ghost area: they take a block's size from before it, and check its end by what stands behind."""
+    """Readers rely on the ghost area: they read a block's size before it, and check its end by the bytes after it."""
     monkeypatch.setattr(tiff, "_CLASSIC_LIMIT", limit)
     source = write_raster(tmp_path / "source.tif", noise(3, 1300, 1200), photometric="RGB")
 
-    made, dataset = cog(source)
+    facts, dataset = cog(source)
 
     dataset.close()
-    content = made.path.read_bytes()
+    content = facts.path.read_bytes()
     head = content[8:].lstrip(b"\0")[:300] if limit > 1000 else content[16:316]
     size, _, promises = head.removeprefix(b"GDAL_STRUCTURAL_METADATA_SIZE=").partition(b" bytes\n")
     promised = promises[: int(size)].decode()
     assert promised.endswith("KNOWN_INCOMPATIBLE_EDITION=NO\n ")
     assert "BLOCK_LEADER=SIZE_AS_UINT4\nBLOCK_TRAILER=LAST_4_BYTES_REPEATED\n" in promised
     places = []
-    with tifffile.TiffFile(made.path) as file:
+    with tifffile.TiffFile(facts.path) as file:
         for page in file.pages:
             for place, length in zip(page.dataoffsets, page.databytecounts, strict=True):
                 assert int.from_bytes(content[place - 4 : place], "little") == length
@@ -436,11 +436,11 @@ def test_large_files_are_bigtiff(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     values = noise(3, 1300, 700)
     source = write_raster(tmp_path / "source.tif", values, nodata=0)
 
-    made, dataset = cog(source, target_crs="EPSG:32633")
+    facts, dataset = cog(source, target_crs="EPSG:32633")
 
     with dataset:
         assert np.array_equal(dataset.read(), values)
-    with tifffile.TiffFile(made.path) as file:
+    with tifffile.TiffFile(facts.path) as file:
         assert file.is_bigtiff
 
 
@@ -461,10 +461,10 @@ def test_windows_come_from_the_grid(tmp_path: Path) -> None:
 def test_a_resampling_may_be_chosen(tmp_path: Path) -> None:
     source = write_raster(tmp_path / "source.tif", noise(1, 600, 600))
 
-    made, dataset = cog(source, resampling=Resampling.cubic, profile=CogProfile(Tier.ARCHIVE))
+    facts, dataset = cog(source, resampling=Resampling.cubic, profile=CogProfile(Tier.ARCHIVE))
 
     dataset.close()
-    assert made.resampling == "cubic"
+    assert facts.resampling == "cubic"
 
 
 @pytest.mark.parametrize("page", ["grid.md", "tiers.md"])
@@ -482,7 +482,7 @@ def test_the_examples_of_the_pages_are_true(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.requirement("R2")
 def test_a_band_wrongly_marked_as_alpha_is_kept_as_data(tmp_path: Path) -> None:
-    """GDAL marks the fourth band of an 8-bit picture as alpha, also where it is near infrared."""
+    """GDAL marks the fourth band of an 8-bit picture as alpha, even if it is near infrared."""
     source, target = tmp_path / "rgbn.tif", tmp_path / "cog.tif"
     bands = np.random.default_rng(1).integers(0, 255, (4, 600, 600), dtype="uint8")
     bands[3, :300] = 0
@@ -492,13 +492,13 @@ def test_a_band_wrongly_marked_as_alpha_is_kept_as_data(tmp_path: Path) -> None:
     ) as dataset:
         dataset.write(bands)
     grid = output_grid(read_facts(source), "EPSG:32633")
-    made = make_cog(source, target, grid, raster_type=RasterType.NIR, unset_alpha=True)
+    facts = make_cog(source, target, grid, raster_type=RasterType.NIR, unset_alpha=True)
 
     with rasterio.open(target) as cog:
         assert (cog.read() == bands).all()
         assert cog.read_masks(1).all()
         assert "alpha" not in [color.name for color in cog.colorinterp]
-    assert made.validity == "all"
+    assert facts.validity == "all"
 
 
 def test_the_fourth_band_of_rgba_is_alpha_also_where_the_file_does_not_say_so(tmp_path: Path) -> None:
@@ -510,9 +510,9 @@ def test_the_fourth_band_of_rgba_is_alpha_also_where_the_file_does_not_say_so(tm
     place = Affine(1, 0, 500_000, 0, -1, 5_300_000)
     with rasterio.open(source, "w", photometric="MINISBLACK", alpha="NO", transform=place, **options) as dataset:
         dataset.write(bands)
-    made = make_cog(source, target, output_grid(read_facts(source), "EPSG:32633"), raster_type=RasterType.RGBA)
+    facts = make_cog(source, target, output_grid(read_facts(source), "EPSG:32633"), raster_type=RasterType.RGBA)
 
     with rasterio.open(target) as cog:
         assert cog.colorinterp[3] is ColorInterp.alpha
         assert (cog.read_masks(1)[:, :200] == 0).all()
-    assert made.validity == "alpha"
+    assert facts.validity == "alpha"

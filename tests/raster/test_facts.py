@@ -1,4 +1,4 @@
-"""What a file says of itself: against gdalinfo, quickly, and without looking at anything beside it."""
+"""Facts from headers: compared with gdalinfo, quickly, and without reading other files."""
 
 import json
 import math
@@ -99,7 +99,7 @@ def test_the_facts_are_those_of_gdalinfo(name: str, tmp_path: Path) -> None:
 
 
 def test_the_headers_of_a_file_of_ten_gigabytes_take_less_than_a_second(tmp_path: Path) -> None:
-    """They are read in milliseconds; a second is the promise."""
+    """They are read in milliseconds; the limit is a second."""
     for name, options in {"sparse": {"SPARSE_OK": True}, "strips": {"tiled": False, "SPARSE_OK": True}}.items():
         path = tmp_path / name
         shape = {"width": 60_000, "height": 60_000, "count": 3, "dtype": "uint8"}
@@ -120,7 +120,7 @@ def test_the_headers_of_a_file_of_ten_gigabytes_take_less_than_a_second(tmp_path
         path.unlink()
 
 
-def test_nothing_beside_the_file_is_read_or_written(tmp_path: Path) -> None:
+def test_no_other_file_is_read_or_written(tmp_path: Path) -> None:
     path = write_raster(tmp_path / "scene.tif", noise(600, 600), crs=None, transform=None)
     before = read_facts(path)
     (tmp_path / "scene.tfw").write_text("10\n0\n0\n-10\n500005\n4999995\n")
@@ -159,7 +159,7 @@ WMS = '<GDAL_WMS><Service name="TMS"><ServerUrl>http://localhost/${z}/${x}/${y}.
         (bytes(range(128, 256)), "gdal_translate"),
     ],
 )
-def test_what_is_not_a_plain_raster_is_refused_with_advice(content: bytes, advice: str, tmp_path: Path) -> None:
+def test_other_formats_are_refused_with_advice(content: bytes, advice: str, tmp_path: Path) -> None:
     path = tmp_path / "scene.tif"
     path.write_bytes(content)
 
@@ -251,7 +251,7 @@ def test_a_crs_has_its_code_however_it_is_written(tmp_path: Path) -> None:
 
 
 def test_a_crs_that_is_only_similar_keeps_its_wkt(tmp_path: Path) -> None:
-    """It has datum parameters of its own: GDAL finds it 70 % alike to EPSG:31467, which lies metres beside it."""
+    """It has datum parameters of its own: GDAL matches it to EPSG:31467 with a confidence of 70 %, which is metres away."""
     zone = "+proj=tmerc +lat_0=0 +lon_0=9 +k=1 +x_0=3500000 +y_0=0 +ellps=bessel"
     similar = CRS.from_proj4(f"{zone} +towgs84=598.1,73.7,418.2,0.202,0.045,-2.455,6.7 +units=m")
     assert similar.to_epsg() == 31467
@@ -270,7 +270,7 @@ def test_the_vertical_part_of_a_crs_is_separated(tmp_path: Path) -> None:
     assert facts.vertical_crs == "EGM96 height"
 
 
-def test_a_given_crs_wins_over_that_of_the_file(tmp_path: Path) -> None:
+def test_source_crs_takes_precedence_over_the_crs_of_the_file(tmp_path: Path) -> None:
     path = write_raster(tmp_path / "a.tif", noise(8, 8))
 
     facts = read_facts(path, source_crs="EPSG:32634")
@@ -334,7 +334,7 @@ def test_bounds_in_degrees_agree_with_proj(crs: str, box: tuple[float, float, fl
     assert ours == pytest.approx(transform_bounds(crs, "EPSG:4326", *box, densify_pts=99), abs=1e-4)
 
 
-def test_what_crosses_the_antimeridian_has_its_west_edge_east_of_its_east_edge() -> None:
+def test_bounds_across_the_antimeridian_have_a_west_greater_than_their_east() -> None:
     fiji = bounds_of("EPSG:3460", 1_800_000, 3_500_000, 2_300_000, 4_200_000)
     assert fiji[0] > 170
     assert fiji[2] < -170
@@ -343,7 +343,7 @@ def test_what_crosses_the_antimeridian_has_its_west_edge_east_of_its_east_edge()
     assert bounds_of("EPSG:4326", -190, -20, -170, -10) == pytest.approx((170, -20, -170, -10))
 
 
-def test_what_only_touches_the_antimeridian_does_not_cross_it() -> None:
+def test_a_raster_that_ends_at_the_antimeridian_does_not_cross_it() -> None:
     assert bounds_of("EPSG:4326", 170, 0, 180, 10) == pytest.approx((170, 0, 180, 10))
     assert bounds_of("EPSG:4326", -180, 0, -170, 10) == pytest.approx((-180, 0, -170, 10))
     assert bounds_of("EPSG:4326", 180, 0, 190, 10) == pytest.approx((-180, 0, -170, 10))
@@ -380,7 +380,7 @@ def test_a_pole_on_the_edge_leaves_the_longitudes_of_that_side() -> None:
     assert bounds_of("EPSG:4326", -10, 80, 10, 90) == pytest.approx((-10, 80, 10, 90))
 
 
-def test_a_full_disk_is_bounded_by_what_of_it_is_on_earth() -> None:
+def test_the_bounds_of_a_full_disk_are_those_of_its_part_on_earth() -> None:
     disk = CRS.from_proj4("+proj=geos +h=35785831 +lon_0=140.7 +sweep=y")
 
     west, south, east, north = bounds_of(disk, -5.5e6, -5.5e6, 5.5e6, 5.5e6)
@@ -503,7 +503,7 @@ def test_a_file_in_memory_can_be_read_like_one_in_a_store(tmp_path: Path) -> Non
     assert (facts.width, facts.size_bytes, facts.driver) == (8, 1234, "GTiff")
 
 
-def test_a_relative_path_works_and_stays_as_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_path_works_and_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_raster(tmp_path / "a.tif", noise(8, 8), transform=from_origin(0, 10, 1, 1), crs="EPSG:4326")
     monkeypatch.chdir(tmp_path)
 

@@ -1,4 +1,4 @@
-"""Footprints follow the data: by GDAL's own polygons, by PROJ's own corners, and across the seams of the globe."""
+"""Footprints follow the data: compared with GDAL's polygons and PROJ's corners, also at poles and the antimeridian."""
 
 import json
 import subprocess
@@ -33,24 +33,24 @@ def turned_square(size, *, angle=17.0, half=0.3):
 
 
 def polygonized(path):
-    """The valid pixels as polygons in the raster's own CRS, by gdal_polygonize of its mask."""
+    """The valid pixels as polygons in the raster's CRS, by gdal_polygonize of its mask."""
     target = path.with_suffix(".geojson")
     subprocess.run(["gdal_polygonize.py", "-q", "-mask", path, path, "-f", "GeoJSON", target], check=True)
     return shapely.unary_union([shape(feature["geometry"]) for feature in json.loads(target.read_text())["features"]])
 
 
-def in_crs(found, crs):
+def in_crs(ground, crs):
     return shapely.transform(
-        shape(found.geometry), lambda xy: np.array(transform_points("EPSG:4326", crs, *xy.T)[:2]).T
+        shape(ground.geometry), lambda xy: np.array(transform_points("EPSG:4326", crs, *xy.T)[:2]).T
     )
 
 
-def is_well_made(found):
-    ground = shape(found.geometry)
-    parts = list(ground.geoms) if hasattr(ground, "geoms") else [ground]
-    numbers = shapely.get_coordinates(ground)
+def is_well_formed(ground):
+    polygon = shape(ground.geometry)
+    parts = list(polygon.geoms) if hasattr(polygon, "geoms") else [polygon]
+    numbers = shapely.get_coordinates(polygon)
     return (
-        ground.is_valid
+        polygon.is_valid
         and all(part.exterior.is_ccw and not any(hole.is_ccw for hole in part.interiors) for part in parts)
         and np.abs(numbers[:, 0]).max() <= 180
         and np.abs(numbers[:, 1]).max() <= 90
@@ -62,14 +62,14 @@ def test_the_collar_of_nodata_is_no_part_of_the_footprint(tmp_path):
     data = turned_square(600).astype("uint8")
     path = write(tmp_path / "a.tif", data, crs=UTM, transform=UTM_GRID, nodata=0)
 
-    found = footprint(path)
+    ground = footprint(path)
 
-    theirs, ours = polygonized(path), in_crs(found, UTM)
+    theirs, ours = polygonized(path), in_crs(ground, UTM)
     assert abs(ours.area - theirs.area) < theirs.length * 30
     assert ours.symmetric_difference(theirs).area < theirs.length * 30
     assert shapely.hausdorff_distance(ours.exterior, theirs.exterior) < 30
     assert shapely.get_num_coordinates(ours) < 30  # the thousand steps of the pixels are gone
-    assert is_well_made(found)
+    assert is_well_formed(ground)
 
 
 def test_holes_and_islands_are_kept(tmp_path):
@@ -80,13 +80,13 @@ def test_holes_and_islands_are_kept(tmp_path):
     data[320:370, 320:370] = 1
     path = write(tmp_path / "a.tif", data, crs=UTM, transform=UTM_GRID, nodata=0)
 
-    found = footprint(path)
+    ground = footprint(path)
 
-    theirs, ours = polygonized(path), in_crs(found, UTM)
+    theirs, ours = polygonized(path), in_crs(ground, UTM)
     assert ours.symmetric_difference(theirs).area < theirs.length * 30
-    assert found.geometry["type"] == "MultiPolygon"
+    assert ground.geometry["type"] == "MultiPolygon"
     assert sum(len(part.interiors) for part in ours.geoms) == 1
-    assert is_well_made(found)
+    assert is_well_formed(ground)
 
 
 def test_the_mask_comes_from_an_overview_and_is_within_its_pixel(tmp_path):
@@ -117,9 +117,9 @@ def test_every_way_to_hide_pixels_counts(tmp_path, how):
                 tmp_path / "a.tif", np.stack([np.zeros_like(data), np.where(seen, data, 0)]), nodata=0, **options
             )
 
-    found = in_crs(footprint(path), UTM)
+    ground = in_crs(footprint(path), UTM)
 
-    assert found.area == pytest.approx(seen.sum() * 900, rel=0.01)
+    assert ground.area == pytest.approx(seen.sum() * 900, rel=0.01)
 
 
 def test_a_raster_without_data_has_no_footprint(tmp_path):
@@ -134,21 +134,21 @@ def test_a_full_raster_is_its_outline_to_the_millimetre(tmp_path):
         tmp_path / "a.tif", np.ones((200, 300), "uint8"), crs=UTM, transform=Affine(25, 8, 400_000, 8, -25, 5_400_000)
     )
 
-    found = footprint(path)
+    ground = footprint(path)
 
     corners = [(0, 0), (300, 0), (300, 200), (0, 200)]
     x, y = zip(*[(25 * c + 8 * r + 400_000, 8 * c - 25 * r + 5_400_000) for c, r in corners], strict=True)
     truth = shapely.Polygon(zip(*transform_points(UTM, "EPSG:4326", x, y)[:2], strict=True))
-    assert all(shape(found.geometry).exterior.distance(Point(corner)) < EDGE for corner in truth.exterior.coords)
-    assert found == outline(path)
-    assert is_well_made(found)
+    assert all(shape(ground.geometry).exterior.distance(Point(corner)) < EDGE for corner in truth.exterior.coords)
+    assert ground == outline(path)
+    assert is_well_formed(ground)
 
 
 @pytest.mark.parametrize("size", [300, 1500])  # from the COG itself, and from an overview of it
 @pytest.mark.parametrize("angle", [2, 20, 30, 52])
 @pytest.mark.parametrize("crs", [UTM, "EPSG:4326"])
 def test_a_rotated_scene_has_the_corners_that_it_has_on_the_ground(tmp_path, crs, angle, size):
-    """In a north-up COG it lies aslant: its sides are staircases there."""
+    """In a north-up COG it is rotated: its edges consist of steps."""
     pixel, corner = (10, (500_000, 5_200_000)) if crs == UTM else (0.0001, (10, 50))
     turned = Affine.translation(*corner) @ Affine.rotation(angle) @ Affine.scale(pixel, -pixel)
     full = np.full((size * 4 // 5, size), 9, "uint8")
@@ -156,12 +156,12 @@ def test_a_rotated_scene_has_the_corners_that_it_has_on_the_ground(tmp_path, crs
     truth = shape(outline(source).geometry)
     make_cog(source, tmp_path / "cog.tif", output_grid(read_facts(source)), raster_type=RasterType.RGB)
 
-    found = footprint(tmp_path / "cog.tif")
+    ground = footprint(tmp_path / "cog.tif")
 
-    ours = shape(found.geometry)
+    ours = shape(ground.geometry)
     assert len(ours.exterior.coords) - 1 <= 8
     assert ours.intersection(truth).area / ours.union(truth).area >= 0.999
-    assert is_well_made(found)
+    assert is_well_formed(ground)
 
 
 def test_pixels_that_touch_at_a_corner_are_one_piece(tmp_path):
@@ -173,7 +173,7 @@ def test_pixels_that_touch_at_a_corner_are_one_piece(tmp_path):
 
 
 def test_a_hole_is_as_large_in_an_overview_as_it_is(tmp_path):
-    """An overview is data where any pixel below it is: a hole shrinks in it as an island grows."""
+    """A pixel of an overview is valid if any pixel below it is: holes shrink as islands grow."""
     nothing = turned_square(1024, angle=20, half=0.2)
     path = write(
         tmp_path / "a.tif", (~nothing).astype("uint8"), crs=UTM, transform=UTM_GRID, nodata=0, overviews=(2, 4, 8)
@@ -189,10 +189,10 @@ def test_salt_and_pepper_is_followed_coarsely(tmp_path):
     data = np.random.default_rng(1).integers(0, 2, (1000, 1000), dtype="uint8")
     path = write(tmp_path / "a.tif", data, crs=UTM, transform=UTM_GRID, nodata=0)
 
-    found = footprint(path)
+    ground = footprint(path)
 
-    assert shapely.get_num_coordinates(shape(found.geometry)) <= module.MOST_VERTICES * 2
-    assert in_crs(found, UTM).area == pytest.approx(1000 * 1000 * 900, rel=0.02)
+    assert shapely.get_num_coordinates(shape(ground.geometry)) <= module.MOST_VERTICES * 2
+    assert in_crs(ground, UTM).area == pytest.approx(1000 * 1000 * 900, rel=0.02)
 
 
 # The seams of the globe
@@ -202,12 +202,12 @@ def test_salt_and_pepper_is_followed_coarsely(tmp_path):
 def test_degrees_beyond_180_are_split_at_the_antimeridian(tmp_path, crs):
     path = write(tmp_path / "a.tif", np.ones((100, 100), "uint8"), crs=crs, transform=Affine(0.1, 0, 175, 0, -0.1, -30))
 
-    found = footprint(path)
+    ground = footprint(path)
 
-    assert found.bbox == pytest.approx((175, -40, -175, -30), abs=1e-5)
-    assert found.geometry["type"] == "MultiPolygon"
-    assert shape(found.geometry).area == pytest.approx(100, abs=1e-4)
-    assert is_well_made(found)
+    assert ground.bbox == pytest.approx((175, -40, -175, -30), abs=1e-5)
+    assert ground.geometry["type"] == "MultiPolygon"
+    assert shape(ground.geometry).area == pytest.approx(100, abs=1e-4)
+    assert is_well_formed(ground)
 
 
 def test_a_projected_raster_over_the_antimeridian_has_a_split_footprint(tmp_path):
@@ -218,16 +218,16 @@ def test_a_projected_raster_over_the_antimeridian_has_a_split_footprint(tmp_path
         transform=Affine(500, 0, 200_000, 0, -500, 5_400_000),
     )
 
-    found = footprint(path)
+    ground = footprint(path)
 
-    assert found.bbox[0] == pytest.approx(178.92, abs=0.01)
-    assert found.bbox[2] == pytest.approx(-178.99, abs=0.01)
-    assert shape(found.geometry).area < 8
-    assert is_well_made(found)
+    assert ground.bbox[0] == pytest.approx(178.92, abs=0.01)
+    assert ground.bbox[2] == pytest.approx(-178.99, abs=0.01)
+    assert shape(ground.geometry).area < 8
+    assert is_well_formed(ground)
 
 
 def points_of(path, number=400):
-    """Random points of the ground, each with whether the raster has data there."""
+    """Random points, each with whether the raster has data there."""
     rng = np.random.default_rng(4)
     with rasterio.open(path) as dataset:
         data = dataset.read(1)
@@ -268,15 +268,15 @@ def polar_scene(kind):
 def test_polar_rasters_cover_just_the_ground_they_hold(tmp_path, kind, crs):
     path = write(tmp_path / "a.tif", polar_scene(kind), crs=crs, transform=POLAR, nodata=0)
 
-    found = footprint(path)
+    ground = footprint(path)
 
-    ground = shape(found.geometry)
-    wrong = [place for place, is_data in points_of(path) if ground.contains(place) != is_data]
+    polygon = shape(ground.geometry)
+    wrong = [place for place, is_data in points_of(path) if polygon.contains(place) != is_data]
     assert len(wrong) <= 6  # those within a pixel of an edge
     pole = 90 if crs == "EPSG:3413" else -90
     reaches_the_pole = kind not in ("with a hole at the pole", "beside the pole")
-    assert (pole in (found.bbox[1], found.bbox[3])) == reaches_the_pole
-    assert is_well_made(found)
+    assert (pole in (ground.bbox[1], ground.bbox[3])) == reaches_the_pole
+    assert is_well_formed(ground)
 
 
 def test_the_footprint_of_the_whole_globe_is_the_whole_world(tmp_path):
@@ -296,10 +296,10 @@ def test_a_full_disk_is_cut_where_the_earth_ends(tmp_path):
         transform=Affine(55_000, 0, -5_500_000, 0, -55_000, 5_500_000),
     )
 
-    found = footprint(path)
+    ground = footprint(path)
 
-    assert 70 < found.bbox[2] < 82
-    assert is_well_made(found)
+    assert 70 < ground.bbox[2] < 82
+    assert is_well_formed(ground)
 
 
 # Together

@@ -71,7 +71,7 @@ def test_files_of_one_resolution_share_their_pixels() -> None:
 
 
 def test_the_grid_covers_the_source() -> None:
-    """Its edges bulge northwards in degrees: the corners alone would not show that."""
+    """Its edges are curved northwards in degrees: the corners alone would not show that."""
     grid = output_grid(facts(UTM, (100, 0, 300_000, 0, -100, 6_700_000), 4000, 1000))
     _, upper_corners = transform(UTM, "EPSG:4326", [300_000, 700_000], [6_700_000, 6_700_000])
 
@@ -94,7 +94,7 @@ def test_a_resolution_that_is_asked_for_is_counted_from_the_origin_of_the_crs() 
     assert (grid.width, grid.height) == (1401, 701)
 
 
-def test_the_antimeridian_lies_between_tiles() -> None:
+def test_the_antimeridian_is_between_tiles() -> None:
     grid = output_grid(facts("EPSG:32660", (200, 0, 600_000, 0, -200, 5_400_000), 2000, 2000))
 
     tiles = tiles_of(grid, 1024, 512)
@@ -108,7 +108,7 @@ def test_the_antimeridian_lies_between_tiles() -> None:
     assert east < -176
 
 
-def test_the_antimeridian_lies_between_tiles_of_web_mercator_too() -> None:
+def test_the_antimeridian_is_between_tiles_of_web_mercator_too() -> None:
     grid = output_grid(facts("EPSG:32660", (200, 0, 600_000, 0, -200, 5_400_000), 2000, 2000), "EPSG:3857")
 
     assert 200 < grid.resolution[0] < 400
@@ -182,7 +182,7 @@ def test_only_whole_blocks_make_tiles(tile_size: int, overlap: int) -> None:
 @pytest.mark.parametrize(
     "window", [Window(100, 0, 512, 512), Window(0, 0, 5001, 10), Window(0, -512, 512, 512), Window(512, 512, 0, 5)]
 )
-def test_a_window_beside_the_blocks_is_refused(window: Window) -> None:
+def test_a_window_that_does_not_start_at_a_block_is_refused(window: Window) -> None:
     with pytest.raises(InvalidRequest, match="not one of the grid's"):
         require_aligned(OutputGrid(UTM, (0, 0), (1, 1), 5000, 5000), window)
 
@@ -202,7 +202,7 @@ def test_a_scheme_survives_geojson() -> None:
 
 
 @pytest.mark.parametrize("document", [{}, {"grid": {}, "features": []}, {"grid": None, "features": [{}]}])
-def test_what_is_no_scheme_is_refused(document: Any) -> None:
+def test_an_invalid_scheme_is_refused(document: Any) -> None:
     with pytest.raises(InvalidRequest, match="not a tiling scheme"):
         scheme_from_geojson(document)
 
@@ -243,7 +243,7 @@ def test_empty_tiles_are_left_out_and_no_data_is(tmp_path: Path) -> None:
     assert len(kept) < len(tiles) / 3
 
 
-def test_without_nodata_only_what_is_outside_is_left_out(tmp_path: Path) -> None:
+def test_without_nodata_only_tiles_outside_are_left_out(tmp_path: Path) -> None:
     source = rotated_scene(tmp_path, np.ones((1, 2000, 2000), "uint8"), sparse_ok=True)
     grid = output_grid(read_facts(source))
     tiles = tiles_of(grid, 512, 0)

@@ -1,4 +1,4 @@
-"""Files made to do harm, and files broken in every way: always an answer, in time, and never a crash of who asks."""
+"""Malicious and damaged files: always a verdict, in time, and never a crash of the caller."""
 
 import json
 import random
@@ -31,7 +31,7 @@ TILES = {"tiled": True, "blockxsize": 512, "blockysize": 512}
 
 
 def a_bomb(path: Path, side: int = 100_000, *, sparse: bool = False) -> Path:
-    """Every block of the header is the same few bytes: a hundred kilobytes that unpack to ten gigabytes."""
+    """Every block of the header is the same few bytes: a hundred kilobytes that decompress to ten gigabytes."""
     shape = {"width": side, "height": side, "count": 1, "dtype": "uint8", "crs": "EPSG:32633", "transform": TRANSFORM}
     with rasterio.open(path, "w", driver="GTiff", compress="deflate", SPARSE_OK=True, **shape, **TILES) as dataset:
         dataset.write(np.ones((512, 512), "uint8"), 1, window=rasterio.windows.Window(0, 0, 512, 512))
@@ -60,7 +60,7 @@ def _point_all_blocks_to(path: Path, offset: int, size: int) -> None:
 
 
 def codes(checked: Any) -> set[str]:
-    return {found.code for found in checked.errors}
+    return {finding.code for finding in checked.errors}
 
 
 def test_a_decompression_bomb_is_not_unpacked(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_the_limited_process_gives_the_same_answer(tmp_path: Path) -> None:
         assert repr(checked) == repr(check(path))
 
 
-def test_the_limited_process_passes_on_what_is_asked(tmp_path: Path) -> None:
+def test_the_limited_process_passes_parameters_on(tmp_path: Path) -> None:
     path = write_raster(tmp_path / "scene.tif", noise(60, 60), crs=None, nodata=0)
 
     checked = inspect(path, source_crs="EPSG:2193", raster_type="dem", ceilings=Ceilings(side=50), whole=True)
@@ -188,7 +188,7 @@ def test_the_caller_gets_an_answer_however_the_process_ends(
 def test_the_limited_process_sees_no_credentials_and_writes_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Asked of the process itself: a script takes the place of the check."""
+    """A script in the process writes its environment to a file."""
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     spy = tmp_path / "spy"
     spy.mkdir()
@@ -243,7 +243,7 @@ def bases(folder: Path) -> list[Path]:
 
 
 def flip_bits(data: bytearray, dice: random.Random) -> None:
-    """Mostly in the header, where it hurts."""
+    """Mostly in the header, where it has the most effect."""
     for _ in range(dice.choice((1, 4, 30))):
         data[dice.randrange(min(len(data), dice.choice((64, 512, len(data)))))] ^= 1 << dice.randrange(8)
 

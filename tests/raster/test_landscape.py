@@ -1,4 +1,4 @@
-"""The made-up landscape that demonstrations and benchmarks are run on."""
+"""The artificial landscape for demonstrations and benchmarks."""
 
 import numpy as np
 import pytest
@@ -36,7 +36,7 @@ def test_the_same_seed_gives_the_same_pixels_and_another_one_others(scene, tmp_p
     assert sums[0] != sums[2]
 
 
-def test_its_footprint_is_tilted_and_nothing_in_it_is_nodata(scene):
+def test_its_footprint_is_tilted_and_has_no_nodata_inside(scene):
     is_data = _pixels(scene).all(axis=0)
     first = is_data.argmax(axis=1)
 
@@ -61,11 +61,11 @@ def test_a_size_that_is_no_multiple_of_a_block_is_refused(tmp_path):
 
 
 def test_progress_is_reported(tmp_path):
-    told: list[float] = []
+    reported: list[float] = []
 
-    make_landscape(tmp_path / "scene.tif", 1024, on_progress=told.append)
+    make_landscape(tmp_path / "scene.tif", 1024, on_progress=reported.append)
 
-    assert told == [0.25, 0.5, 0.75, 1.0]
+    assert reported == [0.25, 0.5, 0.75, 1.0]
 
 
 def _pixels(path):

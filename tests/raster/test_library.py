@@ -1,4 +1,4 @@
-"""The library as a notebook sees it: what is used most is there by its name, and only when it is asked for."""
+"""The library in a notebook: the most used names are in the package, and are imported on first use."""
 
 import subprocess
 import sys
@@ -6,7 +6,7 @@ import sys
 from dagmaster import raster
 
 
-def test_every_name_that_is_offered_is_there() -> None:
+def test_every_public_name_exists() -> None:
     assert [
         name for name in raster.__all__ if not getattr(raster, name).__module__.startswith("dagmaster.raster.")
     ] == []
@@ -16,5 +16,5 @@ def test_every_name_that_is_offered_is_there() -> None:
 
 def test_the_package_alone_imports_no_pixels() -> None:
     program = "import sys, dagmaster.raster; print('rasterio' in sys.modules, 'numpy' in sys.modules)"
-    said = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
-    assert said.stdout.split() == ["False", "False"]
+    completed = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert completed.stdout.split() == ["False", "False"]

@@ -1,4 +1,4 @@
-"""Mosaics list every COG where it is, and are read alike by cogeo-mosaic."""
+"""Mosaics list every COG at its position, and cogeo-mosaic reads them in the same way."""
 
 import json
 import subprocess
@@ -242,7 +242,7 @@ def test_a_mosaic_across_the_antimeridian_has_tiles_on_both_sides(tmp_path):
 
 
 def test_a_raster_to_the_pole_has_a_sensible_zoom(tmp_path):
-    """There rio-tiler falls back to zoom 0, at which nothing can be seen."""
+    """There rio-tiler falls back to zoom 0, at which no detail is visible."""
     path = write(tmp_path / "a.tif", np.ones((1800, 3600), "uint8"), transform=Affine(0.1, 0, -180, 0, -0.1, 90))
 
     document = mosaic([mosaic_asset(path, name=path.name)])

@@ -1,4 +1,4 @@
-"""Tiles against a second tool: gdalwarp of the whole onto the same grid, gdalinfo's checksums, and each other."""
+"""Tiles compared with gdalwarp of the whole onto the same grid, with gdalinfo's checksums, and with each other."""
 
 import json
 import math
@@ -110,7 +110,7 @@ def gdalwarped(source: Path, grid: OutputGrid, method: str, *options: str) -> An
 
 
 def away_from_edge(values: Any, by: int = 8) -> Any:
-    """Where every pixel for some way around is data; `values` are 0 where nothing is."""
+    """Pixels that have only valid pixels around them; `values` are 0 for nodata."""
     inside = (values != 0).all(axis=0)
     for axis in (0, 1):
         inside &= np.roll(inside, by, axis) & np.roll(inside, -by, axis)
@@ -262,7 +262,7 @@ def test_a_striped_source_gives_the_same_pixels(tmp_path: Path) -> None:
         ("EPSG:3832", Affine(2000, 0, 2_000_000, 0, -2000, 0)),
     ],
 )
-def test_what_crosses_the_antimeridian_is_cut_there(tmp_path: Path, crs: str, transform: Affine) -> None:
+def test_a_raster_across_the_antimeridian_is_split_there(tmp_path: Path, crs: str, transform: Affine) -> None:
     source = write_raster(tmp_path / "source.tif", speckled(1, 1000), crs=crs, transform=transform)
     grid = output_grid(read_facts(source))
 
@@ -272,10 +272,10 @@ def test_what_crosses_the_antimeridian_is_cut_there(tmp_path: Path, crs: str, tr
     assert facts.bounds_4326 is not None
     assert facts.bounds_4326[0] > facts.bounds_4326[2]
     assert grid.bounds_4326_of(grid.window) == pytest.approx(facts.bounds_4326, abs=2 * grid.resolution[0])
-    found = {tile.col: tile.bounds_4326 for tile, _ in cogs}
-    assert all(-180 <= west < east <= 180 for west, _, east, _ in found.values())
-    assert {180.0} < {east for _, _, east, _ in found.values()}
-    assert {-180.0} < {west for west, _, _, _ in found.values()}
+    bounds_by_col = {tile.col: tile.bounds_4326 for tile, _ in cogs}
+    assert all(-180 <= west < east <= 180 for west, _, east, _ in bounds_by_col.values())
+    assert {180.0} < {east for _, _, east, _ in bounds_by_col.values()}
+    assert {-180.0} < {west for west, _, _, _ in bounds_by_col.values()}
     whole, _ = assembled(cogs, grid)
     # gdalwarp knows no longitude beyond 180°: each half by itself is what it would give.
     for start, stop in grid.sections:

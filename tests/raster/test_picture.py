@@ -1,4 +1,4 @@
-"""Tiles become a picture, each where it belongs."""
+"""Tiles are joined into a picture, each at its position."""
 
 import numpy as np
 import pytest

@@ -67,7 +67,7 @@ def test_complex_numbers_fit_nowhere() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["best", "", "ANALYSIS"])
-def test_an_unknown_tier_names_the_known(wrong: str) -> None:
+def test_the_error_for_an_unknown_tier_lists_the_tiers(wrong: str) -> None:
     with pytest.raises(InvalidRequest, match="visualization, analysis, archive"):
         profile_of(wrong)
 

@@ -1,4 +1,4 @@
-"""What a verdict says that the platform does is what the COG shows: every fix, by a second tool where there is one."""
+"""Every fix that a verdict names is applied in the COG, verified by another tool where there is one."""
 
 import json
 import math
@@ -34,7 +34,7 @@ ROTATED = Affine.translation(500_000, 5_000_000) @ Affine.rotation(30) @ Affine.
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A promise: a file for which it is made, and what shows that it was kept."""
+    """A fix: a file that needs it, and the check that it was applied."""
 
     content: dict[str, Any]
     holds: Callable[[Any, CogFacts], bool]
@@ -61,9 +61,9 @@ def masked(dataset: Any) -> None:
     dataset.write_mask(np.tile(np.arange(120) < 60, (120, 1)))
 
 
-def is_masked_outside(cog: Any, made: CogFacts) -> bool:
+def is_masked_outside(cog: Any, written: CogFacts) -> bool:
     mask = cog.dataset_mask()
-    return made.validity is Validity.MASK and 0.2 < (mask == 0).mean() < 0.8 and (cog.read(1)[mask == 0] == 0).all()
+    return written.validity is Validity.MASK and 0.2 < (mask == 0).mean() < 0.8 and (cog.read(1)[mask == 0] == 0).all()
 
 
 PICTURE = {"values": noise(3, 120, 120), "photometric": "RGB"}
@@ -84,8 +84,8 @@ PROMISES: dict[Fix, Kept] = {
     ),
     Fix.UNSET_ALPHA: Kept(
         {"values": noise(4, 120, 120), "photometric": "RGB", "alpha": "YES"},
-        lambda cog, made: ColorInterp.alpha not in cog.colorinterp
-        and made.validity is Validity.ALL
+        lambda cog, written: ColorInterp.alpha not in cog.colorinterp
+        and written.validity is Validity.ALL
         and np.array_equal(cog.read(4), noise(4, 120, 120)[3]),
     ),
     Fix.USE_ALPHA: Kept(
@@ -128,30 +128,30 @@ def source(folder: Path, content: dict[str, Any]) -> Path:
 
 
 def mended(path: Path, target_crs: str, source_crs: str | None, **how: Any) -> tuple[set[Fix | None], CogFacts]:
-    """What the verdict promises, and the COG that is made with nothing else told than what it says."""
+    """The verdict, and the COG that is written with only its parameters."""
     checked = check(path, source_crs=source_crs)
     assert checked.facts is not None
     grid = output_grid(checked.facts, target_crs)
-    told = {name: value for name, value in asdict(checked.fixes).items() if value is not None}
-    made = make_cog(path, path.with_name("cog.tif"), grid, raster_type=checked.raster_type, **told, **how)
-    require_valid(made.path)
-    return {finding.fix for finding in checked.findings}, made
+    parameters = {name: value for name, value in asdict(checked.fixes).items() if value is not None}
+    written = make_cog(path, path.with_name("cog.tif"), grid, raster_type=checked.raster_type, **parameters, **how)
+    require_valid(written.path)
+    return {finding.fix for finding in checked.findings}, written
 
 
 @pytest.mark.parametrize("fix", PROMISES)
-def test_every_promised_fix_is_made(tmp_path: Path, fix: Fix) -> None:
+def test_every_named_fix_is_applied(tmp_path: Path, fix: Fix) -> None:
     promise = PROMISES[fix]
     path = source(tmp_path, promise.content)
 
-    promised, made = mended(path, promise.target_crs, promise.source_crs)
+    promised, written = mended(path, promise.target_crs, promise.source_crs)
 
     assert fix in promised
-    with rasterio.open(made.path) as cog:
-        assert promise.holds(cog, made)
+    with rasterio.open(written.path) as cog:
+        assert promise.holds(cog, written)
 
 
 def test_bands_of_different_types_get_one_that_holds_all(tmp_path: Path) -> None:
-    """Fix.COMMON_DTYPE. A GeoTIFF has one type; here a VRT, which we do not take, stands for the formats that have several."""
+    """Fix.COMMON_DTYPE. A GeoTIFF has one type; a VRT, which is not supported, replaces the formats with many."""
     files = [write_raster(tmp_path / f"{dtype}.tif", noise(60, 60, dtype=dtype)) for dtype in ("uint8", "int16")]
     bands = "".join(
         f'<VRTRasterBand dataType="{dtype}" band="{band}"><SimpleSource><SourceFilename>{path}</SourceFilename>'
@@ -167,7 +167,7 @@ def test_bands_of_different_types_get_one_that_holds_all(tmp_path: Path) -> None
     with rasterio.open(vrt) as dataset:
         facts = facts_of(dataset, vrt, crs_override=None, size_bytes=0)
         _, fixes = judge_pixels(facts, take_sample(dataset, facts), RasterType.MULTISPECTRAL)
-        made = write_cog(
+        written = write_cog(
             source_of(dataset, RasterType.MULTISPECTRAL, dtype=fixes.dtype),
             Bands.of(dataset, RasterType.MULTISPECTRAL, dtype=fixes.dtype),
             tmp_path / "cog.tif",
@@ -175,8 +175,8 @@ def test_bands_of_different_types_get_one_that_holds_all(tmp_path: Path) -> None
             raster_type=RasterType.MULTISPECTRAL,
         )
 
-    assert fixes.dtype == made.dtype == "int16"
-    with rasterio.open(made.path) as cog:
+    assert fixes.dtype == written.dtype == "int16"
+    with rasterio.open(written.path) as cog:
         assert cog.dtypes == ("int16", "int16")
         assert np.array_equal(cog.read(1), noise(60, 60))
 
@@ -190,41 +190,41 @@ def test_an_ordinary_picture_passes_and_is_masked_where_the_output_reaches_beyon
     path = write_raster(tmp_path / "source.tif", noise(3, 400, 400), photometric="RGB")
 
     checked = check(path)
-    promised, made = mended(path, "EPSG:4326", None, profile=profile_of(tier))
+    promised, written = mended(path, "EPSG:4326", None, profile=profile_of(tier))
     _, within = mended(path, UTM33, None, profile=profile_of(tier))
 
     assert checked.warnings == ()
     assert Fix.ADD_MASK in promised
-    assert made.validity is Validity.MASK
+    assert written.validity is Validity.MASK
     assert within.validity is Validity.ALL  # nothing lies beyond: no mask
 
 
 def test_values_that_do_not_fit_are_clamped_and_reported(tmp_path: Path) -> None:
-    """As gdal_translate clamps; nothing of what is nodata counts."""
+    """As gdal_translate clamps; nodata does not count."""
     values = noise(200, 200, dtype="int32", low=-50, high=300)
     values[0] = -9
     path = write_raster(tmp_path / "source.tif", values, nodata=-9)
     grid = output_grid(read_facts(path), UTM33)
 
-    made = make_cog(path, tmp_path / "cog.tif", grid, raster_type=RasterType.DEM, dtype="int8")
+    written = make_cog(path, tmp_path / "cog.tif", grid, raster_type=RasterType.DEM, dtype="int8")
 
     theirs = tmp_path / "theirs.tif"
     subprocess.run(["gdal_translate", "-q", "-ot", "Int16", "-co", "NBITS=16", path, theirs], check=True)
-    with rasterio.open(made.path) as cog, rasterio.open(theirs) as oracle:
+    with rasterio.open(written.path) as cog, rasterio.open(theirs) as oracle:
         assert np.array_equal(cog.read(1), np.clip(oracle.read(1), -128, 127))
         assert (cog.nodata, cog.dtypes) == (-9, ("int8",))
-    assert made.clamped == (values > 127).sum()
+    assert written.clamped == (values > 127).sum()
 
 
-def test_what_is_masked_is_not_counted_as_clamped(tmp_path: Path) -> None:
+def test_masked_pixels_are_not_counted_as_clamped(tmp_path: Path) -> None:
     values = noise(60, 60, dtype="uint16")
     values[:30] = 60_000
     path = source(tmp_path, {"values": values, "after": lambda dataset: dataset.write_mask(values < 60_000)})
 
     grid = output_grid(read_facts(path), UTM33)
-    made = make_cog(path, tmp_path / "cog.tif", grid, raster_type=RasterType.DEM, dtype="uint8")
+    written = make_cog(path, tmp_path / "cog.tif", grid, raster_type=RasterType.DEM, dtype="uint8")
 
-    assert (made.clamped, made.dtype, made.validity) == (0, "uint8", Validity.MASK)
+    assert (written.clamped, written.dtype, written.validity) == (0, "uint8", Validity.MASK)
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ def test_an_impossible_type_is_refused(tmp_path: Path, dtype: str, values: Any, 
 
 
 def test_values_with_alpha_are_not_narrowed(tmp_path: Path) -> None:
-    """Full is 65535 there, and would not be any more."""
+    """Opaque is 65535 there, and would no longer be."""
     values = with_alpha(noise(3, 60, 60, dtype="uint16"), 65535)
     path = write_raster(tmp_path / "source.tif", values, photometric="RGB", alpha="YES")
 

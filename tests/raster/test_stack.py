@@ -1,4 +1,4 @@
-"""Stacks and merged neighbours against GDAL's own tools, and a clear word for files that do not go together."""
+"""Stacks and merged neighbours compared with GDAL's tools, and clear errors for files that do not match."""
 
 import os
 import subprocess
@@ -35,13 +35,15 @@ def beside(cols: float, rows: float = 0, of: Affine = TRANSFORM) -> Affine:
 def cog_of(
     whole: CombinedRaster, target: Path, *, crs: str = UTM33, raster_type: RasterType = DEM, **how: Any
 ) -> CogFacts:
-    made = write_cog(whole.pixels, whole.bands, target, output_grid(whole.facts, crs), raster_type=raster_type, **how)
+    written = write_cog(
+        whole.pixels, whole.bands, target, output_grid(whole.facts, crs), raster_type=raster_type, **how
+    )
     require_valid(target)
-    return made
+    return written
 
 
 def by(tool: str, target: Path, *words: str | Path) -> Any:
-    """What one of GDAL's tools makes of it."""
+    """The result of one of GDAL's tools."""
     subprocess.run([tool, "-q", *map(str, words)], check=True, capture_output=True)
     with rasterio.open(target) as dataset:
         return dataset.read()
@@ -58,19 +60,19 @@ def gdalwarped(target: Path, grid: OutputGrid, method: str, *sources: Path) -> A
 # Bands upon each other
 
 
-def test_a_stack_is_what_gdalbuildvrt_separate_shows(tmp_path: Path) -> None:
+def test_a_stack_equals_gdalbuildvrt_separate(tmp_path: Path) -> None:
     files = [
         write_raster(tmp_path / f"rp{years}.tif", hills(700, 600) + years, nodata=-9999) for years in (10, 100, 1000)
     ]
 
     with stacked(files, raster_type=DEM) as whole:
-        made = cog_of(whole, tmp_path / "stack.tif")
+        written = cog_of(whole, tmp_path / "stack.tif")
 
     vrt = tmp_path / "stack.vrt"
-    with rasterio.open(made.path) as dataset:
+    with rasterio.open(written.path) as dataset:
         assert np.array_equal(dataset.read(), by("gdalbuildvrt", vrt, "-separate", vrt, *files))
         assert dataset.nodata == -9999
-    assert (made.band_count, made.reprojection_performed, made.clamped) == (3, False, 0)
+    assert (written.band_count, written.reprojection_performed, written.clamped) == (3, False, 0)
 
 
 def test_a_stack_is_warped_as_gdalwarp_would(tmp_path: Path) -> None:
@@ -82,19 +84,19 @@ def test_a_stack_is_warped_as_gdalwarp_would(tmp_path: Path) -> None:
     ]
 
     with stacked(files, raster_type=DEM) as whole:
-        made = cog_of(whole, tmp_path / "stack.tif", crs="EPSG:4326", resampling=Resampling.nearest)
+        written = cog_of(whole, tmp_path / "stack.tif", crs="EPSG:4326", resampling=Resampling.nearest)
         grid = output_grid(whole.facts, "EPSG:4326")
 
     by("gdalbuildvrt", files[0], "-separate", tmp_path / "stack.vrt", *files)
     theirs = gdalwarped(tmp_path / "theirs.tif", grid, "near", tmp_path / "stack.vrt")
-    with rasterio.open(made.path) as dataset:
+    with rasterio.open(written.path) as dataset:
         ours = dataset.read()
     assert (ours == theirs).mean() > 0.9999
     gap = (ours[1] == -9999) & (ours[0] != -9999)  # a gap in one band is none in the other
     assert gap.sum() > 10_000
 
 
-def test_everything_said_of_each_band_survives(tmp_path: Path) -> None:
+def test_all_metadata_of_each_band_is_kept(tmp_path: Path) -> None:
     def of(name: str | None, unit: str, scale: float) -> Any:
         def describe(dataset: Any) -> None:
             dataset.descriptions, dataset.units = (name,), (unit,)
@@ -110,9 +112,9 @@ def test_everything_said_of_each_band_survives(tmp_path: Path) -> None:
     ]
 
     with stacked(files, raster_type=DEM, names=["first", "second"]) as whole:
-        made = cog_of(whole, tmp_path / "stack.tif")
+        written = cog_of(whole, tmp_path / "stack.tif")
 
-    with rasterio.open(made.path) as dataset:
+    with rasterio.open(written.path) as dataset:
         assert dataset.descriptions == ("depth", "second")
         assert (dataset.units, dataset.scales, dataset.offsets) == (("m", "cm"), (0.1, 2.0), (-0.1, -2.0))
         assert (dataset.nodata, dataset.dtypes) == (0, ("int16", "int16"))
@@ -124,11 +126,13 @@ def test_three_files_make_a_picture(tmp_path: Path) -> None:
     files = [write_raster(tmp_path / f"{color}.tif", noise(300, 300, seed=seed)) for seed, color in enumerate("rgb")]
 
     with stacked(files, raster_type=RasterType.RGB) as whole:
-        made = cog_of(whole, tmp_path / "picture.tif", raster_type=RasterType.RGB, profile=profile_of("visualization"))
+        written = cog_of(
+            whole, tmp_path / "picture.tif", raster_type=RasterType.RGB, profile=profile_of("visualization")
+        )
 
-    with rasterio.open(made.path) as dataset:
+    with rasterio.open(written.path) as dataset:
         assert dataset.colorinterp == (ColorInterp.red, ColorInterp.green, ColorInterp.blue)
-    assert made.compression == "JPEG"
+    assert written.compression == "JPEG"
 
 
 def test_more_files_than_may_be_open_are_read_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,12 +140,12 @@ def test_more_files_than_may_be_open_are_read_all_the_same(tmp_path: Path, monke
     files = [write_raster(tmp_path / f"{at}.tif", np.full((40, 40), at, "uint8")) for at in range(8)]
 
     with stacked(files, raster_type=DEM) as whole:
-        found = whole.pixels.read(Window(0, 0, 40, 40)).values
+        block = whole.pixels.read(Window(0, 0, 40, 40)).values
         still_open = [
             link for link in Path("/proc/self/fd").iterdir() if os.path.realpath(link).startswith(str(tmp_path))
         ]
 
-    assert found[:, 0, 0].tolist() == list(range(8))
+    assert block[:, 0, 0].tolist() == list(range(8))
     assert len(still_open) <= 3
 
 
@@ -171,9 +175,9 @@ def test_tiles_merge_to_the_raster_they_were_cut_from(tmp_path: Path, values: An
     files = neighbours(tmp_path, values, **profile)
 
     with merged(files, raster_type=DEM) as whole:
-        made = cog_of(whole, tmp_path / "whole.tif")
+        written = cog_of(whole, tmp_path / "whole.tif")
 
-    with rasterio.open(made.path) as dataset:
+    with rasterio.open(written.path) as dataset:
         assert np.array_equal(np.squeeze(dataset.read()), values)
         assert dataset.transform == TRANSFORM
     theirs = tmp_path / "theirs.tif"
@@ -182,7 +186,7 @@ def test_tiles_merge_to_the_raster_they_were_cut_from(tmp_path: Path, values: An
 
 @pytest.mark.parametrize("method", ["near", "bilinear"])
 def test_a_merge_is_warped_without_a_seam(tmp_path: Path, method: str) -> None:
-    """As gdalwarp does with the whole; given the parts, it would leave their edges."""
+    """As gdalwarp of the whole; gdalwarp of the parts would show their edges."""
     values = hills(700, 700)
     uncut = write_raster(tmp_path / "uncut.tif", values, nodata=-9999)
     files = neighbours(tmp_path, values, nodata=-9999)
@@ -190,10 +194,10 @@ def test_a_merge_is_warped_without_a_seam(tmp_path: Path, method: str) -> None:
 
     with merged(files, raster_type=DEM) as whole:
         grid = output_grid(whole.facts, "EPSG:4326")
-        made = cog_of(whole, tmp_path / "whole.tif", crs="EPSG:4326", resampling=how)
+        written = cog_of(whole, tmp_path / "whole.tif", crs="EPSG:4326", resampling=how)
 
     theirs = gdalwarped(tmp_path / "theirs.tif", grid, method, uncut)
-    with rasterio.open(made.path) as dataset:
+    with rasterio.open(written.path) as dataset:
         ours = dataset.read()
     both = (ours != -9999) & (theirs != -9999)
     assert both.mean() > 0.6
@@ -202,7 +206,7 @@ def test_a_merge_is_warped_without_a_seam(tmp_path: Path, method: str) -> None:
     assert ((ours != -9999) == (theirs != -9999)).mean() > 0.999
 
 
-def test_later_files_lie_on_top_and_their_gaps_show_what_is_below(tmp_path: Path) -> None:
+def test_later_files_are_on_top_and_their_gaps_show_earlier_files(tmp_path: Path) -> None:
     below = write_raster(tmp_path / "below.tif", np.full((60, 60), 5, "int16"), nodata=-1)
     above = np.full((60, 60), 7, "int16")
     above[10:20] = -1
@@ -210,17 +214,17 @@ def test_later_files_lie_on_top_and_their_gaps_show_what_is_below(tmp_path: Path
     files, theirs = [below, above_], tmp_path / "theirs.tif"
 
     with merged(files, raster_type=DEM) as whole:
-        found = whole.pixels.read(Window(0, 0, 90, 60))
+        block = whole.pixels.read(Window(0, 0, 90, 60))
 
     oracle = by("gdal_merge.py", theirs, "-n", "-1", "-a_nodata", "-1", "-init", "-1", "-o", theirs, *files)
-    assert np.array_equal(found.values, oracle)
-    assert found.values[0, 15, 40] == 5
-    assert found.valid is not None
-    assert np.array_equal(found.valid, oracle != -1)
+    assert np.array_equal(block.values, oracle)
+    assert block.values[0, 15, 40] == 5
+    assert block.valid is not None
+    assert np.array_equal(block.valid, oracle != -1)
 
 
 @pytest.mark.parametrize("how", ["nothing", "mask", "alpha"])
-def test_what_no_file_covers_is_no_data(tmp_path: Path, how: str) -> None:
+def test_pixels_that_no_file_covers_are_nodata(tmp_path: Path, how: str) -> None:
     values = noise(4 if how == "alpha" else 3, 50, 50)
     values[3:] = 255
     options: Any = {"photometric": "RGB", "alpha": "YES"} if how == "alpha" else {"photometric": "RGB"}
@@ -234,10 +238,10 @@ def test_what_no_file_covers_is_no_data(tmp_path: Path, how: str) -> None:
     kind = RasterType.RGBA if how == "alpha" else RasterType.RGB
 
     with merged(files, raster_type=kind) as whole:
-        made = cog_of(whole, tmp_path / "whole.tif", raster_type=kind)
+        written = cog_of(whole, tmp_path / "whole.tif", raster_type=kind)
 
-    assert made.validity is (Validity.ALPHA if how == "alpha" else Validity.MASK)
-    with rasterio.open(made.path) as dataset:
+    assert written.validity is (Validity.ALPHA if how == "alpha" else Validity.MASK)
+    with rasterio.open(written.path) as dataset:
         mask = dataset.dataset_mask() > 0
         assert (dataset.width, dataset.height) == (130, 80)
         assert how == "alpha" or MaskFlags.per_dataset in dataset.mask_flag_enums[0]
@@ -257,10 +261,10 @@ def test_rotated_and_south_up_grids_match_their_own_kind(tmp_path: Path) -> None
         ]
 
         with merged(files, raster_type=DEM) as whole:
-            found = whole.pixels.read(Window(0, 0, 160, 100))
+            block = whole.pixels.read(Window(0, 0, 160, 100))
 
-        assert np.array_equal(found.values[0], values)
-        assert found.valid is None
+        assert np.array_equal(block.values[0], values)
+        assert block.valid is None
         assert whole.pixels.transform.almost_equals(corner, 1e-6)
 
 
@@ -274,9 +278,9 @@ def test_a_palette_survives_where_all_have_it(tmp_path: Path) -> None:
     files = [write_raster(tmp_path / f"{at}.tif", values, transform=beside(100 * at), after=paint) for at in range(2)]
 
     with merged(files, raster_type=RasterType.CATEGORICAL) as whole:
-        made = cog_of(whole, tmp_path / "whole.tif", raster_type=RasterType.CATEGORICAL)
+        written = cog_of(whole, tmp_path / "whole.tif", raster_type=RasterType.CATEGORICAL)
 
-    with rasterio.open(made.path) as dataset:
+    with rasterio.open(written.path) as dataset:
         assert {value: dataset.colormap(1)[value] for value in palette} == palette
 
 
@@ -344,7 +348,7 @@ def test_files_that_do_not_match_are_refused_with_the_reason(tmp_path: Path, joi
 
 
 @pytest.mark.parametrize("what", ["alpha", "mask", "palette"])
-def test_what_belongs_to_one_file_alone_cannot_be_stacked(tmp_path: Path, what: str) -> None:
+def test_a_mask_or_palette_of_one_file_cannot_be_stacked(tmp_path: Path, what: str) -> None:
     match what:
         case "alpha":
             odd = write_raster(tmp_path / "a.tif", noise(4, 40, 40), photometric="RGB", alpha="YES")
@@ -362,7 +366,7 @@ def test_what_belongs_to_one_file_alone_cannot_be_stacked(tmp_path: Path, what: 
     assert refused.value.code == "raster.not-stackable"
 
 
-def test_what_is_asked_for_wrongly_is_refused(tmp_path: Path) -> None:
+def test_invalid_requests_are_refused(tmp_path: Path) -> None:
     file = write_raster(tmp_path / "a.tif", noise(40, 40))
 
     with pytest.raises(InvalidRequest, match="there are no files"), stacked([], raster_type=DEM):

@@ -1,4 +1,4 @@
-"""Statistics agree with GDAL's and numpy's, however the ground is dealt out."""
+"""Statistics agree with GDAL's and numpy's, however the pixels are distributed."""
 
 import json
 import random
@@ -145,7 +145,7 @@ def test_statistics_from_overviews_are_near(tmp_path):
 
 
 def test_small_tiles_without_that_overview_weigh_as_much(tmp_path):
-    """A tile at the edge has fewer overviews than its neighbour: each of its pixels stands for fewer."""
+    """A tile at the edge has fewer overviews than its neighbour: each of its pixels counts for fewer."""
     large = write(tmp_path / "large.tif", np.full((512, 512), 10, "uint8"), overviews=(2, 4, 8))
     small = write(tmp_path / "small.tif", np.full((512, 256), 70, "uint8"), overviews=(2,))
     bare = write(tmp_path / "bare.tif", np.full((128, 128), 90, "uint8"))
@@ -193,7 +193,7 @@ def masked_scene(tmp_path, how):
 
 
 @pytest.mark.parametrize("how", ["nodata", "nan", "nan nodata", "mask", "alpha", "alpha beside nodata"])
-def test_what_is_no_data_does_not_count(tmp_path, how):
+def test_nodata_does_not_count(tmp_path, how):
     path, seen = masked_scene(tmp_path, how)
 
     ours = band_statistics([(path, None)], exact=True)[0]
@@ -204,8 +204,8 @@ def test_what_is_no_data_does_not_count(tmp_path, how):
 
 
 @pytest.mark.parametrize("how", ["nodata", "nan nodata"])
-def test_gdalinfo_agrees_on_what_is_no_data(tmp_path, how):
-    """Only where GDAL 3.6 knows: its statistics look at no mask, and divide by all pixels where NaN is not declared."""
+def test_gdalinfo_agrees_on_nodata(tmp_path, how):
+    """Only cases that GDAL 3.6 supports: its statistics ignore masks, and divide by all pixels if NaN is not declared."""
     path, _ = masked_scene(tmp_path, how)
 
     agrees(band_statistics([(path, None)], exact=True)[0], gdalinfo_statistics(path)[0])

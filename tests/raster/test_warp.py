@@ -1,4 +1,4 @@
-"""Blocks and overviews by themselves: what is nothing stays nothing, and what is data never becomes it."""
+"""Blocks and overviews: nodata stays nodata, and valid pixels never become nodata."""
 
 import math
 from pathlib import Path
@@ -36,7 +36,7 @@ def set_alpha(dataset: Any) -> None:
 
 
 class Drawer:
-    """Keeps what a level writes."""
+    """Keeps the blocks that a level writes."""
 
     def __init__(self) -> None:
         self.kept: dict[tuple[int, int], Block] = {}
@@ -84,7 +84,7 @@ def test_a_dark_colour_is_data_in_a_picture_but_nodata_in_measurements() -> None
 @pytest.mark.parametrize("resampling", [Resampling.bilinear, Resampling.cubic, Resampling.lanczos])
 @pytest.mark.parametrize("nodata", [0, 255, 100])
 def test_interpolation_never_makes_nodata_of_data(tmp_path: Path, resampling: Resampling, nodata: int) -> None:
-    """Cubic and lanczos undershoot to 0 and overshoot to 255 beside sharp edges; bilinear passes every value between."""
+    """Cubic and lanczos undershoot to 0 and overshoot to 255 next to sharp edges; bilinear passes every value between."""
     values = np.where(np.indices((2000, 2000)).sum(axis=0) // 7 % 2, 1, 254).astype("uint8")[np.newaxis]
     whole = write_raster(tmp_path / "whole.tif", values, nodata=nodata)
     values[:, 900:950, 900:1000] = nodata
@@ -107,7 +107,7 @@ def test_interpolation_never_makes_nodata_of_data(tmp_path: Path, resampling: Re
     assert ((around_hole.values == nodata) != ~hole.valid).sum() < 5
 
 
-def test_what_is_outside_and_what_is_empty_is_no_block(tmp_path: Path) -> None:
+def test_there_is_no_block_outside_the_source_or_without_data(tmp_path: Path) -> None:
     values = np.zeros((1, 1500, 1500), "uint8")
     values[:, :200, :200] = 5
     source = write_raster(tmp_path / "s.tif", values, nodata=0)
@@ -120,7 +120,7 @@ def test_what_is_outside_and_what_is_empty_is_no_block(tmp_path: Path) -> None:
         assert open_blocks(dataset, far).block(0, 0) is None
 
 
-def test_a_block_does_not_depend_on_what_was_asked_before(tmp_path: Path) -> None:
+def test_a_block_does_not_depend_on_earlier_blocks(tmp_path: Path) -> None:
     values = np.random.default_rng(1).integers(1, 255, (3, 1500, 1500)).astype("uint8")
     source = write_raster(tmp_path / "s.tif", values)
     grid = output_grid(read_facts(source))
@@ -139,7 +139,7 @@ def test_a_block_does_not_depend_on_what_was_asked_before(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "int16", "float32"])
-def test_a_mask_is_warped_with_what_it_masks(tmp_path: Path, dtype: str) -> None:
+def test_a_mask_is_warped_with_its_pixels(tmp_path: Path, dtype: str) -> None:
     values = np.full((2, 900, 900), 50, dtype)
     valid = np.ones((900, 900), bool)
     valid[100:400, 100:400] = False
@@ -201,7 +201,7 @@ def test_same_pixels_are_copied_and_others_warped(tmp_path: Path) -> None:
 
 
 def test_a_coarser_grid_averages_instead_of_picking(tmp_path: Path) -> None:
-    """A checkerboard of 0 and 200 is grey from afar, whichever pixel lies in the middle."""
+    """A checkerboard of 0 and 200 is grey at a lower resolution, whichever pixel is in the middle."""
     board = (np.indices((1200, 1200)).sum(axis=0) % 2 * 200).astype("uint8")[np.newaxis]
     source = write_raster(tmp_path / "s.tif", board)
     grid = output_grid(read_facts(source), "EPSG:32633", resolution=80.0)
@@ -291,7 +291,7 @@ def test_sizes_halve_until_a_block_holds_all() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int16", "uint16", "int32", "float32", "float64"])
-def test_overviews_average_what_is_valid(dtype: str) -> None:
+def test_overviews_average_valid_pixels(dtype: str) -> None:
     values = np.array([[[1, 2, 9, 9], [3, 4, 9, 9]]], dtype)
     valid = np.array([[[True, True, True, False], [True, True, False, False]]])
 
@@ -311,27 +311,27 @@ def test_overviews_do_not_overflow() -> None:
         for extreme in (limits.max, limits.min):
             values = np.full((1, 2, 2), extreme, dtype)
             for valid in (None, np.array([[[True, True], [True, False]]])):
-                made = halving(Resampling.average, Rules(Validity.MASK))(Block(values, valid))
-                assert made.values.tolist() == [[[extreme]]]
+                result = halving(Resampling.average, Rules(Validity.MASK))(Block(values, valid))
+                assert result.values.tolist() == [[[extreme]]]
 
 
 def test_an_average_never_becomes_nodata() -> None:
     values = np.array([[[0, 200], [0, 200]]], "uint8")
 
-    made = halving(Resampling.average, Rules(Validity.NODATA, 100))(Block(values))
+    result = halving(Resampling.average, Rules(Validity.NODATA, 100))(Block(values))
 
-    assert made.values.tolist() == [[[99]]]
+    assert result.values.tolist() == [[[99]]]
 
 
 def test_nodata_does_not_count_in_the_majority_of_classes() -> None:
     values = np.array([[[0, 0, 4, 7], [0, 6, 7, 4]]], "uint8")
     valid = values != 0
 
-    made = halving(Resampling.mode, Rules(Validity.NODATA, 0))(Block(values, valid))
+    result = halving(Resampling.mode, Rules(Validity.NODATA, 0))(Block(values, valid))
 
-    assert made.values.tolist() == [[[6, 4]]]
-    assert made.valid is not None
-    assert made.valid.all()
+    assert result.values.tolist() == [[[6, 4]]]
+    assert result.valid is not None
+    assert result.valid.all()
 
 
 def test_a_pyramid_is_the_same_as_halving_the_whole() -> None:
@@ -358,10 +358,10 @@ def test_a_pyramid_is_the_same_as_halving_the_whole() -> None:
 
     expected = whole
     for drawer in drawers:
-        found = np.zeros_like(expected)
+        assembled = np.zeros_like(expected)
         for (top, left), block in drawer.kept.items():
-            found[:, top : top + block.values.shape[1], left : left + block.values.shape[2]] = block.values
-        assert np.array_equal(found, expected)
+            assembled[:, top : top + block.values.shape[1], left : left + block.values.shape[2]] = block.values
+        assert np.array_equal(assembled, expected)
         expected = halve(Block(expected)).values
 
 
@@ -374,16 +374,16 @@ def test_an_empty_quarter_of_an_overview_is_nodata() -> None:
     for row, col in [(0, 0), (0, 1), (1, 0), (1, 1)]:
         level.put(row, col, Block(np.full((1, 512, 512), 4, "uint8")) if (row, col) == (1, 0) else None)
 
-    made = drawers[1].kept[0, 0]
+    result = drawers[1].kept[0, 0]
     assert list(drawers[0].kept) == [(512, 0)]
-    assert made.valid is not None
-    assert (made.values[0, 256:, :256] == 4).all()
-    assert (made.values == 9).sum() == 3 * 256 * 256
-    assert made.valid.sum() == 256 * 256
+    assert result.valid is not None
+    assert (result.values[0, 256:, :256] == 4).all()
+    assert (result.values == 9).sum() == 3 * 256 * 256
+    assert result.valid.sum() == 256 * 256
 
 
-def test_longitudes_beyond_the_seam_are_found(tmp_path: Path) -> None:
-    """A file of 170 … 190° in another datum, asked for at -175°."""
+def test_longitudes_beyond_the_antimeridian_are_read(tmp_path: Path) -> None:
+    """A file of 170 … 190° in another datum, read at -175°."""
     values = np.tile(np.arange(200, dtype="uint8"), (100, 1))[np.newaxis]
     source = write_raster(tmp_path / "s.tif", values, crs="EPSG:4267", transform=Affine(0.1, 0, 170, 0, -0.1, 10))
     grid = output_grid(read_facts(source))
