@@ -301,7 +301,7 @@ def test_a_text_file_is_reported_as_text(dagmaster, tmp_path):
 
     assert result.code == 1
     assert "'notes.tif' is a text file [raster.unsupported-format]\n" in result.out
-    assert "submit the raster that it belongs to or tells of" in result.out
+    assert "submit the raster that it describes" in result.out
 
 
 @pytest.mark.requirement("M3")

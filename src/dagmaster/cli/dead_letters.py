@@ -80,8 +80,8 @@ def show_dead_letter(state: State, dead_letter: str) -> None:
 @click.argument("dead_letter")
 @pass_state
 def replay_dead_letter(state: State, dead_letter: str) -> None:
-    """Replay a dead letter. A submission goes back into its queue: it becomes a job, or a dead letter with a new id. For
-    a task that was given up, its job is resumed, with everything that is missing."""
+    """Replay a dead letter. A submission goes back into its queue: it becomes a job, or a dead letter with a new id.
+    For a task that was given up, its job is resumed, with everything that is missing."""
     answer = state.client.replay(state.client.find_dead_letter(dead_letter))
     if state.json:
         state.emit(answer)
