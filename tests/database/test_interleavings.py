@@ -491,7 +491,7 @@ async def _forgetting(ledger: PostgresLedger) -> list[int]:
 async def _forgetting_tables(ledger: PostgresLedger) -> list[Any]:
     retention = _on(ledger, PostgresRetention("nowhere"))
     return [
-        await retention._whole_table("retention_definitions", "gone", MOMENT),
+        await retention._whole_table("retention_definitions", "deleted", MOMENT),
         await retention._whole_table("retention_partition", "name", MOMENT),
     ]
 
