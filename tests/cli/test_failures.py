@@ -102,7 +102,7 @@ def test_a_cancelled_job_says_who_cancelled_it_and_why(on_platform, sleepy):
     result = on_platform("jobs", "watch", job_id)
 
     assert result.code == 1
-    assert "s: cancel asked for by ada: wrong file\n" in result.err
+    assert "s: cancellation requested by ada: wrong file\n" in result.err
 
 
 @pytest.mark.requirement("E15")

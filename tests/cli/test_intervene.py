@@ -75,7 +75,7 @@ def test_a_cancel_names_the_worker_that_stopped_the_handler_and_a_resume_continu
     assert f"job {job_id} is cancelled\n" in cancelled.out
     assert again.code == 0
     assert again.out.endswith(f"job {job_id} is cancelled\n")
-    assert "stopped    cancel asked for by ada: wrong file" in shown.out
+    assert "stopped    cancellation requested by ada: wrong file" in shown.out
     assert f"dagmaster jobs resume {job_id}" in shown.out
     assert would.out == f"job {job_id} would run again:\n  nap\n  end\n"
     assert (as_json["status"], as_json["nodes"]) == ("dry_run", ["nap", "end"])
@@ -168,7 +168,7 @@ def progress_of(dagmaster, url: str, job_id: str) -> tuple[list[str], list[float
     assert dagmaster("jobs", "cancel", job_id).code == 0
     output, _ = person.communicate(timeout=30)
     program.communicate(timeout=30)
-    assert "cancel asked for" in output
+    assert "cancellation requested" in output
     return lines, fractions
 
 

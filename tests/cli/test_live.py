@@ -11,8 +11,9 @@ from dagmaster.cli.command import State
 from dagmaster.cli.follow import blockers_of, failure_lines, watch
 from dagmaster.cli.live import Lines, LiveTable, counts_of
 from dagmaster.cli.show import Page, print_jobs, print_page
-from dagmaster.client.answers import Children, Job, JobDetail, JobLine, Node, Waiting
 from dagmaster.client.feed import Reconnection
+from dagmaster.client.models.jobs import JobDetail, JobSummary, PublicJob
+from dagmaster.client.models.nodes import ChildCounts, FailedNode, PublicNode, WaitingNodes
 
 pytestmark = pytest.mark.requirement("M3")
 
@@ -21,13 +22,13 @@ JOB_ID = "00000000-0000-0000-0000-000000000007"
 COUNTS = {"total": 100, "done": 38, "running": 8, "retrying": 3, "waiting": 49, "failed": 2, "cancelled": 0}
 
 
-def a_node(node_id: str, state: str = "pending", **more: object) -> Node:
+def a_node(node_id: str, state: str = "pending", **more: object) -> PublicNode:
     given = {"node_id": node_id, "status": state, "state": state, "type": "task", "stage": node_id, **more}
-    return Node.model_validate(given)
+    return PublicNode.model_validate(given)
 
 
-def a_job(*nodes: Node, status: str = "running", seconds: float = 1.0) -> JobDetail:
-    job = Job(
+def a_job(*nodes: PublicNode, status: str = "running", seconds: float = 1.0) -> JobDetail:
+    job = PublicJob(
         job_id=JOB_ID,
         workflow_id="made",
         workflow_version="1",
@@ -35,12 +36,14 @@ def a_job(*nodes: Node, status: str = "running", seconds: float = 1.0) -> JobDet
         status=status,
         priority=0,
         created_at=NOW,
+        updated_at=NOW,
+        input_params={},
     )
     return JobDetail(job=job, is_over=status != "running", seconds=seconds, nodes=list(nodes), stages=[])
 
 
-def a_fan_out(state: str = "running", **counts: int) -> Node:
-    return a_node("spread", state, children=Children(**{**COUNTS, **counts}))
+def a_fan_out(state: str = "running", **counts: int) -> PublicNode:
+    return a_node("spread", state, children=ChildCounts(**{**COUNTS, **counts}))
 
 
 def drawn(detail: JobDetail, height: int = 40, blockers: tuple[str, ...] = ()) -> str:
@@ -53,7 +56,7 @@ def drawn(detail: JobDetail, height: int = 40, blockers: tuple[str, ...] = ()) -
     return console.file.getvalue()
 
 
-def listed(*jobs: JobLine, width: int) -> list[str]:
+def listed(*jobs: JobSummary, width: int) -> list[str]:
     console = Console(file=io.StringIO(), width=width, markup=False)
     print_jobs(console, jobs, NOW + timedelta(hours=3))
     return console.file.getvalue().splitlines()
@@ -93,7 +96,7 @@ def test_a_cancelled_fan_out_waits_for_nothing():
 
 
 def test_a_failure_without_an_attempt_names_none():
-    never_ran = a_node("n0", "failed", error_message="no such input")
+    never_ran = FailedNode.model_validate(dict(a_node("n0", "failed", error_message="no such input")))
 
     assert failure_lines([never_ran]) == ["  n0: no such input"]
 
@@ -116,7 +119,9 @@ def test_reasons_outside_the_job_are_shown_with_a_remedy():
         {"code": "queued", "detail": "queued for 3.1 s, 7 in front", "queue": "q", "count": 7},
         {"code": "waiting_for_nodes", "detail": "waits for a"},
     ]
-    waiting = Waiting.model_validate({"nodes": [{"node_id": "n0", "reasons": reasons}]})
+    waiting = WaitingNodes.model_validate(
+        {"status": "running", "nodes": [{"node_id": "n0", "status": "ready", "reasons": reasons}]}
+    )
 
     assert blockers_of(waiting) == [
         "n0: queue q runs 2 tasks, its limit is 2; raise the limit with `dagmaster queues limit q N`",
@@ -176,9 +181,8 @@ class _Paused:
 
     def waiting(self, _job_id: str) -> dict[str, Any]:
         self.has_been_asked_why = True
-        return {
-            "nodes": [{"node_id": "n0", "reasons": [{"code": "queue_paused", "detail": "q is paused", "queue": "q"}]}]
-        }
+        reason = {"code": "queue_paused", "detail": "q is paused", "queue": "q"}
+        return {"status": "running", "nodes": [{"node_id": "n0", "status": "dispatched", "reasons": [reason]}]}
 
 
 @pytest.mark.timeout(20)
@@ -212,7 +216,7 @@ def test_lines_show_each_change_once_and_counts_once_a_second():
     ]
 
 
-A_FAILED_JOB = JobLine(
+A_FAILED_JOB = JobSummary(
     job_id=JOB_ID,
     workflow_id="a_workflow_with_a_long_name",
     status="partial_success",

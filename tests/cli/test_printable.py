@@ -4,12 +4,14 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 
 from dagmaster.cli.command import as_json
 from dagmaster.cli.printable import ascii_json, counted
-from dagmaster.client.answers import JobLine, read
+from dagmaster.client.models.base import read
+from dagmaster.client.models.jobs import JobSummary
 from dagmaster.client.neutral import neutral
 from tests.cli.processes import COMMAND, environment
 
@@ -33,9 +35,14 @@ def test_control_characters_are_shown_not_sent(text, shown):
 
 
 def test_every_text_of_an_answer_is_neutral():
-    job = {"job_id": "1", "workflow_id": "\x1b]0;title\x07", "status": "failed", "created_at": "2026-01-01T00:00:00Z"}
+    job = {
+        "job_id": str(UUID(int=1)),
+        "workflow_id": "\x1b]0;title\x07",
+        "status": "failed",
+        "created_at": "2026-01-01T00:00:00Z",
+    }
 
-    assert read(JobLine, job).workflow_id == "\\x1b]0;title\\x07"
+    assert read(JobSummary, job).workflow_id == "\\x1b]0;title\\x07"
 
 
 def test_json_means_the_same_without_control_characters():

@@ -13,7 +13,7 @@ from dagmaster.cli.command import Group, State, pass_state
 from dagmaster.errors import NotAllowed
 
 if TYPE_CHECKING:
-    from dagmaster.client.answers import Json
+    from dagmaster.client.models.base import Json
 
 
 class Schema(Protocol):
@@ -107,7 +107,8 @@ def status(state: State) -> None:
     if state.json:
         state.emit(answer)
         return
-    from dagmaster.client.answers import SchemaStatus, read
+    from dagmaster.client.models.base import read
+    from dagmaster.client.models.schema import SchemaStatus
 
     schema = read(SchemaStatus, answer)
     state.say(f"PostgreSQL {schema.server_version}; schema {_in_words(schema.deployed, schema.is_current)}")
@@ -165,7 +166,8 @@ def _print_deployed(state: State, answer: "Json") -> None:
     if state.json:
         state.emit(answer)
         return
-    from dagmaster.client.answers import SchemaStatus, read
+    from dagmaster.client.models.base import read
+    from dagmaster.client.models.schema import SchemaStatus
 
     schema = read(SchemaStatus, answer)
     state.say(f"deployed {schema.stored}" if schema.is_current else "deployed, but some tables have another version")
@@ -183,9 +185,10 @@ def migrate(state: State) -> None:
     if state.json:
         state.emit(answer)
         return
-    from dagmaster.client.answers import Migrated, read
+    from dagmaster.client.models.base import read
+    from dagmaster.client.models.schema import MigrationResult
 
-    migration = read(Migrated, answer)
+    migration = read(MigrationResult, answer)
     for change in migration.changes or ["nothing to change"]:
         state.say(change)
     for change in migration.pending:

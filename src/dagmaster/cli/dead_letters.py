@@ -26,7 +26,8 @@ def list_dead_letters(state: State, reason: str | None, limit: int, after: str |
         state.note("no dead letters")
         return
     from dagmaster.cli.tables import Column, ago, print_table
-    from dagmaster.client.answers import DeadLetter, read_all
+    from dagmaster.client.models.base import read_all
+    from dagmaster.client.models.operations import DeadLetterSummary
 
     columns = [
         Column("dead letter"),
@@ -37,13 +38,13 @@ def list_dead_letters(state: State, reason: str | None, limit: int, after: str |
     ]
     rows = [
         (
-            letter.dead_letter_id,
+            str(letter.dead_letter_id),
             ago(letter.created_at, state.client.now),
             one_line(letter.queue),
             one_line(letter.reason),
             one_line(letter.description),
         )
-        for letter in read_all(DeadLetter, page)
+        for letter in read_all(DeadLetterSummary, page)
     ]
     print_table(state.console, columns, rows)
     if following:
@@ -60,9 +61,10 @@ def show_dead_letter(state: State, dead_letter: str) -> None:
         state.emit(answer)
         return
     from dagmaster.cli.tables import ago, at
-    from dagmaster.client.answers import DeadLetter, read
+    from dagmaster.client.models.base import read
+    from dagmaster.client.models.operations import DeadLetterSummary
 
-    letter = read(DeadLetter, answer)
+    letter = read(DeadLetterSummary, answer)
     state.say(f"dead letter {letter.dead_letter_id}")
     state.say(f"queue       {one_line(letter.queue)}")
     if letter.message_id:

@@ -11,9 +11,11 @@ from typing import Protocol, TypeVar
 
 from dagmaster.cli.command import INTERRUPTED, State, end_the_line
 from dagmaster.cli.printable import counted, one_line
-from dagmaster.client.answers import Fault, Job, JobDetail, JobLine, Json, Node, Reason, Waiting, read, read_all
 from dagmaster.client.client import Client
 from dagmaster.client.feed import Feed, Reconnection
+from dagmaster.client.models.base import Json, read, read_all
+from dagmaster.client.models.jobs import JobDetail, JobSummary, PublicJob
+from dagmaster.client.models.nodes import ErrorFacts, FailedNode, WaitingNodes, WaitReason
 from dagmaster.errors import Unavailable
 
 T = TypeVar("T")
@@ -81,7 +83,7 @@ def _wait(state: State, job_id: str, reconnection: Reconnection) -> None:
     begun = time.monotonic()
     printed: list[str] = []
     blockers = Blockers(state.client, job_id)
-    while not patiently(reconnection, lambda: read(JobLine, state.client.job_line(job_id))).is_over:
+    while not patiently(reconnection, lambda: read(JobSummary, state.client.job_line(job_id))).is_over:
         waited = time.monotonic() - begun
         for line in blockers.read(is_quiet=waited > _QUIET_SECONDS):
             if line not in printed:
@@ -116,10 +118,16 @@ def watch(
             if has_news or time.monotonic() - asked_at > _POLL_SECONDS:
                 before, detail = detail, patiently(reconnection, lambda: read(JobDetail, client.job(job_id)))
                 asked_at = time.monotonic()
-                changed_at = changed_at if (detail.job, detail.nodes) == (before.job, before.nodes) else asked_at
+                changed_at = changed_at if _state_of(detail) == _state_of(before) else asked_at
     finally:
         feed.close()
         display.close()
+
+
+def _state_of(detail: JobDetail) -> object:
+    """Everything that changes only when the job advances: heartbeats and running times do not count."""
+    job = detail.job.model_dump(exclude={"owner_heartbeat_at", "updated_at", "version"}, warnings=False)
+    return job, [node.model_dump(exclude={"seconds"}, warnings=False) for node in detail.nodes]
 
 
 def _paced(feed: Feed, drawn_at: float) -> bool:
@@ -155,13 +163,13 @@ class Blockers:
         elif self._asked_at is None or now - self._asked_at > _WAITING_SECONDS:
             self._asked_at = now
             try:
-                self._lines = blockers_of(read(Waiting, self._client.waiting(self._job_id)))
+                self._lines = blockers_of(read(WaitingNodes, self._client.waiting(self._job_id)))
             except Unavailable:
                 self._lines = []  # the request for the job itself reports it
         return self._lines
 
 
-def blockers_of(waiting: Waiting) -> list[str]:
+def blockers_of(waiting: WaitingNodes) -> list[str]:
     """Each reason outside the job, once, with its remedy."""
     blocked: dict[str, list[str]] = {}
     for node in waiting.nodes:
@@ -170,7 +178,7 @@ def blockers_of(waiting: Waiting) -> list[str]:
     return [f"{', '.join(nodes[:3])}{', …' if len(nodes) > 3 else ''}: {line}" for line, nodes in blocked.items()]
 
 
-def _blocker(reason: Reason) -> str | None:
+def _blocker(reason: WaitReason) -> str | None:
     if remedy := _REMEDIES.get(reason.code):
         return f"{reason.detail}; {remedy.format(queue=reason.queue)}"
     if reason.code == "orphaned":
@@ -188,7 +196,7 @@ class Outcome:
         self._seconds = answer["seconds"]
         self._failed = failed
         self.detail = read(JobDetail, answer)
-        self.failed = read_all(Node, failed)
+        self.failed = read_all(FailedNode, failed)
 
     @classmethod
     def ask(cls, client: Client, job_id: str) -> "Outcome":
@@ -276,8 +284,8 @@ def _how_long(detail: JobDetail, word: str) -> str:
 def reason_of(detail: JobDetail) -> str:
     """Why a job did not complete."""
     job = detail.job
-    if job.status == "cancelled" and job.stop:
-        return job.stop
+    if job.status == "cancelled" and job.stop_reason:
+        return job.stop_reason
     if job.error_message:
         return job.error_message
     missing = [
@@ -287,14 +295,14 @@ def reason_of(detail: JobDetail) -> str:
     return "; ".join(missing) or "no reason was recorded"
 
 
-def remedy_for(job: Job) -> str | None:
+def remedy_for(job: PublicJob) -> str | None:
     """What to do about a job that did not complete."""
     if not job.is_over or job.status == "completed":
         return None
     return f"run what is missing with: dagmaster jobs resume {job.job_id} (--dry-run shows what that is)"
 
 
-def failure_lines(failed: list[Node]) -> list[str]:
+def failure_lines(failed: list[FailedNode]) -> list[str]:
     """The failed nodes, with the hints of their handlers."""
     lines = []
     for node in failed:
@@ -305,6 +313,6 @@ def failure_lines(failed: list[Node]) -> list[str]:
     return lines
 
 
-def fault_text(fault: Fault | None, message: str | None) -> str:
+def fault_text(fault: ErrorFacts | None, message: str | None) -> str:
     text = (fault.message if fault else None) or message or "no reason was recorded"
     return f"{text} [{fault.code}]" if fault and fault.code else text

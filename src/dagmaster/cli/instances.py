@@ -10,7 +10,8 @@ from dagmaster.cli.printable import counted, one_line
 
 if TYPE_CHECKING:
     from dagmaster.cli.tables import Column, Row
-    from dagmaster.client.answers import Json, Orchestrator, Worker
+    from dagmaster.client.models.base import Json
+    from dagmaster.client.models.operations import OrchestratorSummary, WorkerSummary
 
 _MOST = 1000
 _MOST_HANDLERS_SHOWN = 6
@@ -30,7 +31,8 @@ def workers() -> None:
 def list_workers(state: State, everyone: bool, limit: int) -> None:
     """List live workers: their last heartbeat, their queues and handlers, what they run."""
     from dagmaster.cli.tables import Column
-    from dagmaster.client.answers import Worker, read_all
+    from dagmaster.client.models.base import read_all
+    from dagmaster.client.models.operations import WorkerSummary
 
     columns = [
         Column("worker"),
@@ -49,7 +51,7 @@ def list_workers(state: State, everyone: bool, limit: int) -> None:
         lines,
         limit,
         columns=columns,
-        rows=lambda: [_worker(each, state) for each in read_all(Worker, lines)],
+        rows=lambda: [_worker(each, state) for each in read_all(WorkerSummary, lines)],
     )
 
 
@@ -65,7 +67,8 @@ def orchestrators() -> None:
 def list_orchestrators(state: State, everyone: bool, limit: int) -> None:
     """List live orchestrators: their last heartbeat, and how many jobs they own."""
     from dagmaster.cli.tables import Column
-    from dagmaster.client.answers import Orchestrator, read_all
+    from dagmaster.client.models.base import read_all
+    from dagmaster.client.models.operations import OrchestratorSummary
 
     columns = [
         Column("orchestrator"),
@@ -83,7 +86,7 @@ def list_orchestrators(state: State, everyone: bool, limit: int) -> None:
         lines,
         limit,
         columns=columns,
-        rows=lambda: [_orchestrator(each, state) for each in read_all(Orchestrator, lines)],
+        rows=lambda: [_orchestrator(each, state) for each in read_all(OrchestratorSummary, lines)],
     )
 
 
@@ -108,23 +111,23 @@ def _show(
         state.note(f"no {role} is alive; start one with `dagmaster {role}`, or `dagmaster up`")
 
 
-def _worker(worker: "Worker", state: State) -> "Row":
+def _worker(worker: "WorkerSummary", state: State) -> "Row":
     handlers = sorted(worker.handlers)
     offered = ", ".join(handlers[:_MOST_HANDLERS_SHOWN])
     more = f" and {len(handlers) - _MOST_HANDLERS_SHOWN} more" if len(handlers) > _MOST_HANDLERS_SHOWN else ""
     running = ", ".join(task.handler for task in worker.running)
     runs = f"{worker.running_count}: {running}" if running else str(worker.running_count)
-    return (worker.worker_id, *_process(worker, state), ", ".join(worker.queues), f"{offered}{more}", runs)
+    return (str(worker.worker_id), *_process(worker, state), ", ".join(worker.queues), f"{offered}{more}", runs)
 
 
-def _orchestrator(orchestrator: "Orchestrator", state: State) -> "Row":
+def _orchestrator(orchestrator: "OrchestratorSummary", state: State) -> "Row":
     from dagmaster.cli.tables import at
 
     process = _process(orchestrator, state)
-    return (orchestrator.owner_id, *process, at(orchestrator.started_at), str(orchestrator.job_count))
+    return (str(orchestrator.owner_id), *process, at(orchestrator.started_at), str(orchestrator.job_count))
 
 
-def _process(instance: "Worker | Orchestrator", state: State) -> "Row":
+def _process(instance: "WorkerSummary | OrchestratorSummary", state: State) -> "Row":
     from dagmaster.cli.tables import duration, state_text
 
     return (

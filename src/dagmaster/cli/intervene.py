@@ -2,12 +2,13 @@
 
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from dagmaster.cli.command import State
 from dagmaster.cli.follow import detached, follow
 from dagmaster.cli.printable import counted
-from dagmaster.client.answers import Cancelling, Json, Resumed, StoppingTask, read
+from dagmaster.client.models.base import Json, read
+from dagmaster.client.models.jobs import CancelProgress, Resumed, StoppingTask
 from dagmaster.errors import Conflict
 
 _POLL_SECONDS = 1.0
@@ -23,7 +24,7 @@ def cancel(state: State, job_id: str, request: Json, wait_seconds: float) -> int
     if state.json:
         state.emit(answer)
     else:
-        _print_end(state, read(Cancelling, answer))
+        _print_end(state, read(CancelProgress, answer))
     return 0 if answer["status"] == "cancelled" or not answer["is_over"] else _CONFLICT
 
 
@@ -31,7 +32,7 @@ def _cancelled(state: State, job_id: str, request: Json, wait_seconds: float) ->
     until = time.monotonic() + wait_seconds
     progress = _Progress(state)
     answer = state.client.cancel(job_id, request, min(_POLL_SECONDS, wait_seconds))
-    progress.show(read(Cancelling, answer))
+    progress.show(read(CancelProgress, answer))
     while not answer["is_over"] and (left := until - time.monotonic()) > 0:
         try:
             answer = state.client.cancel(job_id, {}, min(_POLL_SECONDS, left))
@@ -40,7 +41,7 @@ def _cancelled(state: State, job_id: str, request: Json, wait_seconds: float) ->
                 raise
             # It ended between two polls.
             answer = {**answer, "status": state.client.job_line(job_id)["status"], "is_over": True}
-        progress.show(read(Cancelling, answer))
+        progress.show(read(CancelProgress, answer))
     return answer
 
 
@@ -51,7 +52,7 @@ class _Progress:
         self._state = state
         self._printed: set[str] = set()
 
-    def show(self, answer: Cancelling) -> None:
+    def show(self, answer: CancelProgress) -> None:
         if self._state.json:
             return
         for task in answer.tasks:
@@ -73,7 +74,7 @@ def _steps(task: StoppingTask) -> list[str]:
     return lines
 
 
-def _print_end(state: State, answer: Cancelling) -> None:
+def _print_end(state: State, answer: CancelProgress) -> None:
     if not answer.is_over:
         running = sum(task.finished_at is None for task in answer.tasks)
         state.say(
@@ -125,7 +126,7 @@ def _print_resumed(state: State, answer: Resumed, command: str, is_waiting: bool
         state.note(f"watch it with: dagmaster jobs watch {answer.job_id}")
 
 
-def again_lines(nodes: list[str], children: Mapping[str, int]) -> list[str]:
+def again_lines(nodes: Sequence[str], children: Mapping[str, int]) -> list[str]:
     """A line for each fan_out whose children run, then one for each node."""
     some = [f"{counted(count, 'child', 'children')} of {fan_out}" for fan_out, count in children.items()]
     return [*some, *nodes]

@@ -8,7 +8,7 @@ from dagmaster.cli.command import Group, State, pass_state
 from dagmaster.cli.printable import counted, one_line
 
 if TYPE_CHECKING:
-    from dagmaster.client.answers import Json
+    from dagmaster.client.models.base import Json
 
 _limit = click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True)
 
@@ -47,7 +47,8 @@ def run_janitor(state: State, dry_run: bool) -> None:
     if state.json:
         state.emit(answer)
         return
-    from dagmaster.client.answers import JanitorRun, read
+    from dagmaster.client.models.base import read
+    from dagmaster.client.models.operations import JanitorRun
 
     run = read(JanitorRun, answer)
     if run.actions:
@@ -63,7 +64,8 @@ def run_janitor(state: State, dry_run: bool) -> None:
 
 def _print_actions(state: State, actions: "list[Json]") -> None:
     from dagmaster.cli.tables import Column, at, print_table
-    from dagmaster.client.answers import JanitorAction, read_all
+    from dagmaster.client.models.base import read_all
+    from dagmaster.jobs.model import JanitorAction
 
     columns = [
         Column("when (UTC)", drop=2),

@@ -10,7 +10,7 @@ from dagmaster.cli.printable import one_line
 from dagmaster.errors import InvalidRequest, NotFound
 
 if TYPE_CHECKING:
-    from dagmaster.client.answers import Json
+    from dagmaster.client.models.base import Json
 
 JOB_STATES = ("pending", "running", "completed", "partial_success", "failed", "cancelled")
 NODE_STATES = ("pending", "ready", "dispatched", "running", "completed", "failed", "skipped", "cancelled")
@@ -40,9 +40,10 @@ def list_jobs(state: State, /, *, workflow: str | None, limit: int, after: str |
         state.note("no jobs")
         return
     from dagmaster.cli.show import print_jobs
-    from dagmaster.client.answers import JobLine, read_all
+    from dagmaster.client.models.base import read_all
+    from dagmaster.client.models.jobs import JobSummary
 
-    print_jobs(state.console, read_all(JobLine, page), state.client.now)
+    print_jobs(state.console, read_all(JobSummary, page), state.client.now)
     _note_more(state, following)
 
 
@@ -279,9 +280,10 @@ def _print_event(state: State, event: "Json") -> None:
 
 
 def _event_text(answer: "Json") -> str:
-    from dagmaster.client.answers import Event, read
+    from dagmaster.client.models.base import read
+    from dagmaster.client.models.jobs import EventEntry
 
-    event = read(Event, answer)
+    event = read(EventEntry, answer)
     attempt = f" attempt {event.attempt}" if event.attempt else ""
     data = _short(answer.get("event_data"))
     at = event.created_at.strftime("%H:%M:%S.%f")[:-3]
@@ -311,9 +313,10 @@ def nodes(state: State, *, job: str, parent: str | None, status: str | None, lim
         state.note("no nodes")
         return
     from dagmaster.cli.show import print_nodes
-    from dagmaster.client.answers import Node, read_all
+    from dagmaster.client.models.base import read_all
+    from dagmaster.client.models.nodes import PublicNode
 
-    print_nodes(state.console, read_all(Node, page), client.now)
+    print_nodes(state.console, read_all(PublicNode, page), client.now)
     _note_more(state, following)
 
 

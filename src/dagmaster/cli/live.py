@@ -18,12 +18,14 @@ from rich.text import Text
 from dagmaster.cli.command import State
 from dagmaster.cli.printable import counted, one_line
 from dagmaster.cli.tables import state_text
-from dagmaster.client.answers import JobDetail, Json, Node
+from dagmaster.client.models.base import Json
+from dagmaster.client.models.jobs import JobDetail
+from dagmaster.client.models.nodes import PublicNode
 
 _OTHER_LINES = 8  # of a terminal's height: title, headings, summary and prompt
 
 
-def counts_of(node: Node) -> str:
+def counts_of(node: PublicNode) -> str:
     """How many children of a fan_out are done, running, failed and waiting; without zeros."""
     children = node.children
     if children is None:
@@ -35,7 +37,7 @@ def counts_of(node: Node) -> str:
     return ", ".join([f"{children.done}/{children.total} done", *parts])
 
 
-def seconds_of(node: Node, now: datetime) -> float | None:
+def seconds_of(node: PublicNode, now: datetime) -> float | None:
     begun = node.dispatched_at or node.started_at
     if begun is None:
         return None
@@ -43,7 +45,7 @@ def seconds_of(node: Node, now: datetime) -> float | None:
     return max(0.0, (ended - begun).total_seconds()) if ended else None
 
 
-def remark_of(node: Node, now: datetime) -> str:
+def remark_of(node: PublicNode, now: datetime) -> str:
     """Remarks on a node: its next retry, its progress, its error."""
     parts: list[str] = [_retries(node, now)]
     if node.progress:
@@ -54,7 +56,7 @@ def remark_of(node: Node, now: datetime) -> str:
     return "; ".join(part for part in parts if part)
 
 
-def _retries(node: Node, now: datetime) -> str:
+def _retries(node: PublicNode, now: datetime) -> str:
     """Retries after failures, and lost workers, which are counted separately."""
     lost = f"lost {counted(node.loss_count, 'time')}" if node.loss_count else ""
     if node.not_before and node.not_before > now:
@@ -97,7 +99,7 @@ class LiveTable:
             f"  {job.job_id}  ",
             self._state(job.status),
             f"  {detail.seconds:.1f} s",
-            (f"  {job.stop}" if job.stop else "", "yellow"),
+            (f"  {job.stop_reason}" if job.stop_reason else "", "yellow"),
         )
         shown = self._fitting(detail.nodes, len(blockers))
         parts: list[RenderableType] = [title, self._table(detail, shown)]
@@ -111,7 +113,7 @@ class LiveTable:
     def _state(self, status: str) -> Text:
         return state_text(status, self._console.encoding)
 
-    def _fitting(self, nodes: list[Node], lines_taken: int) -> list[Node]:
+    def _fitting(self, nodes: list[PublicNode], lines_taken: int) -> list[PublicNode]:
         room = max(3, self._console.height - _OTHER_LINES - lines_taken)
         if len(nodes) <= room:
             return nodes
@@ -120,7 +122,7 @@ class LiveTable:
         chosen = sorted(nodes, key=lambda node: (urgency.get(node.state, 6), places[node.node_id]))[:room]
         return sorted(chosen, key=lambda node: places[node.node_id])
 
-    def _table(self, detail: JobDetail, nodes: list[Node]) -> Table:
+    def _table(self, detail: JobDetail, nodes: list[PublicNode]) -> Table:
         """In a narrow terminal the remarks are cut, never the names."""
         sizes = Counter(node.stage for node in detail.nodes)
         table = Table(box=None, pad_edge=False, show_header=True, header_style="dim")
@@ -141,7 +143,7 @@ class LiveTable:
             last_stage = node.stage
         return table
 
-    def _cells(self, node: Node, now: datetime) -> Iterator[RenderableType]:
+    def _cells(self, node: PublicNode, now: datetime) -> Iterator[RenderableType]:
         seconds = seconds_of(node, now)
         yield Text(node.node_id)
         yield self._state(node.state)
@@ -151,7 +153,7 @@ class LiveTable:
         yield Text("; ".join(part for part in parts if part), no_wrap=True, overflow="ellipsis")
 
 
-def _bar(node: Node) -> RenderableType:
+def _bar(node: PublicNode) -> RenderableType:
     if node.children and node.children.total:
         finished = "red" if node.children.failed else "green"
         return ProgressBar(node.children.total, node.children.ended, complete_style="cyan", finished_style=finished)
@@ -182,8 +184,8 @@ class Lines:
         if detail.job.status != self._status:
             self._status = detail.job.status
             self._print(detail, f"job {self._status}")
-        if detail.job.stop != self._stop:
-            self._stop = detail.job.stop
+        if detail.job.stop_reason != self._stop:
+            self._stop = detail.job.stop_reason
             self._print(detail, self._stop or "it continues")
         if blockers != self._blockers:
             self._blockers = blockers
@@ -195,7 +197,7 @@ class Lines:
     def close(self) -> None:
         """Nothing to close."""
 
-    def _is_news(self, node: Node) -> bool:
+    def _is_news(self, node: PublicNode) -> bool:
         state, counts = node.state, f"{counts_of(node)} {_progress_text(node.progress)}"
         before = self._seen.get(node.node_id)
         now = time.monotonic()
@@ -233,8 +235,8 @@ class JsonLines:
             "status": detail.job.status,
             "nodes": {node.node_id: _node_facts(node) for node in detail.nodes},
         }
-        if detail.job.stop:
-            facts["stop"] = detail.job.stop
+        if detail.job.stop_reason:
+            facts["stop"] = detail.job.stop_reason
         if blockers:
             facts["held_up"] = list(blockers)
         if facts != self._last:
@@ -245,7 +247,7 @@ class JsonLines:
         """Nothing to close."""
 
 
-def _node_facts(node: Node) -> dict[str, Any]:
+def _node_facts(node: PublicNode) -> dict[str, Any]:
     facts: dict[str, Any] = {"status": node.status}
     if node.progress:
         facts["progress"] = node.progress

@@ -5,15 +5,17 @@ from collections import defaultdict
 
 from dagmaster.cli.command import State
 from dagmaster.cli.follow import detached, patiently
-from dagmaster.client.answers import Event, Job, JobLine, Json, LogLine, read, read_all
 from dagmaster.client.feed import Reconnection
+from dagmaster.client.models.base import Json, read, read_all
+from dagmaster.client.models.jobs import EventEntry, JobSummary, PublicJob
+from dagmaster.client.models.nodes import JobLogLine
 
 _POLL_SECONDS = 1.0
 _MOST_AT_ONCE = 10_000
 
 
 def text_of(answer: Json) -> str:
-    line = read(LogLine, answer)
+    line = read(JobLogLine, answer)
     at = line.at.strftime("%H:%M:%S.%f")[:-3]
     return f"{at}  {line.node_id} attempt {line.attempt}  {line.level}: {line.text}"
 
@@ -45,10 +47,10 @@ class _Follower:
     def poll(self) -> bool:
         """Print new lines; returns whether the job had ended before, so that no line is missed."""
         if self._sequence is None:
-            sequence = read(Job, self._client.job(self._job_id)["job"]).last_sequence
+            sequence = read(PublicJob, self._client.job(self._job_id)["job"]).last_sequence
             self._print(self._node, is_running=False)
             self._sequence = sequence
-        is_over = read(JobLine, self._client.job_line(self._job_id)).is_over
+        is_over = read(JobSummary, self._client.job_line(self._job_id)).is_over
         self._print(self._node, is_running=True)
         for node in self._ended():
             self._print(node, is_running=False)
@@ -57,7 +59,7 @@ class _Follower:
     def _ended(self) -> list[str]:
         """Nodes and children of which an attempt began or ended since the last poll."""
         page, _ = self._client.events(self._job_id, _MOST_AT_ONCE, self._sequence or 0)
-        events = read_all(Event, page)
+        events = read_all(EventEntry, page)
         if events:
             self._sequence = events[-1].sequence
         return list(
@@ -72,7 +74,7 @@ class _Follower:
             self._job_id, _MOST_AT_ONCE, node_id=node, attempt=self._attempt, is_running=is_running
         )
         for answer in lines:
-            line = read(LogLine, answer)
+            line = read(JobLogLine, answer)
             if line.number > self._printed[line.node_id, line.attempt]:
                 self._printed[line.node_id, line.attempt] = line.number
                 self._emit(answer)

@@ -13,7 +13,8 @@ from dagmaster.cli.command import State, as_json
 from dagmaster.cli.follow import fault_text
 from dagmaster.cli.printable import counted, one_line
 from dagmaster.cli.tables import Column, at, print_table, state_text
-from dagmaster.client.answers import Attempt, Json, NodeDetail, SavedPhase, read
+from dagmaster.client.models.base import Json, read
+from dagmaster.client.models.nodes import Attempt, NodeDetail, SavedCheckpoint, error_facts
 from dagmaster.errors import InvalidRequest
 
 _VALUE_LENGTH = 300
@@ -25,12 +26,11 @@ def print_node(console: Console, answer: Json, *, has_tracebacks: bool) -> None:
     console.print(Text.assemble(("node ", "bold"), node.node_id, "  ", state_text(node.status, console.encoding)))
     for name, value in _facts(answer, detail):
         console.print(Text(f"{name:<10} {value}"), soft_wrap=True)
-    if node.error or node.error_message:
-        console.print(
-            Text(f"error      {fault_text(node.error, node.error_message)}", style="bold red"), soft_wrap=True
-        )
-        if node.error and node.error.hint:
-            console.print(Text(f"hint       {node.error.hint}", style="yellow"), soft_wrap=True)
+    error = error_facts(node.error)
+    if error or node.error_message:
+        console.print(Text(f"error      {fault_text(error, node.error_message)}", style="bold red"), soft_wrap=True)
+        if error and error.hint:
+            console.print(Text(f"hint       {error.hint}", style="yellow"), soft_wrap=True)
     if detail.attempts:
         console.print(Text("\nattempts, the last one first", style="bold"))
         _print_attempts(console, detail.attempts)
@@ -38,9 +38,10 @@ def print_node(console: Console, answer: Json, *, has_tracebacks: bool) -> None:
         console.print(Text("\ncheckpoints, the last one first", style="bold"))
         _print_checkpoints(console, detail.checkpoints)
     for attempt in detail.attempts if has_tracebacks else ():
-        if attempt.error and attempt.error.traceback:
+        error = error_facts(attempt.error)
+        if error and error.traceback:
             console.print(Text(f"\ntraceback of attempt {attempt.attempt}", style="bold"))
-            console.print(Text(attempt.error.traceback.rstrip()), soft_wrap=True)
+            console.print(Text(error.traceback.rstrip()), soft_wrap=True)
 
 
 def _facts(answer: Json, detail: NodeDetail) -> Iterator[tuple[str, str]]:
@@ -128,7 +129,7 @@ def _print_attempts(console: Console, attempts: Sequence[Attempt]) -> None:
             _seconds(attempt.queued_at, attempt.started_at),
             _seconds(attempt.started_at, attempt.finished_at),
             one_line(attempt.queue),
-            attempt.worker_id or "",
+            str(attempt.worker_id or ""),
             _remark(attempt),
         )
         for attempt in attempts
@@ -136,7 +137,7 @@ def _print_attempts(console: Console, attempts: Sequence[Attempt]) -> None:
     print_table(console, columns, rows)
 
 
-def _print_checkpoints(console: Console, checkpoints: Sequence[SavedPhase]) -> None:
+def _print_checkpoints(console: Console, checkpoints: Sequence[SavedCheckpoint]) -> None:
     columns = [
         Column("checkpoint"),
         Column("attempt", is_number=True),
@@ -161,9 +162,9 @@ def _seconds(begun: datetime | None, ended: datetime | None) -> str:
 
 def _remark(attempt: Attempt) -> str:
     parts = []
-    if attempt.error:
-        parts.append(one_line(fault_text(attempt.error, None)))
-        parts.append(f"hint: {one_line(attempt.error.hint)}" if attempt.error.hint else "")
+    if error := error_facts(attempt.error):
+        parts.append(one_line(fault_text(error, None)))
+        parts.append(f"hint: {one_line(error.hint)}" if error.hint else "")
     if attempt.accepted is False:
         parts.append("reported too late; not accepted")
     return "; ".join(part for part in parts if part)

@@ -23,7 +23,7 @@ from dagmaster.client.neutral import neutral
 from dagmaster.errors import Conflict, InvalidRequest, Unavailable
 
 if TYPE_CHECKING:
-    from dagmaster.client.answers import JobDetail
+    from dagmaster.client.models.jobs import JobDetail
     from dagmaster.handlers.raster.options import Options
     from dagmaster.local.discovery import Platform
     from dagmaster.local.platform import LocalPlatform
@@ -368,7 +368,8 @@ def _detached(state: State, ingestion: Ingestion) -> int:
 def _submitted(state: State, ingestion: Ingestion) -> tuple[dict[str, Any], bool]:
     from dagmaster.cli.result_summary import is_complete
     from dagmaster.cli.submit import held_back, submitted
-    from dagmaster.client.answers import Submitted, read
+    from dagmaster.client.models.base import read
+    from dagmaster.client.models.jobs import SubmissionResult
 
     with held_back() as is_interrupted:
         answer = submitted(state, ingestion.submission(), force=ingestion.is_forced, resume=ingestion.is_resumed)
@@ -377,7 +378,7 @@ def _submitted(state: State, ingestion: Ingestion) -> tuple[dict[str, Any], bool
             if not state.json:
                 state.note("this file was processed before, but its results were deleted; it is processed again")
             answer = submitted(state, ingestion.submission(), force=True, resume=False)
-        ingestion.job_id = read(Submitted, answer).job_id
+        ingestion.job_id = str(read(SubmissionResult, answer).job_id)
     return answer, is_interrupted()
 
 

@@ -10,7 +10,8 @@ from dagmaster.cli.printable import one_line
 
 if TYPE_CHECKING:
     from dagmaster.cli.tables import Row
-    from dagmaster.client.answers import Json, Queue
+    from dagmaster.client.models.base import Json
+    from dagmaster.client.models.operations import QueueSummary
 
 
 @click.group(cls=Group)
@@ -70,7 +71,8 @@ def _set_queue(state: State, name: str, **changed: "bool | int | None") -> None:
 
 def _print_queues(state: State, lines: "list[Json]") -> None:
     from dagmaster.cli.tables import Column, print_table
-    from dagmaster.client.answers import Queue, read_all
+    from dagmaster.client.models.base import read_all
+    from dagmaster.client.models.operations import QueueSummary
 
     columns = [
         Column("queue"),
@@ -82,10 +84,10 @@ def _print_queues(state: State, lines: "list[Json]") -> None:
         Column("limit", is_number=True),
         Column("live workers", is_number=True),
     ]
-    print_table(state.console, columns, [_row(queue, state) for queue in read_all(Queue, lines)])
+    print_table(state.console, columns, [_row(queue, state) for queue in read_all(QueueSummary, lines)])
 
 
-def _row(queue: "Queue", state: State) -> "Row":
+def _row(queue: "QueueSummary", state: State) -> "Row":
     from dagmaster.cli.tables import duration, state_text
 
     # Submissions are taken by orchestrators, not by workers.

@@ -12,19 +12,10 @@ from dagmaster.cli.follow import blockers_of, failure_lines, failures, reason_of
 from dagmaster.cli.live import counts_of, remark_of, seconds_of
 from dagmaster.cli.printable import counted, one_line
 from dagmaster.cli.tables import Column, ago, at, duration, print_table, state_text
-from dagmaster.client.answers import (
-    Deliverable,
-    JobDetail,
-    JobLine,
-    Json,
-    Node,
-    Outcomes,
-    Stage,
-    Waiting,
-    read,
-    read_all,
-)
 from dagmaster.client.client import Client
+from dagmaster.client.models.base import Json, read, read_all
+from dagmaster.client.models.jobs import Deliverable, JobDetail, JobSummary, Outcomes
+from dagmaster.client.models.nodes import FailedNode, PublicNode, StageSummary, WaitingNodes
 
 _RESULT_LENGTH = 4000
 
@@ -52,23 +43,23 @@ class Page:
 
 def print_page(console: Console, page: Page) -> None:
     job = page.detail.job
-    console.print(Text.assemble(("job ", "bold"), job.job_id, "  ", state_text(job.status, console.encoding)))
+    console.print(Text.assemble(("job ", "bold"), str(job.job_id), "  ", state_text(job.status, console.encoding)))
     for name, value in _facts(page):
         console.print(Text(f"{name:<10} {value}"), soft_wrap=True)
-    if stop := job.stop:
+    if stop := job.stop_reason:
         console.print(Text(f"{'stopped' if job.is_over else 'stopping':<10} {stop}", style="yellow"), soft_wrap=True)
     if job.error_message or page.failed:
         why = reason_of(page.detail) if job.is_over else job.error_message or ""
-        _print_lines(console, "errors", [why, *failure_lines(read_all(Node, page.failed))], "bold red")
+        _print_lines(console, "errors", [why, *failure_lines(read_all(FailedNode, page.failed))], "bold red")
     console.print(Text("\nnodes", style="bold"))
     print_nodes(console, page.detail.nodes, page.detail.now, has_stages=True)
     if any(stage.nodes > 1 for stage in page.detail.stages):
         console.print(Text("\nstages", style="bold"))
         _print_stages(console, page.detail.stages)
     if page.waiting is not None:
-        _print_waiting(console, read(Waiting, page.waiting))
+        _print_waiting(console, read(WaitingNodes, page.waiting))
     if page.detail.outcomes:
-        _print_lines(console, "outcomes", _outcome_lines(page.detail.outcomes, job.job_id), "bold")
+        _print_lines(console, "outcomes", _outcome_lines(page.detail.outcomes, str(job.job_id)), "bold")
     if page.detail.deliverables:
         _print_lines(console, "deliverables", _deliverable_lines(page.detail.deliverables), "bold")
     if (result := page.answer["job"].get("result_data")) is not None:
@@ -84,7 +75,7 @@ def _print_lines(console: Console, heading: str, lines: Sequence[str], style: st
             console.print(Text(line), soft_wrap=True)
 
 
-def _print_waiting(console: Console, waiting: Waiting) -> None:
+def _print_waiting(console: Console, waiting: WaitingNodes) -> None:
     lines = [
         f"  {node.node_id}: {'; '.join(reason.detail for reason in node.reasons)}"
         for node in waiting.nodes
@@ -161,7 +152,7 @@ def _with_pauses(detail: JobDetail) -> str:
     return " since its submission, including the time before it was resumed" if detail.job.resume_count else ""
 
 
-def print_jobs(console: Console, jobs: Sequence[JobLine], now: datetime) -> None:
+def print_jobs(console: Console, jobs: Sequence[JobSummary], now: datetime) -> None:
     columns = [
         Column("job"),
         Column("workflow", is_below=True),
@@ -176,7 +167,7 @@ def print_jobs(console: Console, jobs: Sequence[JobLine], now: datetime) -> None
         took = ((job.completed_at or now) - job.created_at).total_seconds()
         rows.append(
             (
-                job.job_id,
+                str(job.job_id),
                 job.workflow_id,
                 state_text(job.status, console.encoding),
                 at(job.created_at),
@@ -188,7 +179,7 @@ def print_jobs(console: Console, jobs: Sequence[JobLine], now: datetime) -> None
     print_table(console, columns, rows)
 
 
-def print_nodes(console: Console, nodes: Sequence[Node], now: datetime, *, has_stages: bool = False) -> None:
+def print_nodes(console: Console, nodes: Sequence[PublicNode], now: datetime, *, has_stages: bool = False) -> None:
     kinds = [Column("type", drop=2), Column("stage", drop=1)] if has_stages else [Column("label", drop=1, is_long=True)]
     columns = [
         Column("node"),
@@ -216,7 +207,7 @@ def print_nodes(console: Console, nodes: Sequence[Node], now: datetime, *, has_s
     print_table(console, columns, rows)
 
 
-def _print_stages(console: Console, stages: Sequence[Stage]) -> None:
+def _print_stages(console: Console, stages: Sequence[StageSummary]) -> None:
     columns = [
         Column("stage", is_number=True),
         Column("name"),

@@ -53,14 +53,15 @@ def submit(
     exit code 130.
     """
     from dagmaster.cli.follow import detached, follow
-    from dagmaster.client.answers import Submitted, read
+    from dagmaster.client.models.base import read
+    from dagmaster.client.models.jobs import SubmissionResult
 
     input_object = _object(params) if params else {}
     chosen, schema = _from_file(state, Path(workflow)) if is_file(workflow) else _by_id(state, workflow, pairs)
     inputs = _inputs(schema, pairs, input_object)
     with held_back() as is_interrupted:
         answer = submitted(state, {**submission, **chosen, "input_params": inputs}, force=force, resume=resume)
-        read(Submitted, answer)  # raises if it is not the response to a submission
+        read(SubmissionResult, answer)  # raises if it is not the response to a submission
     if is_interrupted():
         return detached(state, answer["job_id"])
     if wait or watch:
@@ -130,14 +131,15 @@ def submitted(state: State, submission: dict[str, Any], *, force: bool, resume: 
 
 
 def _print_submitted(state: State, answer: dict[str, Any]) -> int:
-    from dagmaster.client.answers import Submitted, read
+    from dagmaster.client.models.base import read
+    from dagmaster.client.models.jobs import SubmissionResult
 
     code = 1 if answer["status"] == "previously_failed" else 0
     if state.json:
         state.emit(answer)
         return code
-    job = read(Submitted, answer)
-    state.say(job.job_id)
+    job = read(SubmissionResult, answer)
+    state.say(str(job.job_id))
     if job.status == "accepted":
         state.note(f"watch it with: dagmaster jobs watch {job.job_id}")
         return code

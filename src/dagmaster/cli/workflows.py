@@ -27,7 +27,8 @@ def list_workflows(state: State) -> None:
         state.emit({"workflows": page, "refused": refused})
         return
     from dagmaster.cli.tables import Column, print_table
-    from dagmaster.client.answers import RefusedFile, Workflow, read_all
+    from dagmaster.client.models.base import read_all
+    from dagmaster.client.models.workflows import RefusedFile, WorkflowSummary
 
     columns = [
         Column("workflow"),
@@ -38,7 +39,7 @@ def list_workflows(state: State) -> None:
     ]
     rows = [
         (w.workflow_id, w.version, str(w.nodes), ", ".join(w.inputs), one_line(w.description or w.name))
-        for w in read_all(Workflow, page)
+        for w in read_all(WorkflowSummary, page)
     ]
     print_table(state.console, columns, rows)
     for file in read_all(RefusedFile, refused):

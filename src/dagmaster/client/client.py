@@ -22,8 +22,8 @@ import httpx2
 import orjson
 
 from dagmaster import __version__
-from dagmaster.client.answers import Json, unexpected
 from dagmaster.client.limits import MAX_BODY_BYTES, MOST_ITEMS, PREFIX
+from dagmaster.client.models.base import Json, unexpected
 from dagmaster.errors import (
     Conflict,
     DagmasterError,

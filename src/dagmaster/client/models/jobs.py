@@ -10,9 +10,13 @@ from pydantic import Field, field_serializer, model_validator
 from dagmaster.client.models.base import ApiModel, Extensible, RequestModel
 from dagmaster.client.models.nodes import PublicNode, StageSummary
 from dagmaster.jobs.model import Job, ShortId, Submission
-from dagmaster.jobs.states import JOB_TERMINAL, JobStatus, Stop, TaskStatus
+from dagmaster.jobs.states import JobStatus, Stop, TaskStatus
 from dagmaster.observe.redaction import redact
 from dagmaster.workflows.model import Importance
+
+# A status that this version does not know counts as an end.
+_LIVE = (JobStatus.PENDING, JobStatus.RUNNING)
+_StoredId = Annotated[str, Field(json_schema_extra={"minLength": 1, "maxLength": 64})]
 
 
 class JobRequest(Submission):
@@ -42,9 +46,9 @@ class JobSummary(ApiModel):
 
     job_id: UUID
     workflow_id: str
-    workflow_version: str
+    workflow_version: str = ""
     status: Extensible[JobStatus]
-    priority: int
+    priority: int = 0
     correlation_id: str | None = None
     submitted_by: str | None = None
     error_message: str | None = None
@@ -55,7 +59,7 @@ class JobSummary(ApiModel):
 
     @property
     def is_over(self) -> bool:
-        return self.status in JOB_TERMINAL
+        return self.status not in _LIVE
 
 
 class PublicJob(Job):
@@ -63,6 +67,12 @@ class PublicJob(Job):
 
     status: Extensible[JobStatus]
     stopping: Extensible[Stop] | None = None
+    # A client escapes control characters before it validates, so a text may be longer than the row allows.
+    correlation_id: _StoredId | None = None
+    submitted_by: _StoredId | None = None
+    message_id: _StoredId | None = None
+    cancel_requested_by: _StoredId | None = None
+    callback_url: Annotated[str, Field(json_schema_extra={"maxLength": 512})] | None = None
     claim_token: UUID | None = Field(None, exclude=True)
 
     @field_serializer("callback_url")
@@ -71,7 +81,20 @@ class PublicJob(Job):
 
     @property
     def is_over(self) -> bool:
-        return self.status in JOB_TERMINAL
+        return self.status not in _LIVE
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why the job was or is being stopped, as a text for people."""
+        if self.cancel_requested_at is not None:
+            by = f" by {_first_line(self.cancel_requested_by)}" if self.cancel_requested_by else ""
+            reason = f": {_first_line(self.cancel_reason)}" if self.cancel_reason else ""
+            return f"cancellation requested{by}{reason}"
+        return "its deadline has passed" if self.stopping == Stop.DEADLINE else None
+
+
+def _first_line(text: str) -> str:
+    return next(iter(text.splitlines()), "")
 
 
 class PrimaryOutcome(ApiModel):

@@ -6,7 +6,7 @@ from uuid import UUID
 
 from pydantic import Field, JsonValue
 
-from dagmaster.client.models.base import ApiModel, Extensible
+from dagmaster.client.models.base import ApiModel, Extensible, Json, read
 from dagmaster.jobs.model import NodeState
 from dagmaster.jobs.states import JobStatus, NodeStatus, TaskStatus
 from dagmaster.workflows.model import Importance
@@ -167,6 +167,16 @@ class ErrorFacts(ApiModel):
     code: str | None = None
     hint: str | None = None
     traceback: str | None = None
+
+
+def error_facts(error: Json | None) -> ErrorFacts | None:
+    return read(ErrorFacts, error) if error else None
+
+
+class FailedNode(PublicNode):
+    """A failed node, with the error of its last attempt."""
+
+    error: ErrorFacts | None = None
 
 
 ReasonCode = Literal[
