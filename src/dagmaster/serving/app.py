@@ -36,7 +36,7 @@ _MAX_THREADS = max(4, 2 * (os.cpu_count() or 1))
 _CLOSE_IDLE_EVERY_SECONDS = 10.0
 _DESCRIPTION = """Datasets of a dagmaster platform as maps: tiles, values, and the files themselves.
 
-The catalogue is at `/stac`, with a description of its own at `/stac/api`. Errors are RFC 9457 problems with a stable `code`."""
+The catalogue is at `/stac`, and `/stac/api` describes it. Errors are RFC 9457 problems with a stable `code`."""
 
 
 def create_app(settings: Settings, dsn: str, *, storage: Storage | None = None) -> FastAPI:

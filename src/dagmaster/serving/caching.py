@@ -1,8 +1,8 @@
 """How long clients may cache responses.
 
-`latest` can become another version at any time: it is cached for seconds and revalidated by its ETag, which names the version and
-the revision. The content of a URL that names both never changes, so that it is cached for a year. The TileJSON contains such tile
-URLs: an open map never mixes tiles of two versions.
+`latest` can become another version at any time: it is cached for seconds and revalidated by its ETag, which names the
+version and the revision. The content of a URL that names both never changes, so that it is cached for a year. The
+TileJSON contains such tile URLs: an open map never mixes tiles of two versions.
 """
 
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ def cache_headers(scope: Scope) -> Mapping[str, str]:
 
 
 def matches_etag(if_none_match: str | None, etag: str) -> bool:
-    """Whether `If-None-Match` names this ETag. The comparison is weak (RFC 9110): proxies weaken ETags when they compress."""
+    """Whether `If-None-Match` names this ETag. The comparison is weak (RFC 9110): compressing proxies weaken ETags."""
     if not if_none_match:
         return False
     tags = {tag.strip().removeprefix("W/") for tag in if_none_match.split(",")}

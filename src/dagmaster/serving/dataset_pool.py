@@ -1,8 +1,8 @@
 """A pool of open COGs: opening a file and decoding its blocks again is a large part of what a tile costs.
 
-A GDAL dataset must not be used by two threads at once, so each is in use by one request at a time. A file that was replaced or
-changed is recognised by its stamp and opened again. Remote files are not pooled: checking whether one was replaced needs a request
-over the network.
+A GDAL dataset must not be used by two threads at once, so each is in use by one request at a time. A file that was
+replaced or changed is recognised by its stamp and opened again. Remote files are not pooled: checking whether one was
+replaced needs a request over the network.
 """
 
 import time
@@ -16,7 +16,7 @@ from typing import Any
 import rasterio
 from rasterio.errors import RasterioError
 
-# Each takes some megabytes: buffers for a block of each overview. Decoded blocks are in GDAL's cache, which has its own limit.
+# Each takes some megabytes: buffers for a block of each overview. Decoded blocks are in GDAL's cache.
 _MAX_IDLE = 32
 # A deleted file occupies disk space for as long as it is open.
 _MAX_IDLE_SECONDS = 30.0
@@ -41,7 +41,10 @@ class DatasetPool:
 
     @contextmanager
     def open(self, path: str) -> Iterator[Any]:
-        """The dataset at a path, for one thread. Only GeoTIFF is opened: other drivers would follow references to other files."""
+        """The dataset at a path, for one thread.
+
+        Only GeoTIFF is opened: other drivers would follow references to other files.
+        """
         stamp = _stamp(path)  # before opening: a file that is replaced in between then has an old stamp, not a new one
         dataset = self._take(path, stamp) or rasterio.open(path, driver="GTiff")
         try:
@@ -67,7 +70,10 @@ class DatasetPool:
         return len(self._idle)
 
     def _take(self, path: str, stamp: Stamp | None) -> Any:
-        """The most recently used dataset of the path, whose blocks are most likely in the cache. Closes those of older files."""
+        """The most recently used dataset of the path, whose blocks are most likely in the cache.
+
+        Closes datasets of older files at the path.
+        """
         with self._lock:
             of_path = [idle for idle in self._idle if idle.path == path]
             current = [idle for idle in of_path if idle.stamp == stamp]

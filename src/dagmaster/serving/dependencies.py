@@ -1,7 +1,7 @@
 """The parameters of the tile routes, as FastAPI dependencies that TiTiler's factories accept.
 
-TiTiler accepts many parameters. `PARAMETERS` lists those that are allowed here, with the values they may have. Where a request
-does not set one, the `renders` of the catalogue supply it.
+TiTiler accepts many parameters. `PARAMETERS` lists those that are allowed here, with the values they may have. Where a
+request does not set one, the `renders` of the catalogue supply it.
 
 The dependencies are coroutines although none of them waits: FastAPI would run a plain function in a thread.
 """

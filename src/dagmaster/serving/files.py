@@ -2,7 +2,8 @@
 
     /files/silver/<container>/<blob>    GET and HEAD, with Range, If-Range, If-None-Match
 
-Folders are not listed. Raw data and intermediate files are not served. A name must follow the rules of storage, which forbid `..`.
+Folders are not listed. Raw data and intermediate files are not served. A name must follow the rules of storage, which
+forbid `..`.
 """
 
 import asyncio
@@ -86,7 +87,7 @@ def _is_intermediate(blob: str) -> bool:
 
 
 def _requested_range(request: Request, file: ObjectInfo, etag: str) -> range | None:
-    """The requested bytes; the whole file without a range or with an invalid one; None if the file has none of the bytes."""
+    """The requested bytes; the whole file if there is no valid range; None if the file has none of the bytes."""
     whole = range(file.size_bytes)
     match = _RANGE.fullmatch(request.headers.get("range", "").strip())
     if match is None or request.headers.get("if-range", etag) != etag:

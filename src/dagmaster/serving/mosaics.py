@@ -1,7 +1,7 @@
 """MosaicJSON documents: which COGs cover a tile or a point.
 
-A mosaic names its assets relative to the folder of the COGs of the same edition (`mosaics/x/v0/r1/…` → `cogs/x/v0/r1/…`), or by
-the URL under which this server serves them. Any other asset is refused.
+A mosaic names its assets relative to the folder of the COGs of the same edition (`mosaics/x/v0/r1/…` →
+`cogs/x/v0/r1/…`), or by the URL under which this server serves them. Any other asset is refused.
 
 Quadkeys are sorted: those of the tiles inside a tile begin with its quadkey, so that a binary search finds them.
 """

@@ -1,6 +1,7 @@
 """Readers in the sense of rio-tiler: one for a COG, and one for a mosaic of COGs with the same methods.
 
-Only GeoTIFF is opened, whatever format a file claims to have: other drivers would follow references to other files and hosts.
+Only GeoTIFF is opened, whatever format a file claims to have: other drivers would follow references to other files and
+hosts.
 """
 
 import math
@@ -69,12 +70,12 @@ class ReaderInput:
 
 
 def open_for_display(src_path: ReaderInput, tms: TileMatrixSet = WEB_MERCATOR_TMS) -> "CogReader | MosaicReader":
-    """A reader for images: at most three bands unless the request selects bands, in the proportions on the ground."""
+    """A reader for images: at most three bands unless the request selects some, in the proportions on the ground."""
     return _open(src_path, tms, is_display=True)
 
 
 def open_for_values(src_path: ReaderInput, tms: TileMatrixSet = WEB_MERCATOR_TMS) -> "CogReader | MosaicReader":
-    """A reader for points and statistics: all bands unless the request selects bands, in the proportions of the data."""
+    """A reader for points and statistics: all bands unless the request selects some, in the proportions of the data."""
     return _open(src_path, tms, is_display=False)
 
 
@@ -248,7 +249,7 @@ class MosaicReader(BaseReader):
         raise NotImplementedError
 
     def _continuous_bounds(self) -> BBox:
-        """Across the antimeridian, which MosaicJSON cannot express, the catalogue's bounds with longitudes beyond 180."""
+        """Across the antimeridian the catalogue's bounds, with longitudes beyond 180: MosaicJSON cannot express them."""
         bounds = self.input.source.bounds
         return bounds.unrolled() if bounds.crosses_antimeridian else self.mosaic.bounds
 

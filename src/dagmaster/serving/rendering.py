@@ -34,7 +34,7 @@ class Rendering:
 
 
 def rendering_of(metadata: Mapping[str, Any], asset: Mapping[str, Any], name: str = "default") -> Rendering:
-    """From the `renders` in the metadata of an item or collection, and the `bands` of the asset, else of the item assets.
+    """From the `renders` of an item or collection, and the `bands` of the asset, else of the item assets.
 
     Uses the render called `name` if there is one, else the default.
     """

@@ -24,6 +24,6 @@ class MapServer(WebServer):
 
 
 def _fix_mmap_threshold() -> None:
-    """Return the memory of pixel blocks when it is freed: with its dynamic threshold glibc keeps more and more of it."""
+    """Return the memory of pixel blocks when it is freed: with a dynamic threshold glibc keeps more and more of it."""
     with suppress(OSError, AttributeError):  # another C library
         ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _BLOCK_BYTES)

@@ -3,8 +3,8 @@
     /tiles/{asset_id}?version=… ──▶ collection ──▶ its mosaic of that version, or the item `<asset_id>-v<ordinal>`
                                                         └──▶ href ──▶ a location in storage ──▶ a path for GDAL
 
-No part of a request becomes a path: the href of an asset is the URL of a file on this server (`…/files/silver/…`), and the file
-must be in a zone that is served.
+No part of a request becomes a path: the href of an asset is the URL of a file on this server (`…/files/silver/…`), and
+the file must be in a zone that is served.
 """
 
 import asyncio
@@ -104,7 +104,7 @@ class _CacheEntry:
 class CachedResolver:
     """Caches sources for seconds, and shares one query among concurrent requests.
 
-    An entry is refreshed in the background at half of its lifetime, so that under load no request waits for the catalogue.
+    An entry is refreshed in the background at half of its lifetime: under load no request waits for the catalogue.
     """
 
     def __init__(self, resolver: SourceResolver, clock: Callable[[], float] = time.monotonic) -> None:

@@ -1,7 +1,7 @@
 """The STAC API: stac-fastapi-pgstac on the platform's database, for reading only.
 
-It is a separate app whose paths begin with `/stac`: if it were mounted there, its links would lack the prefix. `connected` opens
-its connections, because the lifespan of an app inside another one is not run.
+It is a separate app whose paths begin with `/stac`: if it were mounted there, its links would lack the prefix.
+`connected` opens its connections, because the lifespan of an app inside another one is not run.
 """
 
 import logging
@@ -59,7 +59,7 @@ _UNAVAILABLE_ERRORS = (
     asyncpg.InsufficientResourcesError,
     asyncpg.InvalidCatalogNameError,
 )
-# Raised for values that PostgreSQL, pgSTAC or a parser cannot read. The messages may quote any data, so they are not returned.
+# Raised for values that PostgreSQL, pgSTAC or a parser cannot read. The messages may quote data: they are not returned.
 _UNREADABLE_ERRORS = (asyncpg.DataError, asyncpg.RaiseError, orjson.JSONDecodeError)
 
 

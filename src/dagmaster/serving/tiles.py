@@ -3,9 +3,9 @@
     info    info.geojson    preview[.png|…]    point/{lon},{lat}    statistics                            TiTiler's
     tiles/WebMercatorQuad/{z}/{x}/{y}[.png|.jpg|.webp]    WebMercatorQuad/tilejson.json    map            ours
 
-Tiles have our own route because they are requested most: one dependency instead of eighteen, and no mask where none is shown.
-TileJSON is ours because its tile URLs name the revision and it describes the dataset; the map page because TiTiler's loads
-scripts from other servers.
+Tiles have our own route because they are requested most: one dependency instead of eighteen, and no mask where none is
+shown. TileJSON is ours because its tile URLs name the revision and it describes the dataset; the map page because
+TiTiler's loads scripts from other servers.
 """
 
 import html
