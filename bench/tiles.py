@@ -91,9 +91,9 @@ def collection(dataset: str, **more: Any) -> dict[str, Any]:
 
 def item(dataset: str, location: Location) -> dict[str, Any]:
     west, south, east, north = BOX
-    notify = [[west, south], [east, south], [east, north], [west, north], [west, south]]
+    ring = [[west, south], [east, south], [east, north], [west, north], [west, south]]
     return {"type": "Feature", "stac_version": "1.1.0", "id": f"{dataset}-v0", "collection": dataset, "links": [],
-            "bbox": list(BOX), "geometry": {"type": "Polygon", "coordinates": [notify]},
+            "bbox": list(BOX), "geometry": {"type": "Polygon", "coordinates": [ring]},
             "properties": {"datetime": "2024-01-01T00:00:00Z"}, "assets": {"data": {"href": href(location)}}}  # fmt: skip
 
 

@@ -249,7 +249,7 @@ class MosaicReader(BaseReader):
         raise NotImplementedError
 
     def _continuous_bounds(self) -> BBox:
-        """Across the antimeridian the catalogue's bounds, with longitudes beyond 180: MosaicJSON cannot express them."""
+        """Across the antimeridian the catalogue's bounds, with longitudes beyond 180: MosaicJSON has no such bounds."""
         bounds = self.input.source.bounds
         return bounds.unrolled() if bounds.crosses_antimeridian else self.mosaic.bounds
 

@@ -20,10 +20,10 @@ async function show(address) {
     const next = body.links.find((one) => one.rel === "next");
     if (next) { more.dataset.next = local(next.href); more.hidden = false; }
     note.hidden = cards.childElementCount > 0;
-    note.textContent = "Nothing is published yet. `dagmaster process FILE` makes a dataset of a file.";
+    note.textContent = "There are no datasets yet. `dagmaster process FILE` creates one from a file.";
   } catch (error) {
     note.hidden = false;
-    note.textContent = `The catalogue does not answer: ${error.message}`;
+    note.textContent = `The catalogue is not available: ${error.message}`;
   }
 }
 
@@ -68,7 +68,7 @@ function facts(collection) {
   return [days, licence].filter(Boolean).join(" · ");
 }
 
-// Links say where others reach us; this page stays where it was asked for.
+// Links begin with the public URL of the server; this page keeps the origin from which it was loaded.
 function local(address) {
   const url = new URL(address, location.href);
   return url.pathname + url.search;

@@ -35,7 +35,7 @@ async function start() {
   draw();
 }
 
-// --- what is asked for -------------------------------------------------------------------------------------------------
+// --- requests -------------------------------------------------------------------------------------------------
 
 async function ask(place, parameters = {}) {
   const answer = await fetch(`${place}?${new URLSearchParams(parameters)}`);
@@ -44,7 +44,7 @@ async function ask(place, parameters = {}) {
   return body;
 }
 
-// Where the page was asked for, not where others reach the server.
+// The origin of the page, which may differ from the public URL of the server.
 function local(address) {
   return address.replace(/^https?:\/\/[^/]+/, "");
 }
@@ -136,7 +136,7 @@ function placeTiles() {
   }
   const isLoading = [...wanted].some((key) => images.get(key).dataset.state === "loading");
   for (const [key, image] of images) {
-    // What is no longer wanted stays below what is not there yet.
+    // Old tiles stay below the new ones until these are loaded.
     if (!wanted.has(key) && (!isLoading || image.dataset.state !== "there")) { image.remove(); images.delete(key); continue; }
     const [zoom, x, y] = key.split("/").map(Number);
     const side = world() / 2 ** zoom, [left, top] = toScreen({ x: x / 2 ** zoom, y: y / 2 ** zoom });
@@ -159,7 +159,7 @@ function load(z, x, y) {
     if (images.get(`${z}/${x}/${y}`) === image) draw();
   };
   image.addEventListener("load", done("there"));
-  image.addEventListener("error", done("empty")); // nothing there: the server says 404
+  image.addEventListener("error", done("empty")); // no data in this tile: the server responds with 404
   image.src = tileAddress().replace("{z}", z).replace("{x}", x % 2 ** z).replace("{y}", y);
   layer.append(image);
   return image;
@@ -293,7 +293,7 @@ const isSingle = () => (chosen.bands ?? usual()).length === 1;
 function showTools() {
   showBands();
   const colours = find("colormap");
-  const own = facts.colormap_name ? `${facts.colormap_name} (its own)` : "grey";
+  const own = facts.colormap_name ? `${facts.colormap_name} (default)` : "grey";
   colours.replaceChildren(new Option(own, ""), ...COLORMAPS.filter((name) => name !== facts.colormap_name).map((name) => new Option(name, name)));
   colours.value = chosen.colormap;
   find("low").value = brief(chosen.low);
@@ -361,7 +361,7 @@ async function query(left, top) {
     const found = await ask(`point/${lon.toFixed(7)},${lat.toFixed(7)}`, { version: facts.version });
     if (marked === at) fill(found.values.map((value, i) => [found.band_descriptions?.[i] || found.band_names[i], shown(value)]), lon, lat);
   } catch (error) {
-    if (marked === at) fill([["nothing here", ""]], lon, lat);
+    if (marked === at) fill([["no data here", ""]], lon, lat);
   }
 }
 
@@ -393,7 +393,7 @@ function tell(text, seconds = 0) {
   if (seconds) setTimeout(() => { message.hidden = true; }, seconds * 1000);
 }
 
-// --- hands -------------------------------------------------------------------------------------------------------------
+// --- input -------------------------------------------------------------------------------------------------------------
 
 function listen() {
   const fingers = new Map();
@@ -459,7 +459,7 @@ function listen() {
   addEventListener("hashchange", () => { Object.assign(view, fromHash() ?? {}); draw(); });
 }
 
-// Others want tiles of 256 pixels, and the newest version of what they show.
+// Other programs expect tiles of 256 pixels, and the newest version of the dataset.
 async function copyAddress() {
   const more = [...look(), ...(version === "latest" ? [] : [["version", version]])];
   const query = more.length ? `?${new URLSearchParams(more)}` : "";
