@@ -388,8 +388,8 @@ async def test_what_was_chosen_from_what_has_changed_is_refused(database):
             def __getattr__(self, name: str) -> Any:
                 return getattr(running.ledger, name)
 
-            async def load_outputs(self, *arguments: Any, **options: Any) -> Any:
-                outputs = await running.ledger.load_outputs(*arguments, **options)
+            async def load_output_references(self, *arguments: Any, **options: Any) -> Any:
+                outputs = await running.ledger.load_output_references(*arguments, **options)
                 await resumed(running, failed["job_id"])
                 await running.wait(failed["job_id"])
                 return outputs
