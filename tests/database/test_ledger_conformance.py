@@ -37,6 +37,7 @@ from dagmaster.database.ledger.protocol import (
     StepScope,
     WorkerInfo,
 )
+from dagmaster.database.notify.notifier import JOBS, RESULTS, tasks_topic
 from dagmaster.errors import Conflict, DagmasterError, NotFound
 from dagmaster.jobs.changes import Changes, JobChange, NewTask, NodeChange
 from dagmaster.jobs.fan import ChildResult, aggregate
@@ -1884,3 +1885,63 @@ async def test_concurrent_claims_never_share_a_job(database):
         await ledger.close()
 
     assert sorted(job for mine in claimed for job in mine) == [a_job(n).job_id for n in range(40)]
+
+
+class RecordingNotifier:
+    """Keeps the topics instead of sending them."""
+
+    def __init__(self) -> None:
+        self.topics: list[str] = []
+
+    def notify(self, *topics: str) -> None:
+        self.topics += topics
+
+    def drain(self) -> list[str]:
+        topics, self.topics = self.topics, []
+        return topics
+
+
+@pytest.mark.requirement("E8")
+async def test_every_call_that_commits_work_for_others_notifies_them(bench):
+    """Callers cannot forget it: the ledger sends the notification after its commit, and only where something changed."""
+    recorder = RecordingNotifier()
+    bench.ledger._notifier = recorder
+    job = a_job(1, submitted_by="ana", idempotency_key="once")
+
+    job_id = await bench.ledger.create_once(job, "hash")
+    assert recorder.drain() == [JOBS]
+    await bench.ledger.create_once(a_job(2, submitted_by="ana", idempotency_key="once"), "hash")
+    assert recorder.drain() == []
+
+    await bench.ledger.enqueue_message("m1", "dag-jobs", {})
+    assert recorder.drain() == [JOBS]
+    await bench.ledger.enqueue_message("m1", "dag-jobs", {})
+    assert recorder.drain() == []
+
+    await bench.ledger.set_queue(QUEUE, max_running=1)
+    assert recorder.drain() == [tasks_topic(QUEUE)]
+
+    await bench.ledger.request_cancel(job_id, by=None, reason=None)
+    assert recorder.drain() == [RESULTS]
+
+    owner_id = await an_owner(bench)
+    await claim_all(bench, owner_id)
+    assert await bench.ledger.release_unknown(owner_id, []) == 1
+    assert recorder.drain() == [JOBS]
+    assert await bench.ledger.retire(owner_id) == 0
+    assert recorder.drain() == []
+
+
+@pytest.mark.requirement("E8")
+async def test_a_rerun_and_the_retirement_of_an_owner_notify_orchestrators(bench):
+    driver = await failed_tiles(bench, 2, 2)
+    recorder = RecordingNotifier()
+    bench.ledger._notifier = recorder
+
+    await bench.ledger.rerun(driver.claim.job_id, lambda job: retry(job.view(), node="tiles"), {})
+    assert recorder.drain() == [JOBS]
+
+    other = await an_owner(bench, 2)
+    await claim_all(bench, other)
+    assert await bench.ledger.retire(other) == 1
+    assert recorder.drain() == [JOBS]
