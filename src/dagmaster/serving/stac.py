@@ -18,12 +18,14 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from psycopg.conninfo import conninfo_to_dict
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from dagmaster import __version__
 from dagmaster.addresses import STAC, Addresses, rebased
 from dagmaster.database.catalog.pgstac import not_deployed
 from dagmaster.errors import InvalidRequest, Unavailable
+from dagmaster.serving.filters import require_flat_json, require_flat_text, require_simple_filter
 from dagmaster.serving.pages import page
 from dagmaster.serving.problems import PROBLEMS, describe
 
@@ -77,7 +79,7 @@ class _Client(CoreCrudClient):  # type: ignore[misc]
     """Limits searches, adds links to the map page, and replaces stored URLs of this server by current ones."""
 
     async def all_collections(self, request: Request, **search: Any) -> Any:
-        _require_finite(search.get("bbox"))
+        _limit_search(search)
 
         def adapt(document: Any) -> None:
             _update_urls(document["collections"], request)
@@ -111,6 +113,7 @@ class _Client(CoreCrudClient):  # type: ignore[misc]
         return _adapted(response, lambda document: _adapt_items(document["features"], request, fields))
 
     async def post_search(self, search_request: Any, request: Request, **options: Any) -> Any:
+        require_flat_json(orjson.loads(await request.body()))
         limited = {"bbox": search_request.bbox, "limit": search_request.limit}
         _limit_search(limited)
         search_request.limit = limited["limit"]
@@ -121,6 +124,9 @@ class _Client(CoreCrudClient):  # type: ignore[misc]
 
 def _limit_search(search: dict[str, Any]) -> None:
     _require_finite(search.get("bbox"))
+    require_simple_filter(search.get("filter_expr"))
+    for name in ("query", "intersects"):
+        require_flat_text(search.get(name))
     if search.get("limit") is not None:
         search["limit"] = min(search["limit"], MAX_ITEMS)
 
@@ -188,6 +194,7 @@ def create_stac() -> FastAPI:
     app.add_api_route(f"{PREFIX}/api.html", _get_help, name="swagger_ui_html", include_in_schema=False)
     app.add_exception_handler(InvalidRequest, PROBLEMS.on_ours)
     app.add_exception_handler(RequestValidationError, _on_invalid)
+    app.add_exception_handler(HTTPException, PROBLEMS.on_http)
     for error in _NO_CATALOG_ERRORS:
         app.add_exception_handler(error, _on_no_catalog)
     for error in _UNAVAILABLE_ERRORS:
