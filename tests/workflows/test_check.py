@@ -229,6 +229,17 @@ def test_work_fields_of_a_fan_in_need_a_handler():
     assert only(nodes, "`params` is for a fan_in with a `handler`") == ("a", 5, 21)
 
 
+@pytest.mark.requirement("W8")
+def test_a_fan_in_has_a_handler_or_an_aggregation():
+    nodes = (
+        "  start: {type: start, next: fan}\n"
+        + FAN % "a"
+        + "  a: {type: fan_in, handler: echo, aggregation: sum, next: end}\n"
+    )
+
+    assert only(nodes + END, "`aggregation` has no effect in a fan_in with a `handler`")[0] == "a"
+
+
 @pytest.mark.requirement("W7")
 @pytest.mark.parametrize("fields", ["", "source: [1], results_of: fan, "])
 def test_a_fan_out_has_either_a_source_or_results_of(fields):

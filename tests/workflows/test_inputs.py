@@ -58,7 +58,7 @@ def test_values_of_the_declared_type_are_taken_as_they_are(given):
         ({"list": {}}, "'list' must be an array, not an object"),
         ({"map": []}, "'map' must be an object, not an array"),
         ({"name": 5}, "'name' must be a string, not 5"),
-        ({"ratio": None}, "'ratio' must be a number, not null; leave it out instead"),
+        ({"cuont": None}, "'cuont' is not an input; did you mean 'count'?"),
         ({"cuont": 1}, "'cuont' is not an input; did you mean 'count'?"),
     ],
 )
@@ -83,3 +83,15 @@ def test_every_bad_field_is_named_at_once():
 @pytest.mark.requirement("W5")
 def test_a_template_in_an_input_is_data():
     assert check_inputs(WORKFLOW, {"name": "{{ job }}"})["name"] == "{{ job }}"
+
+
+@pytest.mark.requirement("W1")
+def test_an_input_submitted_as_null_counts_as_not_submitted():
+    workflow = a_workflow(
+        "  start: {type: start, next: end}\n  end: {type: end}\n",
+        head="inputs:\n  size: {type: integer, default: 5}\n  note: {type: string}\n  file: {type: string, required: true}\n",
+    )
+
+    assert check_inputs(workflow, {"size": None, "note": None, "file": "a"}) == {"size": 5, "file": "a"}
+    with pytest.raises(InvalidRequest, match="'file' is required"):
+        check_inputs(workflow, {"file": None})

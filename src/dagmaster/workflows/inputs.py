@@ -8,8 +8,12 @@ from dagmaster.workflows.model import Input, InputType, Workflow
 from dagmaster.workflows.nearest import did_you_mean
 
 
-def check_inputs(workflow: Workflow, given: dict[str, Any]) -> dict[str, Any]:
-    """The inputs with their defaults. An optional one without default stays absent, and is undefined in templates."""
+def check_inputs(workflow: Workflow, submitted: dict[str, Any]) -> dict[str, Any]:
+    """The inputs with their defaults. An optional one without default stays absent, and is undefined in templates.
+
+    An input that is submitted as null counts as not submitted.
+    """
+    given = {name: value for name, value in submitted.items() if value is not None or name not in workflow.inputs}
     faults = {name: fault for name in (*workflow.inputs, *given) if (fault := _fault(workflow, name, given))}
     if faults:
         raise InvalidRequest(

@@ -183,16 +183,26 @@ def _items(value: Any) -> list[Any]:
     raise Refused(f"an array is needed here, not {_kind(value)}")
 
 
-def _attribute(item: Any, path: str) -> Any:
+def _attribute(item: Any, path: Any) -> Any:
+    """The value under a name, a dotted path of names and positions, or a position, as in Jinja."""
     value = item
-    for part in bounded_text(path).split("."):
-        value = lookup(value, int(part) if part.isdigit() and isinstance(value, list) else part)
+    for part in _path(path):
+        is_position = isinstance(part, str) and part.isdigit() and isinstance(value, list)
+        value = lookup(value, int(part) if is_position else part)
     if value is MISSING:
         raise Refused(f"an item has no `{path}`")
     return value
 
 
-def _key(attribute: str | None) -> Callable[[Any], Any]:
+def _path(path: Any) -> list[Any]:
+    if isinstance(path, str):
+        return list(bounded_text(path).split("."))
+    if isinstance(path, int) and not isinstance(path, bool):
+        return [path]
+    raise Refused(f"`attribute` must be a name or a position, not {_kind(path)}")
+
+
+def _key(attribute: str | int | None) -> Callable[[Any], Any]:
     return (lambda item: item) if attribute is None else (lambda item: _attribute(item, attribute))
 
 
@@ -203,7 +213,7 @@ def _replace(value: Any, old: str, new: str) -> str:
     return bounded_text(text.replace(old, new))
 
 
-def _join(value: Any, separator: Any = "", *, attribute: str | None = None) -> str:
+def _join(value: Any, separator: Any = "", *, attribute: str | int | None = None) -> str:
     between, parts, room = text_of(separator), [], MAX_TEXT_BYTES
     for item in map(_key(attribute), _items(value)):
         parts.append(text_of(_demand(item)))
@@ -262,19 +272,19 @@ def _round(value: Any, precision: int = 0) -> Any:
     return finite(round(value, precision) if precision else round(value))
 
 
-def _sum(value: Any, *, attribute: str | None = None) -> Any:
+def _sum(value: Any, *, attribute: str | int | None = None) -> Any:
     return finite(sum(map(_key(attribute), _items(value))))
 
 
 def _extreme(choose: Callable[..., Any]) -> Filter:
-    def extreme(value: Any, *, attribute: str | None = None) -> Any:
+    def extreme(value: Any, *, attribute: str | int | None = None) -> Any:
         items = _items(value)
         return choose(items, key=_key(attribute)) if items else StrictUndefined(hint="an empty array has no extreme")
 
     return extreme
 
 
-def _sort(value: Any, *, reverse: bool = False, attribute: str | None = None) -> list[Any]:
+def _sort(value: Any, *, reverse: bool = False, attribute: str | int | None = None) -> list[Any]:
     return sorted(_items(value), key=_key(attribute), reverse=bool(reverse))
 
 
@@ -284,11 +294,11 @@ def _unique(value: Any) -> list[Any]:
     ]
 
 
-def _map(value: Any, *, attribute: str) -> list[Any]:
+def _map(value: Any, *, attribute: str | int) -> list[Any]:
     return [_attribute(item, attribute) for item in _items(value)]
 
 
-def _chosen(value: Any, attribute: str, test: str | None, args: Iterable[Any]) -> Iterable[tuple[Any, bool]]:
+def _chosen(value: Any, attribute: str | int, test: str | None, args: Iterable[Any]) -> Iterable[tuple[Any, bool]]:
     holds = TESTS.get(test) if test else bool
     if holds is None:
         raise Refused(f"there is no test `{test}`")
@@ -296,11 +306,11 @@ def _chosen(value: Any, attribute: str, test: str | None, args: Iterable[Any]) -
         yield item, bool(holds(_attribute(item, attribute), *args))
 
 
-def _selectattr(value: Any, attribute: str, test: str | None = None, *args: Any) -> list[Any]:
+def _selectattr(value: Any, attribute: str | int, test: str | None = None, *args: Any) -> list[Any]:
     return [item for item, chosen in _chosen(value, attribute, test, args) if chosen]
 
 
-def _rejectattr(value: Any, attribute: str, test: str | None = None, *args: Any) -> list[Any]:
+def _rejectattr(value: Any, attribute: str | int, test: str | None = None, *args: Any) -> list[Any]:
     return [item for item, chosen in _chosen(value, attribute, test, args) if not chosen]
 
 
