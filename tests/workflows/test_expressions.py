@@ -12,6 +12,7 @@ from dagmaster.workflows.expressions import (
     TemplateContext,
     TemplateFailed,
     TemplateInvalid,
+    _rendering,
     compile_branch,
     compile_condition,
     compile_expression,
@@ -510,3 +511,13 @@ def _seconds(compiled: Any, times: int) -> float:
     for _ in range(times):
         compiled.render(CONTEXT)
     return time.perf_counter() - started
+
+
+@pytest.mark.requirement("E27")
+def test_an_unexpected_error_while_rendering_fails_the_template_with_its_class_and_place():
+    """The planner turns a failed template into a failed node; any other error would make the job stand still."""
+    with (
+        pytest.raises(TemplateFailed, match=r"AttributeError: gone \(test_expressions\.py, line \d+, in test_an_"),
+        _rendering("{{ inputs.name }}"),
+    ):
+        raise AttributeError("gone")

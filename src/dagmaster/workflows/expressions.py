@@ -8,9 +8,11 @@ template again.
 """
 
 import inspect
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import Any
 
 from jinja2 import StrictUndefined, TemplateError, Undefined, nodes
@@ -500,3 +502,10 @@ def _rendering(text: str) -> Iterator[None]:
         yield
     except (TemplateError, Refused, TypeError, ValueError, ArithmeticError, LookupError, RecursionError) as error:
         raise TemplateFailed(f"`{_short(text)}` failed: {error}", expression=_short(text)) from None
+    except InvalidRequest:
+        raise
+    except Exception as error:  # a mistake in this software: the node fails with it, instead of the job standing still
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{PurePath(place.filename).name}, line {place.lineno}, in {place.name}"
+        message = f"`{_short(text)}` failed unexpectedly: {type(error).__qualname__}: {error} ({where})"
+        raise TemplateFailed(message, expression=_short(text)) from error
