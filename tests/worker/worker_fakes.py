@@ -178,6 +178,9 @@ class FakeLedger:
     async def read_results(self, _job_id: UUID, _node_id: str, offset: int, limit: int) -> list[ChildResult]:
         return self.results[offset : offset + limit]
 
+    async def read_encoded_results(self, job_id: UUID, node_id: str, offset: int, limit: int) -> list[ChildResult]:
+        return await self.read_results(job_id, node_id, offset, limit)
+
     async def store_payload(self, _job_id: UUID, encoded: Encoded) -> Reference:
         self._check()
         reference = reference_to(encoded)
