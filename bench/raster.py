@@ -310,8 +310,18 @@ def kernel_and_codec(what: tuple[Scene, Path]) -> float:
     for col in range(0, side, 512):
         run = np.zeros((3, side, 512), "uint8")
         place = corner @ Affine.translation(col, 0)
-        reproject(values, run, src_transform=where, src_crs=crs, dst_transform=place, dst_crs=scene.grid.crs,
-                  resampling=Resampling.bilinear, num_threads=1, XSCALE=1, YSCALE=1)  # fmt: skip
+        reproject(
+            values,
+            run,
+            src_transform=where,
+            src_crs=crs,
+            dst_transform=place,
+            dst_crs=scene.grid.crs,
+            resampling=Resampling.bilinear,
+            num_threads=1,
+            XSCALE=1,
+            YSCALE=1,
+        )
         made[:, :, col : col + 512] = run
     kernel = time.process_time() - start
     assert made.any()

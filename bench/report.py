@@ -13,9 +13,17 @@ from typing import Any
 PAGE = Path(__file__).parent.parent / "docs/performance.md"
 BEGIN, END = "<!-- engine: begin -->", "<!-- engine: end -->"
 COMPARED = (
-    "fan_out tasks/s N=1,000", "fan_out tasks/s N=10,000", "chain ms/step", "small_jobs/s", "MB, all processes",
-    "statements/task", "commits/task", "WAL bytes/task", "PostgreSQL CPU ms/task", "Python CPU ms/task",
-)  # fmt: skip
+    "fan_out tasks/s N=1,000",
+    "fan_out tasks/s N=10,000",
+    "chain ms/step",
+    "small_jobs/s",
+    "MB, all processes",
+    "statements/task",
+    "commits/task",
+    "WAL bytes/task",
+    "PostgreSQL CPU ms/task",
+    "Python CPU ms/task",
+)
 RATIOS = COMPARED[:4]
 ALONE = ("large", "orchestrators", "idle", "front", "steady", "start")
 WHOLE = ("compare", "large", "orchestrators", "idle", "front", "start", "profile")
@@ -58,9 +66,12 @@ def sections(measured: dict[str, Any]) -> list[tuple[str, Rows]]:
 def _title(part: str) -> str:
     return {
         "large": "large_fan_out: 100,000 children",
-        "orchestrators": "orchestrators: 20 jobs of 1,000 children, by one and by three", "idle": "idle: no work",
-        "front": "fan_out with many other tasks in the tables", "steady": "Constant load", "start": "Start",
-    }[part]  # fmt: skip
+        "orchestrators": "orchestrators: 20 jobs of 1,000 children, by one and by three",
+        "idle": "idle: no work",
+        "front": "fan_out with many other tasks in the tables",
+        "steady": "Constant load",
+        "start": "Start",
+    }[part]
 
 
 def _targets(judged: list[dict[str, Any]]) -> Rows:
@@ -72,10 +83,16 @@ def _targets(judged: list[dict[str, Any]]) -> Rows:
             target["value"] >= moonshot if target["at_least"] else target["value"] <= moonshot
         )
         limit = "" if math.isinf(target["limit"]) else f"{sign} {number(target['limit'])}"
-        rows.append([
-            target["what"], number(target["value"]), limit, ("met" if target["holds"] else "MISSED") if limit else "",
-            f"{sign} {number(moonshot)}" if moonshot is not None else "", "reached" if reached else "",
-        ])  # fmt: skip
+        rows.append(
+            [
+                target["what"],
+                number(target["value"]),
+                limit,
+                ("met" if target["holds"] else "MISSED") if limit else "",
+                f"{sign} {number(moonshot)}" if moonshot is not None else "",
+                "reached" if reached else "",
+            ]
+        )
     return rows
 
 

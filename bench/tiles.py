@@ -69,9 +69,15 @@ def write_cog(storage: Storage, blob: str, bands: np.ndarray, box: tuple[float, 
     _, rows, columns = bands.shape
     with MemoryFile() as memory:
         with memory.open(
-            driver="GTiff", count=3, height=rows, width=columns, dtype="uint8", crs="EPSG:4326", photometric="rgb",
+            driver="GTiff",
+            count=3,
+            height=rows,
+            width=columns,
+            dtype="uint8",
+            crs="EPSG:4326",
+            photometric="rgb",
             transform=from_bounds(*box, columns, rows),
-        ) as made:  # fmt: skip
+        ) as made:
             made.write(bands)
         with memory.open() as made:
             copy(made, file, driver="COG", compress="DEFLATE", predictor="YES", blocksize=512)
@@ -85,16 +91,32 @@ def href(location: Location) -> str:
 
 def collection(dataset: str, **more: Any) -> dict[str, Any]:
     extent = {"spatial": {"bbox": [list(BOX)]}, "temporal": {"interval": [["2024-01-01T00:00:00Z", None]]}}
-    return {"type": "Collection", "stac_version": "1.1.0", "id": dataset, "description": dataset, "license": "other",
-            "links": [], "extent": extent, **more}  # fmt: skip
+    return {
+        "type": "Collection",
+        "stac_version": "1.1.0",
+        "id": dataset,
+        "description": dataset,
+        "license": "other",
+        "links": [],
+        "extent": extent,
+        **more,
+    }
 
 
 def item(dataset: str, location: Location) -> dict[str, Any]:
     west, south, east, north = BOX
     ring = [[west, south], [east, south], [east, north], [west, north], [west, south]]
-    return {"type": "Feature", "stac_version": "1.1.0", "id": f"{dataset}-v0", "collection": dataset, "links": [],
-            "bbox": list(BOX), "geometry": {"type": "Polygon", "coordinates": [ring]},
-            "properties": {"datetime": "2024-01-01T00:00:00Z"}, "assets": {"data": {"href": href(location)}}}  # fmt: skip
+    return {
+        "type": "Feature",
+        "stac_version": "1.1.0",
+        "id": f"{dataset}-v0",
+        "collection": dataset,
+        "links": [],
+        "bbox": list(BOX),
+        "geometry": {"type": "Polygon", "coordinates": [ring]},
+        "properties": {"datetime": "2024-01-01T00:00:00Z"},
+        "assets": {"data": {"href": href(location)}},
+    }
 
 
 def make(storage: Storage, dsn: str, size: int, folder: Path) -> Location:

@@ -204,9 +204,15 @@ class Wishes:
         self._width = width
         self._step_seconds = step_seconds
         self._drawing: list[tuple[int, Callable[[], Wish]]] = [
-            (5, self.fan), (8, self.chain), (3, self.flaky), (3, self.route), (3, self.plain), (2, self.bulk), (1, self.full),
+            (5, self.fan),
+            (8, self.chain),
+            (3, self.flaky),
+            (3, self.route),
+            (3, self.plain),
+            (2, self.bulk),
+            (1, self.full),
             (2, self.cancelled),
-        ]  # fmt: skip
+        ]
 
     def draw(self) -> Wish:
         (chosen,) = self._random.choices(self._drawing, [weight for weight, _ in self._drawing])
@@ -356,7 +362,14 @@ def _draw_scene(path: Path, width: int = 700, height: int = 600) -> None:
     bands = [100 + 90 * np.sin(rows / (50 + 9 * band)) * np.cos(columns / 70) for band in range(3)]
     path.parent.mkdir(parents=True, exist_ok=True)
     with rasterio.open(
-        path, "w", driver="GTiff", width=width, height=height, count=3, dtype="uint8", crs="EPSG:32633",
+        path,
+        "w",
+        driver="GTiff",
+        width=width,
+        height=height,
+        count=3,
+        dtype="uint8",
+        crs="EPSG:32633",
         transform=Affine(10, 0, 500_000, 0, -10, 5_300_000),
-    ) as file:  # fmt: skip
+    ) as file:
         file.write(np.stack(bands).astype("uint8"))

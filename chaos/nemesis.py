@@ -288,8 +288,9 @@ class Nemesis:
                 """SELECT count(*) FROM unnest(%s::uuid[], %s::bigint[]) AS was (job_id, epoch)
                      JOIN dagapp.dag_jobs j USING (job_id)
                     WHERE j.epoch = was.epoch AND j.status IN ('pending', 'running')""",
-                [job for job, _ in jobs], [epoch for _, epoch in jobs],
-            )  # fmt: skip
+                [job for job, _ in jobs],
+                [epoch for _, epoch in jobs],
+            )
             return int(left) == 0
 
         return probe
@@ -306,8 +307,10 @@ class Nemesis:
                       AND NOT EXISTS (SELECT 1 FROM dagapp.dag_tasks t
                                        WHERE t.job_id = was.job_id AND t.node_id = was.node_id
                                          AND t.attempt > was.attempt AND t.started_at IS NOT NULL)""",
-                list(jobs), list(nodes), list(attempts),
-            )  # fmt: skip
+                list(jobs),
+                list(nodes),
+                list(attempts),
+            )
             return int(left) == 0
 
         return probe

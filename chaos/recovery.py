@@ -49,9 +49,19 @@ LONG = """
       end: {type: end}
     """
 BOUNDS = {
-    "as it ships": {"orchestrator killed": 80.0, "worker killed": 75.0, "orchestrator stopped": 2.0, "PostgreSQL killed": 10.0},
-    "fast": {"orchestrator killed": 10.0, "worker killed": 10.0, "orchestrator stopped": 2.0, "PostgreSQL killed": 10.0},
-}  # fmt: skip
+    "as it ships": {
+        "orchestrator killed": 80.0,
+        "worker killed": 75.0,
+        "orchestrator stopped": 2.0,
+        "PostgreSQL killed": 10.0,
+    },
+    "fast": {
+        "orchestrator killed": 10.0,
+        "worker killed": 10.0,
+        "orchestrator stopped": 2.0,
+        "PostgreSQL killed": 10.0,
+    },
+}
 PROFILES = {"fast": FAST_PROFILE, "as it ships": AS_IT_SHIPS}
 
 
@@ -153,8 +163,9 @@ class _Trial:
             """SELECT count(*) FROM unnest(%s::uuid[], %s::bigint[]) AS was (job_id, epoch)
                 WHERE NOT EXISTS (SELECT 1 FROM dagapp.dag_job_events e
                                    WHERE e.job_id = was.job_id AND e.epoch > was.epoch)""",
-            [job for job, _ in jobs], [epoch for _, epoch in jobs],
-        )  # fmt: skip
+            [job for job, _ in jobs],
+            [epoch for _, epoch in jobs],
+        )
         return int(left) == 0
 
     async def _worker(self) -> float:

@@ -90,10 +90,15 @@ class Performance:
         self.effects = stage.folder / "effects"
         self.pulse = Pulse()
         self.load = Load(
-            stage.submitter, stage.folder / "storage", stage.folder / "submitted",
+            stage.submitter,
+            stage.folder / "storage",
+            stage.folder / "submitted",
             Wishes(options.seed, self.effects, step_seconds=options.step_seconds),
-            options.tasks_per_second, most_open=1500, has_rasters=options.has_rasters, open_tasks=lambda: self.pulse.open_tasks,
-        )  # fmt: skip
+            options.tasks_per_second,
+            most_open=1500,
+            has_rasters=options.has_rasters,
+            open_tasks=lambda: self.pulse.open_tasks,
+        )
         self.nemesis = Nemesis(stage, self.load, self.effects, options.seed, options.settings)
 
     async def play(self) -> Outcome:

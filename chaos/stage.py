@@ -124,8 +124,10 @@ async def staged(
 def remove_leftovers() -> None:
     """A run ended by SIGKILL takes its processes along but leaves its files."""
     places = (
-        ("/var/lib/dagmaster", "chaos-*"), ("/run", "dagmaster-chaos-*"), (tempfile.gettempdir(), "dagmaster-chaos-*"),
-    )  # fmt: skip
+        ("/var/lib/dagmaster", "chaos-*"),
+        ("/run", "dagmaster-chaos-*"),
+        (tempfile.gettempdir(), "dagmaster-chaos-*"),
+    )
     for folder in (match for place, pattern in places for match in Path(place).glob(pattern)):
         pid = folder.name.partition("chaos-")[2].partition("-")[0]
         if pid.isdigit() and not Path(f"/proc/{pid}").exists():

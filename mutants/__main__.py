@@ -87,9 +87,13 @@ def _trials(scratch: Scratch, chosen: Sequence[Mutant]) -> Iterable[Trial]:
 
 def _described(mutant: Mutant) -> dict[str, Any]:
     return {
-        "number": mutant.number, "bug": mutant.bug, "files": mutant.files, "layer": mutant.layer.name,
-        "command": f"pytest {' '.join(mutant.tests)}", "adapted": mutant.adapted or None,
-    }  # fmt: skip
+        "number": mutant.number,
+        "bug": mutant.bug,
+        "files": mutant.files,
+        "layer": mutant.layer.name,
+        "command": f"pytest {' '.join(mutant.tests)}",
+        "adapted": mutant.adapted or None,
+    }
 
 
 def _as_json(results: Iterable[Trial], seconds: float) -> str:
@@ -115,9 +119,16 @@ def _listed(chosen: Iterable[Mutant]) -> str:
 def _table(results: Iterable[Trial]) -> str:
     heads = ("", "bug", "file", "layer", "caught by", "seconds")
     rows = [
-        (str(t.mutant.number), t.mutant.bug, t.mutant.files, t.mutant.layer.name, t.caught_by or str(t.verdict), f"{t.seconds:.0f}")
+        (
+            str(t.mutant.number),
+            t.mutant.bug,
+            t.mutant.files,
+            t.mutant.layer.name,
+            t.caught_by or str(t.verdict),
+            f"{t.seconds:.0f}",
+        )
         for t in results
-    ]  # fmt: skip
+    ]
     return _columns([heads, *rows])
 
 

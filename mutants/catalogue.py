@@ -60,20 +60,34 @@ MEMORY: Final = "src/dagmaster/testing/memory_ledger.py"
 ORCHESTRATOR: Final = "src/dagmaster/database/ledger/orchestrator.py"
 
 _CONFORMANCE: Final = (
-    "tests/database/test_ledger_conformance.py", "-k", "postgres",
-    "--requirement=E5", "--requirement=E6", "--requirement=E7", "--requirement=Q1", "--requirement=E19",
-    "--requirement=E11", "--requirement=E27", "--requirement=W7",
-)  # fmt: skip
+    "tests/database/test_ledger_conformance.py",
+    "-k",
+    "postgres",
+    "--requirement=E5",
+    "--requirement=E6",
+    "--requirement=E7",
+    "--requirement=Q1",
+    "--requirement=E19",
+    "--requirement=E11",
+    "--requirement=E27",
+    "--requirement=W7",
+)
 _SCHEMA: Final = ("tests/database/test_schema.py", "--requirement=E1", "--requirement=D3")
 _SEEDS: Final = ("tests/simulation/test_simulation.py", "-k", "nothing_bad_happens", "--seeds", "500")
 
 MUTANTS: Final = (
     Mutant(
-        1, "drop the claim token from the fence", CONFORMANCE, _CONFORMANCE,
+        1,
+        "drop the claim token from the fence",
+        CONFORMANCE,
+        _CONFORMANCE,
         [Edit(f"{SQL}/advance.sql", " AND j.claim_token = k.token", "")],
     ),
     Mutant(
-        2, "re-read the token after waking", SIMULATION, _SEEDS,
+        2,
+        "re-read the token after waking",
+        SIMULATION,
+        _SEEDS,
         [
             Edit(
                 MEMORY,
@@ -93,12 +107,18 @@ MUTANTS: Final = (
         postgres_tests=_CONFORMANCE,
     ),
     Mutant(
-        3, "now() for clock_timestamp() in leases", GUARDS, _SCHEMA,
+        3,
+        "now() for clock_timestamp() in leases",
+        GUARDS,
+        _SCHEMA,
         [Edit(f"{SQL}/schema/10_before.sql", "clock_timestamp()) $$", "now()) $$")],
         adapted="every lease and deadline reads one function: it is wrong there",
     ),
     Mutant(
-        4, "drop the index of one live attempt", GUARDS, _SCHEMA,
+        4,
+        "drop the index of one live attempt",
+        GUARDS,
+        _SCHEMA,
         [
             Edit(
                 "src/dagmaster/jobs/model.py",
@@ -108,7 +128,10 @@ MUTANTS: Final = (
         ],
     ),
     Mutant(
-        5, "complete without state = 'running'", CONFORMANCE, _CONFORMANCE,
+        5,
+        "complete without state = 'running'",
+        CONFORMANCE,
+        _CONFORMANCE,
         [
             Edit(
                 f"{SQL}/workers.sql",
@@ -120,7 +143,10 @@ MUTANTS: Final = (
         ],
     ),
     Mutant(
-        6, "fan-in by count(*)", CONFORMANCE, _CONFORMANCE,
+        6,
+        "fan-in by count(*)",
+        CONFORMANCE,
+        _CONFORMANCE,
         [
             Edit(
                 f"{SQL}/advance.sql",
@@ -131,17 +157,25 @@ MUTANTS: Final = (
         ],
     ),
     Mutant(
-        7, "decrement without the state guard", PROPERTIES, ("tests/jobs/test_plan_properties.py",),
+        7,
+        "decrement without the state guard",
+        PROPERTIES,
+        ("tests/jobs/test_plan_properties.py",),
         [
             Edit(MEMORY, "if r.job_id == job_id and not r.processed]", "if r.job_id == job_id]"),
-            Edit(f"{SQL}/advance.sql", "WHERE x.job_id = held.job_id AND NOT x.processed", "WHERE x.job_id = held.job_id"),
+            Edit(
+                f"{SQL}/advance.sql", "WHERE x.job_id = held.job_id AND NOT x.processed", "WHERE x.job_id = held.job_id"
+            ),
             Edit(f"{SQL}/advance.sql", "WHERE r.ctid = k.place AND r.processed IS NOT TRUE", "WHERE r.ctid = k.place"),
         ],
         adapted="the guard is that a result is processed once: here every step processes it",
         postgres_tests=_CONFORMANCE,
     ),
     Mutant(
-        8, "send before commit", CRASH_POINTS, ("tests/simulation/test_crash_points.py",),
+        8,
+        "send before commit",
+        CRASH_POINTS,
+        ("tests/simulation/test_crash_points.py",),
         [
             Edit(MEMORY, "self._restore(saved)", "pass"),
             Edit(
@@ -155,7 +189,10 @@ MUTANTS: Final = (
         postgres_tests=_CONFORMANCE,
     ),
     Mutant(
-        9, "settle before claim", CONFORMANCE, _CONFORMANCE,
+        9,
+        "settle before claim",
+        CONFORMANCE,
+        _CONFORMANCE,
         [
             Edit(
                 ORCHESTRATOR,
@@ -168,16 +205,31 @@ MUTANTS: Final = (
         adapted="tasks are claimed by their rows: here a submission's message is gone before its job is there",
     ),
     Mutant(
-        10, "monitor without what it observed", ENGINE, ("tests/engine/test_janitor.py",),
+        10,
+        "monitor without what it observed",
+        ENGINE,
+        ("tests/engine/test_janitor.py",),
         [Edit(f"{SQL}/janitor.sql", " AND j.epoch = s.epoch AND j.version = s.version", "")],
         adapted="the janitor only ends claims: here without asking whether the job has moved since it looked",
     ),
     Mutant(
-        11, "drop the terminal trigger", GUARDS, _SCHEMA,
-        [Edit("src/dagmaster/database/schema/guards.py", 'rule = f"OLD.status <> NEW.status AND NOT', 'rule = f"false AND NOT')],
+        11,
+        "drop the terminal trigger",
+        GUARDS,
+        _SCHEMA,
+        [
+            Edit(
+                "src/dagmaster/database/schema/guards.py",
+                'rule = f"OLD.status <> NEW.status AND NOT',
+                'rule = f"false AND NOT',
+            )
+        ],
     ),
     Mutant(
-        12, "outbox by seq > last", SIMULATION, _SEEDS,
+        12,
+        "outbox by seq > last",
+        SIMULATION,
+        _SEEDS,
         [
             Edit(
                 MEMORY,
@@ -196,16 +248,25 @@ MUTANTS: Final = (
         adapted="the queue is the tasks that are queued: here a worker takes only what is younger than what it took before",
     ),
     Mutant(
-        13, "LISTEN after scan with polling off", ENGINE, ("tests/engine/test_engine.py", "--requirement=E8"),
+        13,
+        "LISTEN after scan with polling off",
+        ENGINE,
+        ("tests/engine/test_engine.py", "--requirement=E8"),
         [Edit("src/dagmaster/database/notify/postgres.py", "self._hear(self._topics.values())", "pass")],
         adapted="a bell asks for a scan once it listens, and after each reconnect: here it does not",
     ),
     Mutant(
-        14, "retry without cap", PROPERTIES, ("tests/jobs/test_retry.py",),
+        14,
+        "retry without cap",
+        PROPERTIES,
+        ("tests/jobs/test_retry.py",),
         [Edit("src/dagmaster/jobs/retry.py", "if retry_count >= policy.max_attempts:", "if retry_count < 0:")],
     ),
     Mutant(
-        15, "reclaim by own name only", CONFORMANCE, _CONFORMANCE,
+        15,
+        "reclaim by own name only",
+        CONFORMANCE,
+        _CONFORMANCE,
         [
             Edit(
                 f"{SQL}/orchestrators.sql",
@@ -215,7 +276,9 @@ MUTANTS: Final = (
         ],
     ),
     Mutant(
-        16, "retention without the live-child guard", ENGINE,
+        16,
+        "retention without the live-child guard",
+        ENGINE,
         ("tests/engine/test_retention.py", "-k", "month_of_events or under_load"),
         [
             Edit(f"{SQL}/schema/85_retention.sql", "CONTINUE WHEN EXISTS (", "CONTINUE WHEN false AND EXISTS ("),
@@ -228,18 +291,31 @@ MUTANTS: Final = (
         adapted="children are rows of their job and go with it: here a month of events goes while a job of that month lives",
     ),
     Mutant(
-        17, "effect published outside the completion transaction", SIMULATION, _SEEDS,
+        17,
+        "effect published outside the completion transaction",
+        SIMULATION,
+        _SEEDS,
         [
-            Edit(MEMORY, "processed=not accepted, accepted=accepted,", "processed=False, accepted=True,"),
-            Edit(f"{SQL}/workers.sql", "           %(worker_id)s, true, false\n", "           %(worker_id)s, false, true\n"),
+            Edit(
+                MEMORY,
+                "                processed=not accepted,\n                accepted=accepted,\n",
+                "                processed=False,\n                accepted=True,\n",
+            ),
+            Edit(
+                f"{SQL}/workers.sql",
+                "           %(worker_id)s, true, false\n",
+                "           %(worker_id)s, false, true\n",
+            ),
         ],
         adapted="a result row publishes what an attempt has made: here that of a report which came too late does too",
         postgres_tests=_CONFORMANCE,
     ),
     Mutant(
-        18, "lock order swapped", INTERLEAVINGS,
+        18,
+        "lock order swapped",
+        INTERLEAVINGS,
         ("tests/database/test_interleavings.py", "-k", "report_to_ended"),
         [Edit("src/dagmaster/database/maintenance/retention.py", '"tasks", "results"', '"results", "tasks"')],
         adapted="here retention locks two tables the other way round",
     ),
-)  # fmt: skip
+)

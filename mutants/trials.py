@@ -93,9 +93,15 @@ def pytest(scratch: Scratch, arguments: Sequence[str]) -> Run:
     command = [sys.executable, "-m", "pytest", "-q", "--tb=short", *aside, *arguments]
     started = time.monotonic()
     process = subprocess.Popen(
-        command, cwd=scratch.folder, env=scratch.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True, start_new_session=True,
-    )  # fmt: skip
+        command,
+        cwd=scratch.folder,
+        env=scratch.environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
     try:
         output, _ = process.communicate(timeout=PATIENCE_SECONDS)
         return Run(process.returncode, output, time.monotonic() - started)

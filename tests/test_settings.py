@@ -99,8 +99,11 @@ def test_all_problems_are_reported_at_once(monkeypatch):
     )
 
     assert [problem.partition("=")[0] for problem in told] == [
-        "LOG_LEVEL", "TASK_LEASE_SEC", "API_PORT", "HEARTBEAT_INTERVAL_SEC"
-    ]  # fmt: skip
+        "LOG_LEVEL",
+        "TASK_LEASE_SEC",
+        "API_PORT",
+        "HEARTBEAT_INTERVAL_SEC",
+    ]
 
 
 def test_a_secret_is_never_echoed(monkeypatch):

@@ -102,9 +102,14 @@ class DbosDriver:
 
 def launch(dsn: str, listen: list[str]) -> None:
     config: DBOSConfig = {
-        "name": "bench", "application_version": "1", "executor_id": str(uuid.uuid4()), "system_database_url": url(dsn),
-        "log_level": "ERROR", "sys_db_pool_size": THREADS, "max_executor_threads": THREADS,
-    }  # fmt: skip
+        "name": "bench",
+        "application_version": "1",
+        "executor_id": str(uuid.uuid4()),
+        "system_database_url": url(dsn),
+        "log_level": "ERROR",
+        "sys_db_pool_size": THREADS,
+        "max_executor_threads": THREADS,
+    }
     DBOS(config=config)
     DBOS.listen_queues(listen)
 

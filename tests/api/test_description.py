@@ -101,9 +101,13 @@ async def _some_work(dsn: str) -> dict[str, str]:
         payload = await running.ledger.store_payload(job["job_id"], b'"large"')
         (letter, *_) = await until(lambda: running.rows("SELECT dead_letter_id FROM dagapp.dag_dead_letters"))
     return {
-        "job_id": str(job["job_id"]), "node_id": "verify__3", "workflow_id": "demo", "queue": "container-tasks",
-        "dead_letter_id": str(letter["dead_letter_id"]), "sha256": payload["sha256"],
-    }  # fmt: skip
+        "job_id": str(job["job_id"]),
+        "node_id": "verify__3",
+        "workflow_id": "demo",
+        "queue": "container-tasks",
+        "dead_letter_id": str(letter["dead_letter_id"]),
+        "sha256": payload["sha256"],
+    }
 
 
 schema = schemathesis.openapi.from_dict(DESCRIPTION, config=SchemathesisConfig())

@@ -80,8 +80,11 @@ async def test_what_arrives_at_an_instance_that_does_not_own_the_job_takes_effec
         for step in ("greet", "repeat"):
             claimed = await running.until(lambda: _claimed(ledger, worker_id, job_id), 10, f"the task of {step}")
             report = {
-                "task_id": claimed, "worker_id": str(worker_id), "status": "succeeded", "output": {"message": "hello"},
-            }  # fmt: skip
+                "task_id": claimed,
+                "worker_id": str(worker_id),
+                "status": "succeeded",
+                "output": {"message": "hello"},
+            }
             receipt = await ok(services.post(f"{V1}/callbacks/task-result", json=report))
 
             async def is_done(step: str = step) -> bool:

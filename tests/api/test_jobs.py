@@ -73,8 +73,14 @@ async def test_a_job_shows_counts_of_children_and_stages(database):
     split = next(node for node in shown["nodes"] if node["node_id"] == "split")
     stages = {stage["name"]: stage for stage in shown["stages"]}
     assert split["children"] == {
-        "total": 12, "done": 11, "running": 0, "retrying": 0, "waiting": 0, "failed": 1, "cancelled": 0,
-    }  # fmt: skip
+        "total": 12,
+        "done": 11,
+        "running": 0,
+        "retrying": 0,
+        "waiting": 0,
+        "failed": 1,
+        "cancelled": 0,
+    }
     assert split["handler"] == "give"
     assert (stages["work"]["children"], stages["work"]["children_failed"]) == (12, 1)
     assert stages["prepare"]["seconds"] is not None

@@ -91,12 +91,17 @@ async def test_the_lines_of_every_attempt_are_read_in_pages(database):
     told = [(line["node_id"], line["attempt"], line["number"], line["text"]) for line in lines]
     assert [len(page) for page in pages] == [2, 2, 2, 2, 2]
     assert told == [
-        ("last", 1, 1, "begins item=None"), ("last", 1, 2, "ends"),
-        ("spread__0", 1, 1, "begins item=1"), ("spread__0", 1, 2, "ends"),
-        ("spread__1", 1, 1, "begins item=2"), ("spread__1", 1, 2, told[5][3]),
-        ("spread__1", 2, 1, "begins item=2"), ("spread__1", 2, 2, "ends"),
-        ("spread__2", 1, 1, "begins item=3"), ("spread__2", 1, 2, "ends"),
-    ]  # fmt: skip
+        ("last", 1, 1, "begins item=None"),
+        ("last", 1, 2, "ends"),
+        ("spread__0", 1, 1, "begins item=1"),
+        ("spread__0", 1, 2, "ends"),
+        ("spread__1", 1, 1, "begins item=2"),
+        ("spread__1", 1, 2, told[5][3]),
+        ("spread__1", 2, 1, "begins item=2"),
+        ("spread__1", 2, 2, "ends"),
+        ("spread__2", 1, 1, "begins item=3"),
+        ("spread__2", 1, 2, "ends"),
+    ]
     assert told[5][3].startswith("will fail")
     assert "hunter2" not in str(told)
     assert of_children == lines[2:]

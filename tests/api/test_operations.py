@@ -276,8 +276,11 @@ async def test_a_worker_without_database_reports_over_http_and_late_reports_are_
 
         (task,) = await until(claimed)
         report = {
-            "task_id": task.task_id, "worker_id": str(worker_id), "status": "succeeded", "output": {"message": "from afar"},
-        }  # fmt: skip
+            "task_id": task.task_id,
+            "worker_id": str(worker_id),
+            "status": "succeeded",
+            "output": {"message": "from afar"},
+        }
         foreign = await ok(client.post(f"{V1}/callbacks/task-result", json={**report, "worker_id": str(uuid4())}))
         first = await ok(client.post(f"{V1}/callbacks/task-result", json=report))
         again = await ok(client.post(f"{V1}/callbacks/task-result", json=report))
@@ -292,8 +295,11 @@ async def test_a_worker_without_database_reports_over_http_and_late_reports_are_
         odd = await client.post(f"{V1}/callbacks/task-result", json={**report, "task_id": "x"})
 
     assert (foreign, first, again, second) == (
-        {"accepted": False}, {"accepted": True}, {"accepted": True}, {"accepted": True},
-    )  # fmt: skip
+        {"accepted": False},
+        {"accepted": True},
+        {"accepted": True},
+        {"accepted": True},
+    )
     assert silent.json()["code"] == "task.no-error"
     assert job["status"] == "failed"
     assert shown["attempts"][0]["error"]["blame"] == "data"

@@ -25,10 +25,22 @@ JOB = str(new_job_id(1_700_000_000_000, bytes(10)))  # the same in every process
         (("GET", "/jobs"), {"params": {"workflow_id": "a\0b"}}, (400, "request.not-storable")),
         (("GET", "/dead-letters"), {"params": {"after": "x~y"}}, (400, "request.bad-cursor")),
         (("POST", "/jobs"), {"json": {"workflow_id": "nothing"}}, (404, "workflow.not-found")),
-        (("POST", "/jobs"), {"json": {"workflow_id": "hello_world", "input_params": {"nam": 1}}}, (400, "inputs.invalid")),
-        (("POST", "/jobs"), {"json": {"workflow_id": "hello_world", "correlation_id": "\0"}}, (400, "request.not-storable")),
+        (
+            ("POST", "/jobs"),
+            {"json": {"workflow_id": "hello_world", "input_params": {"nam": 1}}},
+            (400, "inputs.invalid"),
+        ),
+        (
+            ("POST", "/jobs"),
+            {"json": {"workflow_id": "hello_world", "correlation_id": "\0"}},
+            (400, "request.not-storable"),
+        ),
         (("POST", "/jobs"), {"json": {"workflow_id": "hello_world", "surprise": 1}}, (422, "request.invalid")),
-        (("POST", "/jobs"), {"content": b"{", "headers": {"content-type": "application/json"}}, (422, "request.invalid")),
+        (
+            ("POST", "/jobs"),
+            {"content": b"{", "headers": {"content-type": "application/json"}},
+            (422, "request.invalid"),
+        ),
         (("POST", "/jobs"), {"content": b'{"workflow_id": "hello_world"}'}, (415, "request.media-type")),
         (("POST", "/jobs"), {"data": {"workflow_id": "hello_world"}}, (415, "request.media-type")),
         (("POST", f"/jobs/{JOB}/cancel"), {"content": b"please"}, (415, "request.media-type")),
@@ -43,10 +55,14 @@ JOB = str(new_job_id(1_700_000_000_000, bytes(10)))  # the same in every process
         (("POST", "/bootstrap/rebuild"), {"json": {"confirm": "test"}}, (403, "bootstrap.rebuild-off")),
         (("PUT", "/queues/nothing"), {"json": {"max_running": 1}}, (404, "queue.not-found")),
         (("GET", "/livez"), {"headers": {"host": "evil.example"}}, (403, "request.foreign-host")),
-        (("POST", "/bootstrap/deploy"), {"headers": {"origin": "http://evil.example"}}, (403, "request.foreign-origin")),
+        (
+            ("POST", "/bootstrap/deploy"),
+            {"headers": {"origin": "http://evil.example"}},
+            (403, "request.foreign-origin"),
+        ),
         (("POST", "/bootstrap/deploy"), {"headers": {"origin": "null"}}, (403, "request.foreign-origin")),
     ],
-)  # fmt: skip
+)
 async def test_each_problem_has_its_status_and_code(shared_database, request_, options, expected):
     method, path = request_
 
@@ -72,14 +88,22 @@ async def test_invalid_requests_list_every_mistake_and_repeat_nothing(shared_dat
 @pytest.mark.parametrize(
     ("path", "sent", "message"),
     [
-        ("/jobs", {"workflow_id": "x", "priorty": 1}, "body.priorty: unknown field 'priorty'; did you mean 'priority'?"),
+        (
+            "/jobs",
+            {"workflow_id": "x", "priorty": 1},
+            "body.priorty: unknown field 'priorty'; did you mean 'priority'?",
+        ),
         ("/jobs", {"priority": 1}, "body.workflow_id: is needed"),
         ("/jobs", {"workflow_id": "x", "priority": 11}, "body.priority: must be less than or equal to 10"),
         ("/jobs", [], "body: must be an object"),
         (f"/jobs/{JOB}/cancel", {"zzz": 1}, "body.zzz: unknown field 'zzz'; known are by, reason"),
-        (f"/jobs/{JOB}/retry", {"node": "a", "stage": "b"}, "body: name either a node, a stage, or a fan_out whose failed"),
+        (
+            f"/jobs/{JOB}/retry",
+            {"node": "a", "stage": "b"},
+            "body: name either a node, a stage, or a fan_out whose failed",
+        ),
     ],
-)  # fmt: skip
+)
 async def test_an_error_is_described_in_plain_words(shared_database, path, sent, message):
     async with api(shared_database) as client:
         answer = await client.post(V1 + path, json=sent)

@@ -55,8 +55,10 @@ def orchestrator(dsn: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
         [sys.executable, "-m", "dagmaster", "orchestrator", *arguments],
         env={**environment, "DATABASE_URL": dsn, "LOG_FORMAT": "json", "ORCHESTRATOR_POLL_INTERVAL": "0.2"},
-        stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     try:
         yield process
     finally:

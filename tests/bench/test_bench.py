@@ -43,13 +43,21 @@ def found(fan_out: float, findings: int = 0) -> dict:
         }
     ratios["absurd"]["fan_out tasks/s N=10,000"] = [7.0, 9.0, 7.5]
     return {
-        "command": "bench/engine.py", "date": "2026-11-16", "hardware": "2 cores", "python": "3.11", "postgres": "15",
-        "rounds": 3, "scale": 1.0, "versions": dict.fromkeys(PEERS, "1.0"),
+        "command": "bench/engine.py",
+        "date": "2026-11-16",
+        "hardware": "2 cores",
+        "python": "3.11",
+        "postgres": "15",
+        "rounds": 3,
+        "scale": 1.0,
+        "versions": dict.fromkeys(PEERS, "1.0"),
         "compare": {
-            "figures": {"dagmaster": figures}, "ratios": ratios, "references": {"pgbench tps": [2000.0]},
+            "figures": {"dagmaster": figures},
+            "ratios": ratios,
+            "references": {"pgbench tps": [2000.0]},
             "history": {"jobs": 3, "events": 12, "findings": findings},
         },
-    }  # fmt: skip
+    }
 
 
 def judged(judge: ModuleType, run: dict) -> dict:

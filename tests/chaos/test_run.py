@@ -13,9 +13,18 @@ KINDS = ("kill orchestrator", "kill worker", "reset at commit", "freeze orchestr
 @pytest.mark.timeout(180)
 async def test_a_few_faults_cost_nothing_and_leave_nothing_behind() -> None:
     options = Options(
-        seed=8, seconds=12, faults=5, wanted_faults=4, wanted_attempts=100, only=KINDS, orchestrators=2, workers=2,
-        tasks_per_second=40, step_seconds=(0.2, 1), has_rasters=False,
-    )  # fmt: skip
+        seed=8,
+        seconds=12,
+        faults=5,
+        wanted_faults=4,
+        wanted_attempts=100,
+        only=KINDS,
+        orchestrators=2,
+        workers=2,
+        tasks_per_second=40,
+        step_seconds=(0.2, 1),
+        has_rasters=False,
+    )
 
     outcome = await perform(options)
 

@@ -80,20 +80,35 @@ def a_problem(status: int, **members: object) -> Answering:
 @pytest.mark.parametrize(
     ("answer", "said", "code", "exit_code"),
     [
-        (plain(200, "text/html", b"<html>"), "not as the API of a platform does (text/html)", "server.not-a-platform", 5),
+        (
+            plain(200, "text/html", b"<html>"),
+            "not as the API of a platform does (text/html)",
+            "server.not-a-platform",
+            5,
+        ),
         (plain(200, None), "(no content type)", "server.not-a-platform", 5),
         (plain(502, "text/html", b"<html>"), "answers 502 Bad Gateway", "server.not-a-platform", 5),
         (plain(401, None), "answers 401 Unauthorized", "server.not-a-platform", 3),
         (plain(404, "text/html"), "answers 404 Not Found", "server.not-a-platform", 4),
-        (plain(302, None, Location="http://u:hush@elsewhere/"), "sends us on to http://u:***@elsewhere/", "server.redirects", 5),
+        (
+            plain(302, None, Location="http://u:hush@elsewhere/"),
+            "sends us on to http://u:***@elsewhere/",
+            "server.redirects",
+            5,
+        ),
         (plain(200, "application/json", b"{oops"), "it is not JSON", "server.unexpected", 5),
         (plain(200, "application/json", b"[]"), "it is not an object", "server.unexpected", 5),
         (plain(400, "application/problem+json", b"<"), "a problem that is not JSON", "server.unexpected", 5),
         (plain(200, "application/json", b"{", **{"Content-Length": "9"}), "was lost", "server.lost", 5),
-        (plain(200, "application/json", b"no", **{"Content-Encoding": "gzip"}), "not understood", "server.unexpected", 5),
+        (
+            plain(200, "application/json", b"no", **{"Content-Encoding": "gzip"}),
+            "not understood",
+            "server.unexpected",
+            5,
+        ),
         (lambda request: request.wfile.write(b"SSH-2.0-OpenSSH\r\n"), "was lost", "server.lost", 5),
     ],
-)  # fmt: skip
+)
 def test_an_unexpected_response_is_reported_as_what_it_is(answer, said, code, exit_code):
     with answering(answer) as client, pytest.raises(DagmasterError) as raised:
         client.job(JOB)
@@ -107,11 +122,18 @@ def test_an_unexpected_response_is_reported_as_what_it_is(answer, said, code, ex
 @pytest.mark.parametrize(
     ("status", "kind", "exit_code"),
     [
-        (400, InvalidRequest, 2), (401, NotAllowed, 3), (403, NotAllowed, 3), (404, NotFound, 4), (409, Conflict, 4),
-        (413, InvalidRequest, 2), (422, InvalidRequest, 2), (429, Unavailable, 5), (500, Unavailable, 5),
+        (400, InvalidRequest, 2),
+        (401, NotAllowed, 3),
+        (403, NotAllowed, 3),
+        (404, NotFound, 4),
+        (409, Conflict, 4),
+        (413, InvalidRequest, 2),
+        (422, InvalidRequest, 2),
+        (429, Unavailable, 5),
+        (500, Unavailable, 5),
         (503, Unavailable, 5),
     ],
-)  # fmt: skip
+)
 def test_a_problem_is_the_error_it_was_on_the_platform(status, kind, exit_code):
     with (
         answering(a_problem(status, facts={"queue": "q", "message": "m"}, request_id="abc")) as client,

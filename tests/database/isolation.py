@@ -30,9 +30,16 @@ PATIENCE_SECONDS = 10.0
 _go = pipeline.execute
 _NAMES = {" ".join(text.split()): name for name, text in all_queries().items()}
 _WRITES = (
-    "INSERT INTO", "UPDATE dagapp", "DELETE FROM", "FOR NO KEY UPDATE", "FOR UPDATE", "ensure_event_partitions",
-    "forget_definitions", "drop_event_partition", "pg_try_advisory_xact_lock",
-)  # fmt: skip
+    "INSERT INTO",
+    "UPDATE dagapp",
+    "DELETE FROM",
+    "FOR NO KEY UPDATE",
+    "FOR UPDATE",
+    "ensure_event_partitions",
+    "forget_definitions",
+    "drop_event_partition",
+    "pg_try_advisory_xact_lock",
+)
 # The catalogue's are apart: they write pgSTAC's tables alone, one writer per collection, which its own tests try.
 WRITING = frozenset(
     name

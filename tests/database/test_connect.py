@@ -207,10 +207,10 @@ async def test_an_old_server_is_refused(database, monkeypatch):
     [
         ("connection failed: FATAL:  unsupported startup parameter: options", "database.pooler"),
         ("connection failed: FATAL:  sorry, too many clients already", "database.unavailable"),
-        ("connection failed: FATAL:  no pg_hba.conf entry for host \"1.2.3.4\"", "database.not-allowed"),
+        ('connection failed: FATAL:  no pg_hba.conf entry for host "1.2.3.4"', "database.not-allowed"),
         ("connection failed: FATAL:  the database system is starting up", "database.unavailable"),
     ],
-)  # fmt: skip
+)
 def test_rare_refusals_are_recognised_by_their_messages(said, code):
     with pytest.raises(DagmasterError) as refused, connecting.translate_errors():
         raise psycopg.OperationalError(said)

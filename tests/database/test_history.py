@@ -123,9 +123,16 @@ REFERENCE = '{"sha256": "%s", "bytes": 300000}' % ("0" * 64)
 DAMAGE: list[tuple[str, FindingCode, str]] = [
     ("an event is missing", FindingCode.SEQUENCE, f"DELETE FROM {EVENTS} {OF_JOB} AND sequence = 9"),
     ("the last event is missing", FindingCode.JOB_ROW, f"DELETE FROM {EVENTS} {OF_JOB} AND sequence = {LATEST}"),
-    ("the job began with fewer nodes", FindingCode.OPENING,
-     f"UPDATE {EVENTS} SET event_data = event_data #- '{{nodes,0}}' {OF_JOB} AND sequence = 1"),
-    ("the job began twice", FindingCode.OPENING, event("event_type = 'job_created', node_id = NULL", "right", "node_skipped")),
+    (
+        "the job began with fewer nodes",
+        FindingCode.OPENING,
+        f"UPDATE {EVENTS} SET event_data = event_data #- '{{nodes,0}}' {OF_JOB} AND sequence = 1",
+    ),
+    (
+        "the job began twice",
+        FindingCode.OPENING,
+        event("event_type = 'job_created', node_id = NULL", "right", "node_skipped"),
+    ),
     ("a step that doesn't exist", FindingCode.TRANSITION, event("node_id = 'left'", "right", "node_skipped")),
     ("a node that nobody made", FindingCode.TRANSITION, event("node_id = 'tiles__x'", "right", "node_skipped")),
     ("type and state contradict", FindingCode.EVENT, event("event_type = 'node_failed'", "left", "node_completed")),
@@ -139,20 +146,46 @@ DAMAGE: list[tuple[str, FindingCode, str]] = [
         FindingCode.START,
         event("""event_data = '{"next": ["right"]}'""", "choose", "node_completed"),
     ),
-    ("a skip without reason", FindingCode.SKIP, event("""event_data = '{"next": ["right"]}'""", "choose", "node_completed")),
-    ("another branch in the row", FindingCode.NODE_ROW, node("""output = jsonb_set(output, '{next}', '["right"]')""", "choose")),
-    ("a node before its dependency", FindingCode.START, definition("{nodes,left,depends_on}", '{"all_of": ["choose", "join"]}')),
-    ("an event after the end", FindingCode.AFTER_END,
-     f"INSERT INTO {EVENTS} (job_id, sequence, node_id, event_type, event_status, epoch)"
-     f" SELECT %(job)s, 1 + {LATEST}, 'extra', 'node_retried', 'ready', 99"),
+    (
+        "a skip without reason",
+        FindingCode.SKIP,
+        event("""event_data = '{"next": ["right"]}'""", "choose", "node_completed"),
+    ),
+    (
+        "another branch in the row",
+        FindingCode.NODE_ROW,
+        node("""output = jsonb_set(output, '{next}', '["right"]')""", "choose"),
+    ),
+    (
+        "a node before its dependency",
+        FindingCode.START,
+        definition("{nodes,left,depends_on}", '{"all_of": ["choose", "join"]}'),
+    ),
+    (
+        "an event after the end",
+        FindingCode.AFTER_END,
+        f"INSERT INTO {EVENTS} (job_id, sequence, node_id, event_type, event_status, epoch)"
+        f" SELECT %(job)s, 1 + {LATEST}, 'extra', 'node_retried', 'ready', 99",
+    ),
     ("dispatched in a failing job", FindingCode.WHILE_FAILING, definition("{nodes,extra,importance}", '"critical"')),
     ("an outcome that doesn't follow", FindingCode.OUTCOME, definition("{nodes,extra,importance}", '"important"')),
     ("more retries than allowed", FindingCode.RETRY, definition("{nodes,first,retry,max_attempts}", "0")),
-    ("bad data tried again", FindingCode.RETRY,
-     event("""event_data = '{"error": {"blame": "data"}}'""", "first", "node_failed")),
-    ("a wait out of bounds", FindingCode.WAIT, event("""event_data = '{"wait_seconds": 99}'""", "first", "node_retried")),
+    (
+        "bad data tried again",
+        FindingCode.RETRY,
+        event("""event_data = '{"error": {"blame": "data"}}'""", "first", "node_failed"),
+    ),
+    (
+        "a wait out of bounds",
+        FindingCode.WAIT,
+        event("""event_data = '{"wait_seconds": 99}'""", "first", "node_retried"),
+    ),
     ("a fan_in that miscounts", FindingCode.FAN_IN, node("output = jsonb_set(output, '{count}', '7')", "gather")),
-    ("a fan_in that went too early", FindingCode.FAN_IN, event("""event_data = '{"total": 4}'""", "tiles", "node_completed")),
+    (
+        "a fan_in that went too early",
+        FindingCode.FAN_IN,
+        event("""event_data = '{"total": 4}'""", "tiles", "node_completed"),
+    ),
     ("another number of children in the row", FindingCode.NODE_ROW, node("total = 4", "tiles")),
     ("a countdown that is off", FindingCode.COUNTERS, node("remaining = 1", "tiles")),
     ("a failure counted in vain", FindingCode.COUNTERS, node("failed_count = 1", "tiles")),
@@ -160,40 +193,78 @@ DAMAGE: list[tuple[str, FindingCode, str]] = [
     ("a node's row in another state", FindingCode.NODE_ROW, node("status = 'cancelled'", "tiles__0")),
     ("a node's row with another attempt", FindingCode.NODE_ROW, node("attempt = 2", "left")),
     ("a node's row with another count", FindingCode.NODE_ROW, node("retry_count = 0", "first")),
-    ("a row without events", FindingCode.ROW_WITHOUT_EVENTS,
-     f"INSERT INTO {NODES} (job_id, node_id, status) VALUES (%(job)s, 'tiles__9', 'ready')"),
+    (
+        "a row without events",
+        FindingCode.ROW_WITHOUT_EVENTS,
+        f"INSERT INTO {NODES} (job_id, node_id, status) VALUES (%(job)s, 'tiles__9', 'ready')",
+    ),
     ("events without a row", FindingCode.EVENTS_WITHOUT_ROW, f"DELETE FROM {NODES} {OF_JOB} AND node_id = 'tiles__1'"),
     ("a task is missing", FindingCode.TASK_MISSING, f"DELETE FROM {TASKS} {OF_JOB} AND node_id = 'left'"),
-    ("a task that nobody dispatched", FindingCode.TASK_WITHOUT_EVENT,
-     f"UPDATE {TASKS} SET attempt = 5 {OF_JOB} AND node_id = 'left'"),
-    ("a task in another state", FindingCode.TASK_STATUS, f"UPDATE {TASKS} SET status = 'lost' {OF_JOB} AND node_id = 'left'"),
-    ("a live task of an ended job", FindingCode.TASK_STATUS,
-     f"UPDATE {TASKS} SET status = 'running' {OF_JOB} AND node_id = 'left'"),
+    (
+        "a task that nobody dispatched",
+        FindingCode.TASK_WITHOUT_EVENT,
+        f"UPDATE {TASKS} SET attempt = 5 {OF_JOB} AND node_id = 'left'",
+    ),
+    (
+        "a task in another state",
+        FindingCode.TASK_STATUS,
+        f"UPDATE {TASKS} SET status = 'lost' {OF_JOB} AND node_id = 'left'",
+    ),
+    (
+        "a live task of an ended job",
+        FindingCode.TASK_STATUS,
+        f"UPDATE {TASKS} SET status = 'running' {OF_JOB} AND node_id = 'left'",
+    ),
     ("a result is missing", FindingCode.RESULT, f"DELETE FROM {RESULTS} {OF_JOB} AND node_id = 'left'"),
-    ("a result that says otherwise", FindingCode.RESULT,
-     f"UPDATE {RESULTS} SET status = 'failed' {OF_JOB} AND node_id = 'left'"),
-    ("a result that was not accepted", FindingCode.RESULT,
-     f"UPDATE {RESULTS} SET accepted = false {OF_JOB} AND node_id = 'left'"),
+    (
+        "a result that says otherwise",
+        FindingCode.RESULT,
+        f"UPDATE {RESULTS} SET status = 'failed' {OF_JOB} AND node_id = 'left'",
+    ),
+    (
+        "a result that was not accepted",
+        FindingCode.RESULT,
+        f"UPDATE {RESULTS} SET accepted = false {OF_JOB} AND node_id = 'left'",
+    ),
     ("an output from elsewhere", FindingCode.RESULT_OUTPUT, node("output = '{}'", "left")),
-    ("a result that nobody handled", FindingCode.RESULT_UNPROCESSED,
-     f"UPDATE {RESULTS} SET processed = false {OF_JOB} AND node_id = 'left'"),
-    ("params that are nowhere", FindingCode.PAYLOAD,
-     f"UPDATE {TASKS} SET params_ref = '{REFERENCE}' {OF_JOB} AND node_id = 'left'"),
-    ("params that could be deleted", FindingCode.PAYLOAD,
-     f"WITH head AS (INSERT INTO dagapp.dag_payloads VALUES (%(job)s, '{'0' * 64}', 300000, now(), false)), part AS (INSERT"
-     f" INTO dagapp.dag_payload_parts VALUES (%(job)s, '{'0' * 64}', 0, convert_to(repeat('x', 300000), 'UTF8')))"
-     f" UPDATE {TASKS} SET params_ref = '{REFERENCE}' {OF_JOB} AND node_id = 'left'"),
+    (
+        "a result that nobody handled",
+        FindingCode.RESULT_UNPROCESSED,
+        f"UPDATE {RESULTS} SET processed = false {OF_JOB} AND node_id = 'left'",
+    ),
+    (
+        "params that are nowhere",
+        FindingCode.PAYLOAD,
+        f"UPDATE {TASKS} SET params_ref = '{REFERENCE}' {OF_JOB} AND node_id = 'left'",
+    ),
+    (
+        "params that could be deleted",
+        FindingCode.PAYLOAD,
+        f"WITH head AS (INSERT INTO dagapp.dag_payloads VALUES (%(job)s, '{'0' * 64}', 300000, now(), false)), part AS (INSERT"
+        f" INTO dagapp.dag_payload_parts VALUES (%(job)s, '{'0' * 64}', 0, convert_to(repeat('x', 300000), 'UTF8')))"
+        f" UPDATE {TASKS} SET params_ref = '{REFERENCE}' {OF_JOB} AND node_id = 'left'",
+    ),
     ("an output that is nowhere", FindingCode.PAYLOAD, node(f"output_ref = '{REFERENCE}'", "left")),
-    ("a result that is nowhere", FindingCode.PAYLOAD,
-     f"UPDATE {JOBS} SET result_data = '{{\"large\": {{\"output_ref\": {REFERENCE}}}}}' {OF_JOB}"),
-    ("a node that never ended", FindingCode.UNENDED,
-     event("event_type = 'node_started', event_status = 'running'", "join", "node_completed")),
-    ("another definition", FindingCode.DEFINITION, f"UPDATE {JOBS} SET definition_hash = (SELECT max(definition_hash)"
-     f" FROM {DEFINITIONS} WHERE workflow_id = 'echo_test') {OF_JOB}"),
+    (
+        "a result that is nowhere",
+        FindingCode.PAYLOAD,
+        f'UPDATE {JOBS} SET result_data = \'{{"large": {{"output_ref": {REFERENCE}}}}}\' {OF_JOB}',
+    ),
+    (
+        "a node that never ended",
+        FindingCode.UNENDED,
+        event("event_type = 'node_started', event_status = 'running'", "join", "node_completed"),
+    ),
+    (
+        "another definition",
+        FindingCode.DEFINITION,
+        f"UPDATE {JOBS} SET definition_hash = (SELECT max(definition_hash)"
+        f" FROM {DEFINITIONS} WHERE workflow_id = 'echo_test') {OF_JOB}",
+    ),
     ("an unreadable definition", FindingCode.DEFINITION, definition("{nodes}", '"gone"')),
     ("a missing definition", FindingCode.DEFINITION, f"DELETE FROM {DEFINITIONS} {OF_DEFINITION}"),
     ("rows of no job", FindingCode.ORPHAN, f"DELETE FROM {JOBS} {OF_JOB}"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("code", "statement"), [row[1:] for row in DAMAGE], ids=[row[0] for row in DAMAGE])

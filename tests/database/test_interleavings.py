@@ -379,9 +379,14 @@ def _handle(message: JobMessage) -> NewJob | DeadLetter:
     if message.message_id == "good":
         return _new(_id(7), "good")
     return DeadLetter.model_construct(
-        dead_letter_id=_id(8), queue=message.queue, message_id=message.message_id, reason="Malformed", description="", body={},
+        dead_letter_id=_id(8),
+        queue=message.queue,
+        message_id=message.message_id,
+        reason="Malformed",
+        description="",
+        body={},
         created_at=message.enqueued_at,
-    )  # fmt: skip
+    )
 
 
 def _claiming(owner: UUID) -> Call:
@@ -559,11 +564,18 @@ PAIRS = list(combinations_with_replacement(TRANSACTIONS, 2))
 # What follows without waiting for an answer, or reads only what its fence protects, goes along with the statement before it.
 ALONG = frozenset(
     {
-        "take_waiting", "take_started", "gather_children", "insert_dead_letters",
-        "retention_results", "retention_payloads", "retention_checkpoints", "retention_events", "retention_nodes",
+        "take_waiting",
+        "take_started",
+        "gather_children",
+        "insert_dead_letters",
+        "retention_results",
+        "retention_payloads",
+        "retention_checkpoints",
+        "retention_events",
+        "retention_nodes",
         "store_payload_part",
     }
-)  # fmt: skip
+)
 TOGETHER = frozenset(
     {("promote_nodes", "apply_changes"), ("promote_nodes", "apply_steps"), ("insert_definitions", "create_jobs")}
 )

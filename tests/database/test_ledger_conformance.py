@@ -323,9 +323,14 @@ async def test_messages_become_jobs_or_dead_letters_once(bench):
         seen.append(message.message_id)
         if message.body["number"] % 2:
             return DeadLetter(
-                dead_letter_id=uuid4(), queue=message.queue, message_id=message.message_id, reason="Odd",
-                description="it is odd", body=message.body, created_at=START,
-            )  # fmt: skip
+                dead_letter_id=uuid4(),
+                queue=message.queue,
+                message_id=message.message_id,
+                reason="Odd",
+                description="it is odd",
+                body=message.body,
+                created_at=START,
+            )
         return a_job(message.body["number"], message_id=message.message_id)
 
     first = await bench.ledger.take_messages("dag-jobs", 3, handle)
@@ -894,9 +899,16 @@ async def test_a_claimed_task_says_all_that_its_worker_needs(bench):
     (task,) = await take(bench)
 
     assert task == TaskMessage(
-        task_id=f"{a_job(1).job_id}_work_1", job_id=a_job(1).job_id, node_id="work", attempt=1, handler="echo",
-        params={"a": [1, None]}, queue=QUEUE, timeout_seconds=7, retry_count=0,
-    )  # fmt: skip
+        task_id=f"{a_job(1).job_id}_work_1",
+        job_id=a_job(1).job_id,
+        node_id="work",
+        attempt=1,
+        handler="echo",
+        params={"a": [1, None]},
+        queue=QUEUE,
+        timeout_seconds=7,
+        retry_count=0,
+    )
     row = await only(bench, "dag_tasks")
     assert (row["status"], row["worker_id"], row["started_at"]) == ("running", WORKER, START)
     assert row["lease_until"] == START + timedelta(seconds=LEASE)
@@ -966,8 +978,11 @@ async def test_of_a_queue_only_what_is_named_changes(bench):
         steps.append(await only(bench, "dag_queues"))
 
     assert [(row["max_running"], row["is_paused"]) for row in steps] == [
-        (None, True), (2, True), (2, False), (None, False),
-    ]  # fmt: skip
+        (None, True),
+        (2, True),
+        (2, False),
+        (None, False),
+    ]
 
 
 @pytest.mark.requirement("E11")
@@ -1209,8 +1224,11 @@ async def test_a_job_that_has_ended_resumes_with_what_is_missing(bench):
     assert (job["status"], job["owner_id"], job["error_message"], job["completed_at"]) == ("running", None, None, None)
     states = {row["node_id"]: row for row in await bench.rows("dag_node_states")}
     assert {node_id: states[node_id]["status"] for node_id in ("tiles__0", "tiles__1", "tiles__2", "tiles__3")} == {
-        "tiles__0": "pending", "tiles__1": "pending", "tiles__2": "completed", "tiles__3": "completed",
-    }  # fmt: skip
+        "tiles__0": "pending",
+        "tiles__1": "pending",
+        "tiles__2": "completed",
+        "tiles__3": "completed",
+    }
     tile = states["tiles"]
     assert (tile["remaining"], tile["failed_count"], tile["idle_count"]) == (2, 0, 2)
 
@@ -1380,8 +1398,13 @@ async def test_a_fan_in_gathers_by_the_same_rules_as_fan_aggregate(bench, output
 
 
 @pytest.mark.requirement("W8")
-@settings(max_examples=40, deadline=None, derandomize=True, database=None,
-          suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])  # fmt: skip
+@settings(
+    max_examples=40,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(
     outputs=st.lists(OUTPUTS, max_size=5), failed=st.sets(st.integers(0, 4)), mode=st.sampled_from(list(Aggregation))
 )
@@ -1756,8 +1779,9 @@ async def test_a_checkpoint_is_kept_over_attempts_and_saved_only_while_held(benc
 
     assert (first, second, again, lost) == (True, True, True, False)
     assert [(c.name, c.data, c.attempt, c.artifacts) for c in kept] == [
-        ("tile", [1, None], 1, [file]), ("download", {"bytes": 2}, 1, None),
-    ]  # fmt: skip
+        ("tile", [1, None], 1, [file]),
+        ("download", {"bytes": 2}, 1, None),
+    ]
     assert await bench.ledger.load_checkpoints(retry.job_id, "end") == []
 
 

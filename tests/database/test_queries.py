@@ -129,14 +129,31 @@ HOT = (
 
 def values_for(name, job_id):
     common = {
-        "job_ids": [job_id], "tokens": [job_id], "owner_id": job_id, "worker_id": job_id, "per_job": 2000, "small": 100,
+        "job_ids": [job_id],
+        "tokens": [job_id],
+        "owner_id": job_id,
+        "worker_id": job_id,
+        "per_job": 2000,
+        "small": 100,
         "reported_only": False,
-        "node_ids": ["split__1"], "changes": "[]", "counts": [0] * 5, "reports": "[]", "held": "[]", "queues": ["q"],
+        "node_ids": ["split__1"],
+        "changes": "[]",
+        "counts": [0] * 5,
+        "reports": "[]",
+        "held": "[]",
+        "queues": ["q"],
         "light_handlers": ["noop"],
-        "light": 100, "heavy_handlers": [], "heavy": 0, "lease": 60, "budgets": [],
-        "job_id": job_id, "node_id": "split", "offset": 0,
-        "limit": 100, "most_bytes": 1000,
-    }  # fmt: skip
+        "light": 100,
+        "heavy_handlers": [],
+        "heavy": 0,
+        "lease": 60,
+        "budgets": [],
+        "job_id": job_id,
+        "node_id": "split",
+        "offset": 0,
+        "limit": 100,
+        "most_bytes": 1000,
+    }
     return [common[parameter] for parameter in numbered(name)[1]]
 
 

@@ -614,9 +614,14 @@ async def test_a_mistake_in_sql_stays_a_mistake(database):
 
 def insert_job(connection, **columns) -> UUID:
     values = {
-        "job_id": uuid4(), "workflow_id": "w", "workflow_version": "1", "definition_hash": "h", "status": "pending",
-        "input_params": Jsonb({}), **columns,
-    }  # fmt: skip
+        "job_id": uuid4(),
+        "workflow_id": "w",
+        "workflow_version": "1",
+        "definition_hash": "h",
+        "status": "pending",
+        "input_params": Jsonb({}),
+        **columns,
+    }
     connection.execute(
         "INSERT INTO dagapp.dag_workflow_definitions (definition_hash, workflow_id, workflow_version, body) "
         "VALUES ('h', 'w', '1', '{}') ON CONFLICT DO NOTHING"
@@ -730,10 +735,13 @@ def columns_of(dsn: str, table: str) -> dict[str, str]:
 def everything(dsn: str) -> dict[object, object]:
     """What PostgreSQL says of all tables, partitions' bounds, triggers, functions and sequences of our schema."""
     with deploy._connected(dsn) as connection:
-        names = [row[0] for row in connection.exec_driver_sql(
-            "SELECT relname FROM pg_class WHERE relnamespace = 'dagapp'::regnamespace AND relkind IN ('r', 'p') "
-            "AND NOT relispartition"
-        )]  # fmt: skip
+        names = [
+            row[0]
+            for row in connection.exec_driver_sql(
+                "SELECT relname FROM pg_class WHERE relnamespace = 'dagapp'::regnamespace AND relkind IN ('r', 'p') "
+                "AND NOT relispartition"
+            )
+        ]
         found: dict[object, object] = dict(compare.facts(connection, "dagapp", names))
         for query in (
             "SELECT 'trigger', tgrelid::regclass::text, tgname, pg_get_triggerdef(oid) FROM pg_trigger "

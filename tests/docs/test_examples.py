@@ -105,9 +105,15 @@ def test_the_tests_of_the_examples_pass(handlers):
 
 def test_every_example_of_a_handler_is_called(handlers):
     assert set(handlers) == {
-        "greetings.hello", "crypto.digest", "geometry.area", "files.check", "waiting.for_a_while", "files.move", "orders.wait",
+        "greetings.hello",
+        "crypto.digest",
+        "geometry.area",
+        "files.check",
+        "waiting.for_a_while",
+        "files.move",
+        "orders.wait",
         "numbers.largest",
-    }  # fmt: skip
+    }
 
 
 def test_registrations_of_the_examples_are_as_said(handlers):

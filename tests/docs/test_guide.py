@@ -45,9 +45,14 @@ class Reader:
     def type(self, commands: str) -> None:
         """In the first terminal; each must succeed."""
         typed = subprocess.run(
-            ["bash", "-ec", f"{commands}\npwd > {self._note}"], cwd=self.where, env=self._variables, capture_output=True,
-            text=True, timeout=100, check=False,
-        )  # fmt: skip
+            ["bash", "-ec", f"{commands}\npwd > {self._note}"],
+            cwd=self.where,
+            env=self._variables,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
         assert typed.returncode == 0, f"{commands}\n{typed.stdout}\n{typed.stderr}"
         self.where = Path(self._note.read_text().strip())
         self.read = typed.stdout

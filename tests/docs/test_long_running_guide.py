@@ -19,9 +19,13 @@ def test_the_handler_of_the_guide_passes_the_tests_of_the_guide(tmp_path):
         (tmp_path / name).write_text(text)
 
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_archives.py"], cwd=tmp_path,
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_archives.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
 
     assert set(files) == {"archives.py", "test_archives.py"}
     assert done.returncode == 0, done.stdout + done.stderr

@@ -146,9 +146,16 @@ class Engine:
         database = pool(self.dsn, "handlers", 0, 4)
         await database.open()
         worker = Worker(
-            settings, ledgers[0], PostgresTransport(notifier, served, str(worker_id)), notifier, self.registry,
-            lease_ledger=ledgers[1], handler_ledger=ledgers[2], worker_id=worker_id, database=database,
-        )  # fmt: skip
+            settings,
+            ledgers[0],
+            PostgresTransport(notifier, served, str(worker_id)),
+            notifier,
+            self.registry,
+            lease_ledger=ledgers[1],
+            handler_ledger=ledgers[2],
+            worker_id=worker_id,
+            database=database,
+        )
         self._closing += [notifier, *ledgers, database]
         self.workers.append(worker)
         self._running.append(asyncio.create_task(worker.run()))

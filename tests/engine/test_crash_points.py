@@ -102,11 +102,16 @@ RASTERS = [*_points("handler."), *_around("catalogue")]
 # What an instance does by itself, and at its end.
 KEEPING = {
     "orchestrator": _around(
-        "beat_orchestrator", "end_stuck_owners", "claim_jobs", "forget_silent_instances", "make_event_partitions",
-        "janitor", "retention",
+        "beat_orchestrator",
+        "end_stuck_owners",
+        "claim_jobs",
+        "forget_silent_instances",
+        "make_event_partitions",
+        "janitor",
+        "retention",
     ),
     "worker": _around("beat_worker", "renew_leases", "take_stops"),
-}  # fmt: skip
+}
 ENDING = {"orchestrator": _around("retire_orchestrator"), "worker": _around("retire_worker")}
 ASKING = _around("submit", "submit_once", "request_cancel", "rerun")
 # An instance comes there only after an answer was lost or a lease; a person, by one statement that is all or nothing.

@@ -232,8 +232,11 @@ async def test_a_job_is_created_whole_pending_and_unowned(database):
 
     assert (job["status"], job["owner_id"], job["last_sequence"]) == ("pending", None, 2)
     assert {name: node["status"] for name, node in nodes.items()} == {
-        "start": "ready", "greet": "pending", "repeat": "pending", "end": "pending",
-    }  # fmt: skip
+        "start": "ready",
+        "greet": "pending",
+        "repeat": "pending",
+        "end": "pending",
+    }
     assert [(e["sequence"], e["event_type"], e["node_id"]) for e in events] == [
         (1, "job_created", None),
         (2, "node_ready", "start"),

@@ -193,8 +193,10 @@ async def test_an_output_beyond_the_hard_limit_fails_with_its_size_and_the_limit
 
 @pytest.mark.requirement("E18")
 async def test_a_named_output_above_256_kb_is_a_reference_in_the_result(database):
-    definition = workflow(CHAIN.format(plain="") + '    outputs: {small: "{{ nodes.look.output }}", '
-                          'large: "{{ {\'kept\': nodes.big.output} }}"}\n')  # fmt: skip
+    definition = workflow(
+        CHAIN.format(plain="") + '    outputs: {small: "{{ nodes.look.output }}", '
+        "large: \"{{ {'kept': nodes.big.output} }}\"}\n"
+    )
 
     async with engine(database, handlers=HANDLERS) as running, api(database, running) as client:
         job = await running.run(definition, bytes=300_000)
@@ -331,13 +333,17 @@ async def test_ten_thousand_results_of_two_kilobytes_are_collected_by_reference(
 async def test_a_fan_in_over_large_outputs_is_a_reference_that_templates_resolve(database, how):
     size, children = 400_000, 3
     definition = SPREAD.format(plain="", how=f", aggregation: {how}")
-    definition = definition.replace("next: end}\n      end:", 'next: look}\n      look: {handler: weigh, params: {value: '
-                                    '"{{ nodes.all.output }}"}, next: end}\n      end:')  # fmt: skip
+    definition = definition.replace(
+        "next: end}\n      end:",
+        'next: look}\n      look: {handler: weigh, params: {value: "{{ nodes.all.output }}"}, next: end}\n      end:',
+    )
     values = [value_of(size, seed) for seed in range(children)]
     expected: dict[str, Any] = {
-        "collect": {"results": values, "count": 3}, "concat": {"results": values, "count": 3},
-        "first": {"result": values[0], "count": 3}, "last": {"result": values[2], "count": 3},
-    }[how]  # fmt: skip
+        "collect": {"results": values, "count": 3},
+        "concat": {"results": values, "count": 3},
+        "first": {"result": values[0], "count": 3},
+        "last": {"result": values[2], "count": 3},
+    }[how]
 
     async with engine(database, handlers=HANDLERS) as running, api(database, running) as client:
         job = await running.run(workflow(definition), bytes=size, count=children)

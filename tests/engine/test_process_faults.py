@@ -455,8 +455,10 @@ async def test_a_frozen_workers_tasks_run_elsewhere_and_its_late_reports_count_f
         assert (stats["late_reports"], stats["lost_tasks"]) == (1, 1)
         results = await running.rows("SELECT job_id, attempt, accepted FROM dagapp.dag_task_results ORDER BY 1, 2")
         assert [(row["job_id"], row["attempt"], row["accepted"]) for row in results] == [
-            (ending, 1, False), (ending, 2, True), (lasting, 2, True),
-        ]  # fmt: skip
+            (ending, 1, False),
+            (ending, 2, True),
+            (lasting, 2, True),
+        ]
         assert [await running.nodes(job_id) for job_id in (ending, lasting)] == before
         assert frozen.is_running
 

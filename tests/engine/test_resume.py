@@ -97,8 +97,11 @@ async def test_only_what_failed_and_what_followed_runs_again(database):
         assert sorted(_runs) == ["last", "right"]
         nodes = await running.nodes(job_id)
         assert {name: nodes[name]["run"] for name in ("first", "left", "right", "last")} == {
-            "first": 1, "left": 1, "right": 2, "last": 2,
-        }  # fmt: skip
+            "first": 1,
+            "left": 1,
+            "right": 2,
+            "last": 2,
+        }
         # The old attempt stays visible, and who resumed is kept.
         attempts = [
             (task["attempt"], task["status"]) for task in await running.tasks(job_id) if task["node_id"] == "right"
@@ -515,8 +518,10 @@ async def test_a_branch_may_be_another_after_a_retry(database):
         assert (job["status"], again["status"], third["status"]) == ("completed", "completed", "completed")
         assert sorted(_runs) == sorted(["narrow", "d", "e", "f", "g"])
         assert (nodes["wide"]["status"], nodes["wide__0"]["status"], nodes["narrow"]["status"]) == (
-            "skipped", "skipped", "completed",
-        )  # fmt: skip
+            "skipped",
+            "skipped",
+            "completed",
+        )
 
 
 async def test_a_part_that_another_failure_would_hold_up_is_refused(database):

@@ -133,9 +133,16 @@ async def test_a_submission_whose_old_job_goes_meanwhile_makes_a_new_one(databas
 
 async def test_every_table_with_rows_of_jobs_is_known_to_retention():
     pruned = {
-        "dag_jobs", "dag_node_states", "dag_tasks", "dag_task_results", "dag_job_events", "dag_checkpoints",
-        "dag_idempotency_keys", "dag_payloads", "dag_payload_parts",
-    }  # fmt: skip
+        "dag_jobs",
+        "dag_node_states",
+        "dag_tasks",
+        "dag_task_results",
+        "dag_job_events",
+        "dag_checkpoints",
+        "dag_idempotency_keys",
+        "dag_payloads",
+        "dag_payload_parts",
+    }
 
     assert set(LINKED) == pruned
 

@@ -45,9 +45,16 @@ LONG = """
 async def test_a_rolling_restart_under_load_costs_no_job_an_attempt_and_stops_nothing_for_long(database, tmp_path):
     """Leases and heartbeats are so long that nothing could go on by waiting for them."""
     async with fleet(
-        database, tmp_path, orchestrators=2, workers=2, shutdown_grace_sec=GRACE_SECONDS, orphan_threshold_sec=60,
-        heartbeat_interval_sec=1, task_lease_sec=60, lease_renew_sec=1,
-    ) as running:  # fmt: skip
+        database,
+        tmp_path,
+        orchestrators=2,
+        workers=2,
+        shutdown_grace_sec=GRACE_SECONDS,
+        orphan_threshold_sec=60,
+        heartbeat_interval_sec=1,
+        task_lease_sec=60,
+        lease_renew_sec=1,
+    ) as running:
         jobs: list[UUID] = []
         streaming = asyncio.create_task(_stream(running, jobs))
         for process in list(running.processes):

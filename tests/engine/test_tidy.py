@@ -66,8 +66,11 @@ class Place:
                 "INSERT INTO dagapp.dag_jobs (job_id, workflow_id, workflow_version, definition_hash, status, input_params,"
                 " completed_at) VALUES (%s, 'w', '1', 'h', %s, '{}', CASE WHEN %s NOT IN ('pending', 'running')"
                 " THEN now() - make_interval(secs => %s) END)",
-                job_id, status, status, ended_ago,
-            )  # fmt: skip
+                job_id,
+                status,
+                status,
+                ended_ago,
+            )
         self.fill(job_id)
         return job_id
 
@@ -168,9 +171,15 @@ async def test_files_of_a_job_with_a_running_task_are_not_touched(place):
 async def test_what_is_not_named_exactly_like_a_job_is_never_touched(place):
     job_id = await place.job("completed", DAY)
     others = [
-        "cogs/dem/v0/r1/a.tif", "mosaics/dem/v0/r1/mosaic.json", f"cogs/{job_id}/a.tif", f"{str(job_id).upper()}/a.tif",
-        f"{job_id.hex}/a.tif", f"{job_id}-1/a.tif", f"{uuid4()}/a.tif", "dem.tif",
-    ]  # fmt: skip
+        "cogs/dem/v0/r1/a.tif",
+        "mosaics/dem/v0/r1/mosaic.json",
+        f"cogs/{job_id}/a.tif",
+        f"{str(job_id).upper()}/a.tif",
+        f"{job_id.hex}/a.tif",
+        f"{job_id}-1/a.tif",
+        f"{uuid4()}/a.tif",
+        "dem.tif",
+    ]
     for blob in others:
         place.put(blob)
     outside = place.folder / "outside"

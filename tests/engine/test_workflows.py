@@ -86,8 +86,13 @@ async def test_inputs_that_are_left_out_have_their_defaults(database):
         job = await running.run(workflow(TYPED), name="x", count=7)
 
     assert job["input_params"] == {
-        "name": "x", "count": 7, "share": 0.5, "is_fine": True, "files": [], "box": {"west": -1},
-    }  # fmt: skip
+        "name": "x",
+        "count": 7,
+        "share": 0.5,
+        "is_fine": True,
+        "files": [],
+        "box": {"west": -1},
+    }
     assert job["result_data"]["say"]["echoed_params"] == {"count": 7, "note": "none"}
 
 
@@ -320,8 +325,11 @@ async def test_stage_and_importance_stay_with_the_jobs_definition(database):
         )
 
     assert body["nodes"]["one"] == {
-        "handler": "echo", "stage": "prepare", "importance": "important", "next": ["end"],
-    }  # fmt: skip
+        "handler": "echo",
+        "stage": "prepare",
+        "importance": "important",
+        "next": ["end"],
+    }
 
 
 # Templates
@@ -619,8 +627,12 @@ SHIPPED = {
 }
 # They need files and the catalogue: tests/engine/test_raster_jobs.py
 OF_RASTERS = {
-    "process_large_raster", "raster_collection", "raster_ingest", "raster_tiled_processing", "stac_register",
-}  # fmt: skip
+    "process_large_raster",
+    "raster_collection",
+    "raster_ingest",
+    "raster_tiled_processing",
+    "stac_register",
+}
 
 
 @pytest.mark.requirement("W10")

@@ -113,9 +113,13 @@ def make_case(dice: Dice, max_blocks: int, workflow_id: str = "random") -> Case:
         del body["outputs"]
     workflow = read(orjson.dumps(body), f"{workflow_id}.yaml", handlers=None, queues=None)
     return Case(
-        workflow, making.scripts, making.values, making.reads,
-        seed=dice.integer(0, 2**16), chunk=dice.integer(1, 5),
-    )  # fmt: skip
+        workflow,
+        making.scripts,
+        making.values,
+        making.reads,
+        seed=dice.integer(0, 2**16),
+        chunk=dice.integer(1, 5),
+    )
 
 
 def _dependencies(making: _Making) -> dict[str, list[str]]:

@@ -49,8 +49,17 @@ def child(index, *, end="completed"):
 
 OPENING = ["start ready", "start completed", "tiles ready"]
 CLOSING = ["gather ready", "gather completed", "end ready", "end completed", "job completed"]
-SOUND = [*OPENING, "tiles__0 ready", "tiles__0 dispatched 1", "job running", "tiles__0 running 1", "tiles__0 completed 1",
-         *child(1), "tiles completed", *CLOSING]  # fmt: skip
+SOUND = [
+    *OPENING,
+    "tiles__0 ready",
+    "tiles__0 dispatched 1",
+    "job running",
+    "tiles__0 running 1",
+    "tiles__0 completed 1",
+    *child(1),
+    "tiles completed",
+    *CLOSING,
+]
 
 
 def test_the_events_alone_rebuild_every_state():
@@ -136,9 +145,11 @@ def test_a_hundred_thousand_children_take_some_hundred_bytes_each():
     sequence = 1
     for index in range(count):
         for kind, status, attempt in (
-            ("node_ready", "ready", None), ("node_dispatched", "dispatched", 1), ("node_started", "running", 1),
+            ("node_ready", "ready", None),
+            ("node_dispatched", "dispatched", 1),
+            ("node_started", "running", 1),
             ("node_completed", "completed", 1),
-        ):  # fmt: skip
+        ):
             sequence += 1
             check.add_event(EventRow(JOB, sequence, f"tiles__{index}", kind, status, attempt, 1, None))
     used, _ = tracemalloc.get_traced_memory()

@@ -89,9 +89,12 @@ def test_every_job_ends_as_its_definition_and_its_workers_make_it(case):
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @settings(
-    max_examples=20_000, deadline=None, database=None, suppress_health_check=_CHECKS,
+    max_examples=20_000,
+    deadline=None,
+    database=None,
+    suppress_health_check=_CHECKS,
     phases=[Phase.generate, Phase.shrink],
-)  # fmt: skip
+)
 @given(cases(max_blocks=9))
 def test_many_more_jobs_end_as_their_definitions_and_workers_make_them(case):
     run_and_compare(case)

@@ -92,8 +92,11 @@ def test_mutants_are_tested_in_the_copy(tmp_path):
 def test_an_interrupted_run_leaves_nothing_behind(tmp_path):
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     process = subprocess.Popen(
-        [sys.executable, "-m", "mutants", "--only", str(UNCAPPED.number)], cwd=ROOT, env=environment, stderr=subprocess.PIPE
-    )  # fmt: skip
+        [sys.executable, "-m", "mutants", "--only", str(UNCAPPED.number)],
+        cwd=ROOT,
+        env=environment,
+        stderr=subprocess.PIPE,
+    )
     deadline = time.monotonic() + 60
     while not _at_work(tmp_path) and time.monotonic() < deadline:
         time.sleep(0.02)

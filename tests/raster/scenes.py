@@ -28,9 +28,19 @@ def write(
     bands = np.atleast_3d(bands) if bands.ndim == 3 else bands[None]
     count, height, width = bands.shape
     profile = {
-        "driver": "GTiff", "count": count, "height": height, "width": width, "dtype": bands.dtype.name, "crs": crs,
-        "transform": transform, "nodata": nodata, "tiled": True, "blockxsize": 128, "blockysize": 128, "compress": "deflate",
-    }  # fmt: skip
+        "driver": "GTiff",
+        "count": count,
+        "height": height,
+        "width": width,
+        "dtype": bands.dtype.name,
+        "crs": crs,
+        "transform": transform,
+        "nodata": nodata,
+        "tiled": True,
+        "blockxsize": 128,
+        "blockysize": 128,
+        "compress": "deflate",
+    }
     with rasterio.Env(GDAL_TIFF_INTERNAL_MASK=True), rasterio.open(path, "w", **profile) as dataset:
         if alpha:
             dataset.colorinterp = [*[ColorInterp.gray] * (count - 1), ColorInterp.alpha]

@@ -38,11 +38,19 @@ Tags = dict[int, tuple[int, Any]]
 def a_tiff(tags: Tags | None = None, *, following: int = 0, without: tuple[int, ...] = ()) -> bytes:
     """A small GeoTIFF in UTM, written byte by byte, so that any tag can have any value."""
     every: Tags = {
-        256: (LONG, SIDE), 257: (LONG, SIDE), 258: (SHORT, 8), 259: (SHORT, 1), 262: (SHORT, 1), 273: (LONG, PIXELS_AT),
-        277: (SHORT, 1), 278: (LONG, SIDE), 279: (LONG, SIDE * SIDE), 33550: (DOUBLE, (10, 10, 0)),
+        256: (LONG, SIDE),
+        257: (LONG, SIDE),
+        258: (SHORT, 8),
+        259: (SHORT, 1),
+        262: (SHORT, 1),
+        273: (LONG, PIXELS_AT),
+        277: (SHORT, 1),
+        278: (LONG, SIDE),
+        279: (LONG, SIDE * SIDE),
+        33550: (DOUBLE, (10, 10, 0)),
         33922: (DOUBLE, (0, 0, 0, 500_000, 5_000_000, 0)),
         34735: (SHORT, (1, 1, 0, 3, 1024, 0, 1, 1, 1025, 0, 1, 1, 3072, 0, 1, 32633)),
-    } | (tags or {})  # fmt: skip
+    } | (tags or {})
     kept = sorted((tag, content) for tag, content in every.items() if tag not in without)
     entries, beyond = b"", b""
     start = 8 + 2 + 12 * len(kept) + 4
@@ -92,9 +100,14 @@ def nodata(text: str) -> Tags:
 
 def tiled(side: int, width: int, compression: int = 1) -> bytes:
     tags: Tags = {
-        256: (LONG, width), 257: (LONG, width), 259: (SHORT, compression), 322: (LONG, side), 323: (LONG, side),
-        324: (LONG, PIXELS_AT), 325: (LONG, 40),
-    }  # fmt: skip
+        256: (LONG, width),
+        257: (LONG, width),
+        259: (SHORT, compression),
+        322: (LONG, side),
+        323: (LONG, side),
+        324: (LONG, PIXELS_AT),
+        325: (LONG, 40),
+    }
     return a_tiff(tags, without=(273, 278, 279))
 
 
@@ -123,14 +136,19 @@ ATTACKS: dict[str, tuple[bytes, set[str]]] = {
     "scale 1e300": (a_tiff(scale(1e300, 1e300)), {"off-earth"}),
     "corner NaN": (a_tiff({33922: (DOUBLE, (0, 0, 0, math.nan, math.nan, 0))}), {"bad-transform"}),
     "5000 corners": (a_tiff({33922: (DOUBLE, (1.0,) * 30_000)}), OK),
-    "matrix NaN": (a_tiff({34264: (DOUBLE, (math.nan,) * 16)}, without=(33550, 33922)), {"bad-transform", "no-georeference"}),
+    "matrix NaN": (
+        a_tiff({34264: (DOUBLE, (math.nan,) * 16)}, without=(33550, 33922)),
+        {"bad-transform", "no-georeference"},
+    ),
     # GeoKeys
     "EPSG:0": (a_tiff(crs(0)), {"local-crs", "no-crs"}),
     "EPSG:1": (a_tiff(crs(1)), {"local-crs", "no-crs"}),
     "EPSG:65535": (a_tiff(crs(65535)), {"local-crs", "no-crs"}),
     "keys that are not there": (a_tiff({34735: (SHORT, (1, 1, 0, 200))}), {"no-crs"}),
     "keys that point nowhere": (
-        a_tiff({34735: (SHORT, (1, 1, 0, 3, 1024, 34735, 9999, 65535, 1025, 34736, 500, 65000, 3072, 34737, 60000, 60000))}),
+        a_tiff(
+            {34735: (SHORT, (1, 1, 0, 3, 1024, 34735, 9999, 65535, 1025, 34736, 500, 65000, 3072, 34737, 60000, 60000))}
+        ),
         {"no-crs"},
     ),
     "a CRS of 200 kB": (a_tiff({34737: (ASCII, "A|" * 100_000)}), {"header-too-large"}),
@@ -164,20 +182,27 @@ ATTACKS: dict[str, tuple[bytes, set[str]]] = {
     "vrt of passwd": (VRT.format("/etc/passwd").encode(), {"unsupported-format"}),
     "vrt of the web": (VRT.format("/vsicurl/http://127.0.0.1:9/x.tif").encode(), {"unsupported-format"}),
     "vrt after a mark": (b"\xef\xbb\xbf \n" + VRT.format("a.tif").encode(), {"unsupported-format"}),
-    "web service": (b"<GDAL_WMS><Service><ServerUrl>http://127.0.0.1:9/</ServerUrl></Service></GDAL_WMS>", {"unsupported-format"}),
+    "web service": (
+        b"<GDAL_WMS><Service><ServerUrl>http://127.0.0.1:9/</ServerUrl></Service></GDAL_WMS>",
+        {"unsupported-format"},
+    ),
     "tile index": (b"SQLite format 3\0" + bytes(500), {"unsupported-format"}),
     "vrt behind the mark of a tiff": (b"II*\0" + VRT.format("/etc/passwd").encode(), {"corrupt"}),
     "two bytes": (b"II", {"unsupported-format"}),
     "a mark and no more": (b"II*\0", {"corrupt"}),
-}  # fmt: skip
+}
 
 
 def judged(folder: Path, *, seconds: float = 100) -> dict[str, dict[str, Any]]:
     """All files of a folder, in one process of limited memory."""
     process = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "tests.raster.fuzz", str(folder)],
-        cwd=ROOT, capture_output=True, text=True, timeout=seconds, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+    )
     assert process.returncode == 0, process.stderr[-2000:]
     return {answer["name"]: answer for answer in map(json.loads, process.stdout.splitlines())}
 
@@ -267,10 +292,21 @@ def test_a_damaged_block_in_the_middle_ends_processing_and_leaves_no_file(tmp_pa
 
 
 NAMES = [
-    "new\nline.tif", "quo'te\".tif", "per%cent%20%s%n.tif", "ünï ✓ 地図.tif", "-dash.tif", "semi;colon&|$(x).tif",
-    "back\\slash.tif", "<xml>&amp;.tif", "star*?[a].tif", "a,b=c.tif", "GTIFF_DIR:1:a.tif", "vsizip", "trail ",
+    "new\nline.tif",
+    "quo'te\".tif",
+    "per%cent%20%s%n.tif",
+    "ünï ✓ 地図.tif",
+    "-dash.tif",
+    "semi;colon&|$(x).tif",
+    "back\\slash.tif",
+    "<xml>&amp;.tif",
+    "star*?[a].tif",
+    "a,b=c.tif",
+    "GTIFF_DIR:1:a.tif",
+    "vsizip",
+    "trail ",
     "a" * 250 + ".tif",
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -302,17 +338,24 @@ def test_a_name_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
 def test_pipes_and_devices_are_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.tif")
     for link, target in {
-        "zero.tif": "/dev/zero", "one.tif": "two.tif", "two.tif": "one.tif", "passwd.tif": "/etc/passwd"
-    }.items():  # fmt: skip
+        "zero.tif": "/dev/zero",
+        "one.tif": "two.tif",
+        "two.tif": "one.tif",
+        "passwd.tif": "/etc/passwd",
+    }.items():
         (tmp_path / link).symlink_to(target)
     (tmp_path / "gone.tif").symlink_to("nowhere")
     good = write_raster(tmp_path / "good.tif", noise(3, 60, 60))
     (tmp_path / "link.tif").symlink_to(good)
     expected = {
-        tmp_path / "pipe.tif": "raster.not-a-file", tmp_path / "zero.tif": "raster.not-a-file",
-        tmp_path / "one.tif": "raster.unreadable-file", tmp_path / "passwd.tif": "raster.unsupported-format",
-        tmp_path: "raster.not-a-file", Path("/dev/null"): "raster.not-a-file", Path("/proc/self/mem"): "raster.empty",
-    }  # fmt: skip
+        tmp_path / "pipe.tif": "raster.not-a-file",
+        tmp_path / "zero.tif": "raster.not-a-file",
+        tmp_path / "one.tif": "raster.unreadable-file",
+        tmp_path / "passwd.tif": "raster.unsupported-format",
+        tmp_path: "raster.not-a-file",
+        Path("/dev/null"): "raster.not-a-file",
+        Path("/proc/self/mem"): "raster.empty",
+    }
 
     start = time.perf_counter()
     codes = {path: {error.code for error in check(path).errors} for path in expected}
@@ -329,10 +372,17 @@ def test_paths_of_gdal_are_refused_before_gdal_sees_them(tmp_path: Path) -> None
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         archive.write(tmp_path / "a.tif", "a.tif")
     places = [
-        f"/vsizip/{tmp_path}/a.zip/a.tif", f"/vsizip/{{{tmp_path}/a.zip}}/a.tif", "/vsicurl/http://127.0.0.1:9/a.tif",
-        "/vsistdin/", f"/vsisubfile/0_100,{tmp_path}/a.tif", "/vsicached?file=/etc/passwd", "http://127.0.0.1:9/a.tif",
-        "/vsis3/bucket/a.tif", "", "a\0b",
-    ]  # fmt: skip
+        f"/vsizip/{tmp_path}/a.zip/a.tif",
+        f"/vsizip/{{{tmp_path}/a.zip}}/a.tif",
+        "/vsicurl/http://127.0.0.1:9/a.tif",
+        "/vsistdin/",
+        f"/vsisubfile/0_100,{tmp_path}/a.tif",
+        "/vsicached?file=/etc/passwd",
+        "http://127.0.0.1:9/a.tif",
+        "/vsis3/bucket/a.tif",
+        "",
+        "a\0b",
+    ]
 
     for place in places:
         with pytest.raises(InvalidRequest):

@@ -85,11 +85,23 @@ def give_palette(dataset: Any) -> None:
 
 POINTS = [GroundControlPoint(row, col, 10 + col / 100, 50 - row / 100) for row in (0, 60) for col in (0, 60)]
 COEFFICIENTS = RPC(
-    height_off=0, height_scale=100, lat_off=50, lat_scale=0.1, long_off=10, long_scale=0.1,
-    line_off=30, line_scale=30, samp_off=30, samp_scale=30,
-    line_num_coeff=[1.0] * 20, line_den_coeff=[1.0] * 20, samp_num_coeff=[1.0] * 20, samp_den_coeff=[1.0] * 20,
-    err_bias=0.0, err_rand=0.0,
-)  # fmt: skip
+    height_off=0,
+    height_scale=100,
+    lat_off=50,
+    lat_scale=0.1,
+    long_off=10,
+    long_scale=0.1,
+    line_off=30,
+    line_scale=30,
+    samp_off=30,
+    samp_scale=30,
+    line_num_coeff=[1.0] * 20,
+    line_den_coeff=[1.0] * 20,
+    samp_num_coeff=[1.0] * 20,
+    samp_den_coeff=[1.0] * 20,
+    err_bias=0.0,
+    err_rand=0.0,
+)
 
 # The content of the file; the expected findings by severity, and the type.
 REJECTED: dict[str, tuple[dict[str, Any], set[str]]] = {
@@ -109,8 +121,11 @@ REJECTED: dict[str, tuple[dict[str, Any], set[str]]] = {
     "all nodata": ({"values": np.full((60, 60), 7, "uint8"), "nodata": 7}, {"all-nodata"}),
     "all nan": ({"values": np.full((60, 60), np.nan, "float32")}, {"all-nodata"}),
     "transparent": (scene(values=with_alpha(noise(3, 60, 60), 0), alpha="YES"), {"all-nodata"}),
-    "a picture": ({"values": noise(3, 60, 60), "driver": "PNG", "crs": None, "transform": None}, {"no-crs", "no-georeference"}),
-}  # fmt: skip
+    "a picture": (
+        {"values": noise(3, 60, 60), "driver": "PNG", "crs": None, "transform": None},
+        {"no-crs", "no-georeference"},
+    ),
+}
 
 
 @pytest.mark.parametrize("name", REJECTED)
@@ -150,15 +165,27 @@ WARNED: dict[str, tuple[dict[str, Any], set[str], set[str]]] = {
     "two nodata values": ({"values": with_collar(hills(60, 60), -32768), "nodata": -9999}, {"second-nodata"}, set()),
     "black collar": (scene(values=with_collar(noise(3, 60, 60), 0)), {"collar"}, {"declare-nodata"}),
     "white collar": (scene(values=with_collar(noise(3, 60, 60), 255)), {"collar"}, {"declare-nodata"}),
-    "the sea around an island": ({"values": with_collar(hills(60, 60), 0)}, {"collar", "no-nodata"}, {"declare-nodata"}),
+    "the sea around an island": (
+        {"values": with_collar(hills(60, 60), 0)},
+        {"collar", "no-nodata"},
+        {"declare-nodata"},
+    ),
     "alpha and nodata": (scene(values=OPAQUE, nodata=0, alpha="YES"), {"alpha-and-nodata"}, {"use-alpha"}),
     "infrared as alpha": (scene(values=noise(4, 60, 60), alpha="YES"), {"alpha-is-picture"}, INFRARED),
     "one value": (scene(values=np.full((3, 60, 60), 9, "uint8"), nodata=0), {"constant"}, set()),
-    "32-bit classes": ({"values": noise(60, 60, dtype="int32", high=9), "nodata": 0}, {"wide-integers"}, {"narrow-dtype"}),
-    "8-bit colours in 16 bits": (scene(values=noise(3, 60, 60, dtype="uint16"), nodata=0), {"wide-integers"}, {"narrow-dtype"}),
+    "32-bit classes": (
+        {"values": noise(60, 60, dtype="int32", high=9), "nodata": 0},
+        {"wide-integers"},
+        {"narrow-dtype"},
+    ),
+    "8-bit colours in 16 bits": (
+        scene(values=noise(3, 60, 60, dtype="uint16"), nodata=0),
+        {"wide-integers"},
+        {"narrow-dtype"},
+    ),
     "degrees called metres": (scene(transform=from_origin(10, 50, 0.01, 0.01), nodata=0), {"degrees"}, set()),
     "outside its zone": (scene(transform=from_origin(5_000_000, 500_000, 10, 10), nodata=0), {"outside-area"}, set()),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", WARNED)
@@ -188,7 +215,7 @@ PASSED: dict[str, tuple[dict[str, Any], set[str]]] = {
     "64-bit floats": ({"values": hills(60, 60).astype("f8"), "nodata": -9999.0}, {"wide-float"}),
     "a cog": (scene(values=noise(3, 600, 600), nodata=0, driver="COG"), {"cog"}),
     "4 bits": ({"values": noise(60, 60, high=15), "nodata": 0, "nbits": 4}, {"bits", "type-unknown"}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", PASSED)
@@ -289,7 +316,10 @@ TYPES: dict[str, tuple[dict[str, Any], RasterType]] = {
     "named infrared": ({"values": noise(60, 60, dtype="uint16"), "after": described("NIR")}, RasterType.NIR),
     "false colours": ({"values": noise(3, 60, 60), "after": described("nir", "red", "green")}, RasterType.NIR),
     "eight bands": ({"values": noise(8, 60, 60, dtype="uint16")}, RasterType.MULTISPECTRAL),
-    "three of sixteen bits": ({"values": noise(3, 60, 60, dtype="uint16"), "photometric": "MINISBLACK"}, RasterType.MULTISPECTRAL),
+    "three of sixteen bits": (
+        {"values": noise(3, 60, 60, dtype="uint16"), "photometric": "MINISBLACK"},
+        RasterType.MULTISPECTRAL,
+    ),
     "hills": ({"values": hills(60, 60)}, RasterType.DEM),
     "hills of integers": ({"values": hills(60, 60).astype("int16")}, RasterType.DEM),
     "named elevation": ({"values": hills(60, 60, 0, 5), "after": described("Elevation")}, RasterType.DEM),
@@ -301,7 +331,7 @@ TYPES: dict[str, tuple[dict[str, Any], RasterType]] = {
     "depths": ({"values": hills(60, 60, 0, 3)}, RasterType.UNKNOWN),
     "panchromatic": ({"values": noise(60, 60)}, RasterType.UNKNOWN),
     "noise": ({"values": noise(60, 60).astype("float32")}, RasterType.UNKNOWN),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", TYPES)
@@ -485,10 +515,18 @@ def test_one_giant_compressed_block_is_rejected_from_the_header() -> None:
 def a_header() -> RasterFacts:
     band = BandFacts("uint8", nodata=0, block_shape=(512, 512), mask=("nodata",))
     return RasterFacts(
-        path="a.tif", driver="GTiff", width=1000, height=1000, bands=(band,) * 3, crs="EPSG:32633", file_crs="EPSG:32633",
-        transform=tuple(TRANSFORM)[:6], bounds=(500_000, 4_990_000, 510_000, 5_000_000), bounds_4326=BBox(15, 45, 15.1, 45.1),
+        path="a.tif",
+        driver="GTiff",
+        width=1000,
+        height=1000,
+        bands=(band,) * 3,
+        crs="EPSG:32633",
+        file_crs="EPSG:32633",
+        transform=tuple(TRANSFORM)[:6],
+        bounds=(500_000, 4_990_000, 510_000, 5_000_000),
+        bounds_4326=BBox(15, 45, 15.1, 45.1),
         is_tiled=True,
-    )  # type: ignore[arg-type]  # fmt: skip
+    )  # type: ignore[arg-type]
 
 
 def header_codes(facts: RasterFacts, ceilings: Ceilings | None = None) -> set[str]:
@@ -559,7 +597,7 @@ def test_the_docs_name_every_finding_with_its_severity() -> None:
             "raster/validation/header_rules",
             "raster/source/header_limits",
             "handlers/raster/options",
-        )  # fmt: skip
+        )
     )
     assert {code for code in elsewhere if f'"{code}"' not in sources} == set()
 

@@ -53,7 +53,13 @@ def give_palette(dataset: Any) -> None:
 
 FILES: dict[str, dict[str, Any]] = {
     "rgb strips": {"values": noise(3, 70, 90)},
-    "rgba tiles": {"values": noise(4, 300, 280), "tiled": True, "blockxsize": 128, "blockysize": 256, "photometric": "RGB"},
+    "rgba tiles": {
+        "values": noise(4, 300, 280),
+        "tiled": True,
+        "blockxsize": 128,
+        "blockysize": 256,
+        "photometric": "RGB",
+    },
     "elevation": {"values": hills(60, 50), "nodata": -9999, "after": describe_elevation},
     "nan nodata": {"values": hills(60, 50), "nodata": math.nan, "compress": "deflate"},
     "palette": {"values": noise(40, 40, high=3), "after": give_palette},
@@ -62,7 +68,7 @@ FILES: dict[str, dict[str, Any]] = {
     "big endian": {"values": noise(30, 30, dtype="int16"), "ENDIANNESS": "BIG", "BIGTIFF": "YES"},
     "imagine": {"values": noise(2, 80, 80, dtype="uint16"), "driver": "HFA"},
     "jpeg 2000": {"values": noise(3, 80, 80), "driver": "JP2OpenJPEG"},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -173,9 +179,16 @@ def test_other_formats_are_refused_with_advice(content: bytes, advice: str, tmp_
 
 @pytest.mark.parametrize(
     "name",
-    ["/vsicurl/http://localhost/a.tif", "https://localhost/a.tif", "/vsizip/a.zip/b.tif", "s3://bucket/a.tif", "/vsiaz/c/a.tif",
-     "a\0b", "zip://x!a.tif"],
-)  # fmt: skip
+    [
+        "/vsicurl/http://localhost/a.tif",
+        "https://localhost/a.tif",
+        "/vsizip/a.zip/b.tif",
+        "s3://bucket/a.tif",
+        "/vsiaz/c/a.tif",
+        "a\0b",
+        "zip://x!a.tif",
+    ],
+)
 def test_a_name_that_is_not_a_local_path_is_refused(name: str) -> None:
     with pytest.raises(InvalidRequest):
         read_facts(name)
@@ -327,7 +340,7 @@ def bounds_of(crs: Any, *box: float) -> Any:
         ("EPSG:4258", (5, 45, 15, 55)),
         ("EPSG:3832", (-2e6, -1e6, 5e6, 1e6)),
     ],
-)  # fmt: skip
+)
 def test_bounds_in_degrees_agree_with_proj(crs: str, box: tuple[float, float, float, float]) -> None:
     ours = bounds_of(crs, *box)
 

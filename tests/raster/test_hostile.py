@@ -233,13 +233,17 @@ def bases(folder: Path) -> list[Path]:
     return [
         masked,
         write_raster(folder / "strips.tif", noise(3, 70, 90)),
-        write_raster(folder / "tiles.tif", hills(130, 100), nodata=-9999, compress="deflate", predictor=3, **SMALL_TILES),
-        write_raster(folder / "big.tif", noise(60, 60, dtype="uint16"), BIGTIFF="YES", ENDIANNESS="BIG", compress="lzw"),
+        write_raster(
+            folder / "tiles.tif", hills(130, 100), nodata=-9999, compress="deflate", predictor=3, **SMALL_TILES
+        ),
+        write_raster(
+            folder / "big.tif", noise(60, 60, dtype="uint16"), BIGTIFF="YES", ENDIANNESS="BIG", compress="lzw"
+        ),
         write_raster(folder / "cog.tif", noise(600, 600, high=4), driver="COG", compress="zstd", nodata=0),
         write_raster(folder / "jpeg2000.jp2", noise(3, 80, 80), driver="JP2OpenJPEG"),
         write_raster(folder / "imagine.img", noise(80, 80), driver="HFA", compress="yes"),
         write_raster(folder / "picture.png", noise(80, 80), driver="PNG", crs=None, transform=None),
-    ]  # fmt: skip
+    ]
 
 
 def flip_bits(data: bytearray, dice: random.Random) -> None:
@@ -303,8 +307,12 @@ def test_every_broken_file_gets_an_answer_in_time(tmp_path: Path) -> None:
 
     process = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "tests.raster.fuzz", str(broken), "EPSG:32633"],
-        cwd=ROOT, capture_output=True, text=True, timeout=100, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
 
     answers = [json.loads(line) for line in process.stdout.splitlines()]
     assert [answer["name"] for answer in answers] == files, process.stderr[-2000:]

@@ -244,9 +244,16 @@ def test_without_reprojection_checksums_are_the_sources(tmp_path: Path, dtype: s
 def test_a_striped_source_gives_the_same_pixels(tmp_path: Path) -> None:
     striped = source_at(tmp_path, "utm", speckled(3))
     tiled = write_raster(
-        tmp_path / "tiled.tif", speckled(3), crs="EPSG:32633", transform=PLACES["utm"][1],
-        tiled=True, blockxsize=256, blockysize=256, compress="deflate", interleave="pixel",
-    )  # fmt: skip
+        tmp_path / "tiled.tif",
+        speckled(3),
+        crs="EPSG:32633",
+        transform=PLACES["utm"][1],
+        tiled=True,
+        blockxsize=256,
+        blockysize=256,
+        compress="deflate",
+        interleave="pixel",
+    )
     grid = output_grid(read_facts(striped))
 
     one = make_cog(striped, tmp_path / "one.tif", grid, raster_type=RasterType.RGB)

@@ -68,9 +68,7 @@ def is_masked_outside(cog: Any, written: CogFacts) -> bool:
 
 PICTURE = {"values": noise(3, 120, 120), "photometric": "RGB"}
 PROMISES: dict[Fix, Kept] = {
-    Fix.ASSUME_CRS: Kept(
-        {**PICTURE, "crs": None}, lambda cog, _: cog.crs.to_epsg() == 32633, source_crs=UTM33
-    ),
+    Fix.ASSUME_CRS: Kept({**PICTURE, "crs": None}, lambda cog, _: cog.crs.to_epsg() == 32633, source_crs=UTM33),
     Fix.DECLARE_NODATA: Kept(
         {"values": collar(hills(120, 120), -9999)},
         lambda cog, _: cog.nodata == -9999 and gdalinfo(cog.name)["bands"][0]["noDataValue"] == -9999,
@@ -78,26 +76,36 @@ PROMISES: dict[Fix, Kept] = {
     Fix.ADD_MASK: Kept({**PICTURE, "transform": ROTATED}, is_masked_outside),
     Fix.NARROW_DTYPE: Kept(
         {"values": noise(120, 120, dtype="int32", high=9), "nodata": 0},
-        lambda cog, _: cog.dtypes == ("uint8",)
-        and cog.nodata == 0
-        and np.array_equal(cog.read(1), noise(120, 120, dtype="int32", high=9)),
+        lambda cog, _: (
+            cog.dtypes == ("uint8",)
+            and cog.nodata == 0
+            and np.array_equal(cog.read(1), noise(120, 120, dtype="int32", high=9))
+        ),
     ),
     Fix.UNSET_ALPHA: Kept(
         {"values": noise(4, 120, 120), "photometric": "RGB", "alpha": "YES"},
-        lambda cog, written: ColorInterp.alpha not in cog.colorinterp
-        and written.validity is Validity.ALL
-        and np.array_equal(cog.read(4), noise(4, 120, 120)[3]),
+        lambda cog, written: (
+            ColorInterp.alpha not in cog.colorinterp
+            and written.validity is Validity.ALL
+            and np.array_equal(cog.read(4), noise(4, 120, 120)[3])
+        ),
     ),
     Fix.USE_ALPHA: Kept(
         {
             "values": with_alpha(noise(3, 120, 120), np.where(np.arange(120) < 60, 255, 0)),
-            "photometric": "RGB", "alpha": "YES", "nodata": 7,
+            "photometric": "RGB",
+            "alpha": "YES",
+            "nodata": 7,
         },
-        lambda cog, _: cog.nodata is None and (cog.dataset_mask()[:, :60] == 255).all() and not cog.dataset_mask()[:, 60:].any(),
+        lambda cog, _: (
+            cog.nodata is None and (cog.dataset_mask()[:, :60] == 255).all() and not cog.dataset_mask()[:, 60:].any()
+        ),
     ),
     Fix.USE_MASK: Kept(
         {**PICTURE, "nodata": 7, "after": masked},
-        lambda cog, _: cog.nodata is None and (cog.dataset_mask()[:, :60] == 255).all() and not cog.dataset_mask()[:, 60:].any(),
+        lambda cog, _: (
+            cog.nodata is None and (cog.dataset_mask()[:, :60] == 255).all() and not cog.dataset_mask()[:, 60:].any()
+        ),
     ),
     Fix.DROP_NODATA: Kept(
         {"values": noise(120, 120), "GDAL_NODATA": "-9999"}, lambda cog, _: cog.nodata in (0, 255, None)
@@ -111,10 +119,12 @@ PROMISES: dict[Fix, Kept] = {
     ),
     Fix.WRAP_LONGITUDES: Kept(
         {**PICTURE, "crs": "EPSG:4326", "transform": Affine(0.1, 0, 190, 0, -0.1, 10)},
-        lambda cog, _: -170.1 < cog.bounds.left < -169.9 and gdalinfo(cog.name)["cornerCoordinates"]["upperLeft"][0] < 0,
+        lambda cog, _: (
+            -170.1 < cog.bounds.left < -169.9 and gdalinfo(cog.name)["cornerCoordinates"]["upperLeft"][0] < 0
+        ),
         target_crs="EPSG:4326",
     ),
-}  # fmt: skip
+}
 
 
 def source(folder: Path, content: dict[str, Any]) -> Path:

@@ -168,9 +168,13 @@ def neighbours(folder: Path, values: Any, **profile: Any) -> list[Path]:
 
 @pytest.mark.parametrize(
     ("values", "profile"),
-    [(noise(3, 700, 700), {"photometric": "RGB"}), (hills(700, 700), {"nodata": -9999}), (noise(700, 700, dtype="int16"), {})],
+    [
+        (noise(3, 700, 700), {"photometric": "RGB"}),
+        (hills(700, 700), {"nodata": -9999}),
+        (noise(700, 700, dtype="int16"), {}),
+    ],
     ids=["rgb", "floats", "whole numbers"],
-)  # fmt: skip
+)
 def test_tiles_merge_to_the_raster_they_were_cut_from(tmp_path: Path, values: Any, profile: Any) -> None:
     files = neighbours(tmp_path, values, **profile)
 

@@ -27,9 +27,12 @@ from tests.raster.scenes import NORTH_UP, gdalinfo_statistics, smooth, write
 pytestmark = pytest.mark.requirement("R7")
 
 KEYS = {
-    "STATISTICS_MINIMUM": "minimum", "STATISTICS_MAXIMUM": "maximum", "STATISTICS_MEAN": "mean",
-    "STATISTICS_STDDEV": "stddev", "STATISTICS_VALID_PERCENT": "valid_percent",
-}  # fmt: skip
+    "STATISTICS_MINIMUM": "minimum",
+    "STATISTICS_MAXIMUM": "maximum",
+    "STATISTICS_MEAN": "mean",
+    "STATISTICS_STDDEV": "stddev",
+    "STATISTICS_VALID_PERCENT": "valid_percent",
+}
 
 
 def agrees(ours, theirs, *, rel=1e-6):

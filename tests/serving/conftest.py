@@ -139,9 +139,14 @@ def _tiled(storage: Storage, folder: Path):
         for tile in _grid().tiles(*_inside(box), 8):
             tiles.setdefault(_grid().quadkey(tile), []).append(f"{name}.tif")
     mosaic = {
-        "mosaicjson": "0.0.3", "minzoom": 6, "maxzoom": 10, "quadkey_zoom": 8, "bounds": BOX, "tiles": tiles,
+        "mosaicjson": "0.0.3",
+        "minzoom": 6,
+        "maxzoom": 10,
+        "quadkey_zoom": 8,
+        "bounds": BOX,
+        "tiles": tiles,
         "asset_type": "COG",
-    }  # fmt: skip
+    }
     location = storage.location(edition.mosaic(), zone=Zone.SILVER)
     storage.put(location, json.dumps(mosaic).encode())
     assets = {"mosaic": {"href": href(location), "type": "application/json", "roles": ["index"]}}
@@ -159,8 +164,14 @@ def _grown(storage: Storage, folder: Path):
         mosaic = {"mosaicjson": "0.0.3", "minzoom": 6, "maxzoom": 10, "quadkey_zoom": 8, "bounds": box, "tiles": tiles}
         location = storage.location(edition.mosaic(), zone=Zone.SILVER)
         storage.put(location, json.dumps(mosaic).encode())
-        asset = {"href": href(location), "type": "application/json", "roles": ["index"], "dagmaster:revision": 1,
-                 "dagmaster:version_ordinal": ordinal, "dagmaster:bbox": list(box)}  # fmt: skip
+        asset = {
+            "href": href(location),
+            "type": "application/json",
+            "roles": ["index"],
+            "dagmaster:revision": 1,
+            "dagmaster:version_ordinal": ordinal,
+            "dagmaster:bbox": list(box),
+        }
         renders = {"default": {"assets": ["data"], "rescale": [[0, 2 * value]]}}
         more = {"assets": {"mosaic": asset}, "renders": renders, "dagmaster:version_ordinal": ordinal}
         said.append(collection("grown", (10.0, 50.0, 12.0, 51.0), **more))
@@ -184,9 +195,14 @@ def _across(storage: Storage, folder: Path):
         for tile in _grid().tiles(*_inside(box), 6):
             tiles.setdefault(_grid().quadkey(tile), []).append(f"{name}.tif")
     mosaic = {
-        "mosaicjson": "0.0.3", "minzoom": 4, "maxzoom": 8, "quadkey_zoom": 6, "bounds": (-180, 0, 180, 2),
-        "tiles": tiles, "asset_type": "COG",
-    }  # fmt: skip
+        "mosaicjson": "0.0.3",
+        "minzoom": 4,
+        "maxzoom": 8,
+        "quadkey_zoom": 6,
+        "bounds": (-180, 0, 180, 2),
+        "tiles": tiles,
+        "asset_type": "COG",
+    }
     location = storage.location(edition.mosaic(), zone=Zone.SILVER)
     storage.put(location, json.dumps(mosaic).encode())
     assets = {"mosaic": {"href": href(location, FORMER), "type": "application/json", "roles": ["index"]}}

@@ -26,9 +26,15 @@ def write_cog(path: Path, pixels: np.ndarray, bounds: BBox, **profile: Any) -> P
     crs = profile.pop("crs", "EPSG:4326")
     with MemoryFile() as memory:
         with memory.open(
-            driver="GTiff", count=bands, height=rows, width=columns, dtype=pixels.dtype, crs=crs,
-            transform=from_bounds(*bounds, columns, rows), **profile,
-        ) as made:  # fmt: skip
+            driver="GTiff",
+            count=bands,
+            height=rows,
+            width=columns,
+            dtype=pixels.dtype,
+            crs=crs,
+            transform=from_bounds(*bounds, columns, rows),
+            **profile,
+        ) as made:
             made.write(pixels)
         with memory.open() as made:
             copy(made, path, driver="COG", compress="DEFLATE", blocksize=256)
@@ -48,32 +54,50 @@ def href(location: Location, base: str = PUBLIC) -> str:
 
 def collection(dataset: str, bbox: BBox, **more: Any) -> dict[str, Any]:
     return {
-        "type": "Collection", "stac_version": "1.1.0", "id": dataset, "title": f"The {dataset}",
-        "description": f"About {dataset}", "license": "CC-BY-4.0", "links": [],
+        "type": "Collection",
+        "stac_version": "1.1.0",
+        "id": dataset,
+        "title": f"The {dataset}",
+        "description": f"About {dataset}",
+        "license": "CC-BY-4.0",
+        "links": [],
         "providers": [{"name": "Surveyors <i>&</i> Co", "roles": ["producer"]}],
         "extent": {
             "spatial": {"bbox": [list(bbox)]},
             "temporal": {"interval": [["2024-01-01T00:00:00Z", "2024-12-31T00:00:00Z"]]},
         },
         **more,
-    }  # fmt: skip
+    }
 
 
-def item(edition: Edition, location: Location, bbox: BBox, suffix: str = "", *, bands: Iterable[Mapping[str, Any]] = (),
-         **properties: Any) -> dict[str, Any]:  # fmt: skip
+def item(
+    edition: Edition,
+    location: Location,
+    bbox: BBox,
+    suffix: str = "",
+    *,
+    bands: Iterable[Mapping[str, Any]] = (),
+    **properties: Any,
+) -> dict[str, Any]:
     west, south, east, north = bbox
     ring = [[west, south], [east, south], [east, north], [west, north], [west, south]]
     return {
-        "type": "Feature", "stac_version": "1.1.0", "collection": edition.dataset,
-        "id": f"{edition.dataset}-v{edition.ordinal}{suffix}", "bbox": list(bbox),
+        "type": "Feature",
+        "stac_version": "1.1.0",
+        "collection": edition.dataset,
+        "id": f"{edition.dataset}-v{edition.ordinal}{suffix}",
+        "bbox": list(bbox),
         "geometry": {"type": "Polygon", "coordinates": [ring]},
         "properties": {
-            "datetime": "2024-06-01T00:00:00Z", "title": f"{edition.dataset} {edition.ordinal}",
-            "dagmaster:version_ordinal": edition.ordinal, "dagmaster:revision": edition.revision, **properties,
+            "datetime": "2024-06-01T00:00:00Z",
+            "title": f"{edition.dataset} {edition.ordinal}",
+            "dagmaster:version_ordinal": edition.ordinal,
+            "dagmaster:revision": edition.revision,
+            **properties,
         },
         "assets": {"data": {"href": href(location), "type": COG_TYPE, "roles": ["data"], "bands": list(bands)}},
         "links": [],
-    }  # fmt: skip
+    }
 
 
 def decoded(picture: bytes) -> np.ndarray:

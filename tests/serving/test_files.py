@@ -37,9 +37,15 @@ def test_head_has_the_same_headers_without_the_file(client, whole):
 
 @pytest.mark.parametrize(
     ("asked", "part"),
-    [("bytes=0-9", slice(0, 10)), ("bytes=100-", slice(100, None)), ("bytes=-7", slice(-7, None)),
-     ("bytes=5-5", slice(5, 6)), ("bytes=1000-99999999", slice(1000, None)), ("bytes=-99999999", slice(None))],
-)  # fmt: skip
+    [
+        ("bytes=0-9", slice(0, 10)),
+        ("bytes=100-", slice(100, None)),
+        ("bytes=-7", slice(-7, None)),
+        ("bytes=5-5", slice(5, 6)),
+        ("bytes=1000-99999999", slice(1000, None)),
+        ("bytes=-99999999", slice(None)),
+    ],
+)
 def test_a_range_of_a_file_is_served(client, whole, asked, part):
     answer = client.get(COG, headers={"Range": asked})
 

@@ -13,9 +13,7 @@ pytestmark = pytest.mark.requirement("X2")
 
 @pytest.fixture
 def public(served, storage):
-    with TestClient(
-        create_app(load(public_url=f"{PUBLIC}/geo"), served, storage=storage), base_url=PUBLIC
-    ) as client:  # fmt: skip
+    with TestClient(create_app(load(public_url=f"{PUBLIC}/geo"), served, storage=storage), base_url=PUBLIC) as client:
         yield client
 
 
@@ -30,7 +28,7 @@ def nowhere(storage, cluster):
     """On a database that has no catalogue."""
     with TestClient(
         create_app(load(), cluster.dsn_of("postgres"), storage=storage), base_url="http://localhost"
-    ) as client:  # fmt: skip
+    ) as client:
         yield client
 
 
@@ -38,7 +36,7 @@ def nowhere(storage, cluster):
 def away(storage):
     with TestClient(
         create_app(load(), "postgresql://nobody@127.0.0.1:1/none", storage=storage), base_url="http://localhost"
-    ) as client:  # fmt: skip
+    ) as client:
         yield client
 
 

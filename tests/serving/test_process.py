@@ -19,9 +19,15 @@ pytestmark = pytest.mark.requirement("C2")
 def server(served, storage, tmp_path_factory):
     """Its address and the process."""
     process = start(
-        "serving", "--port", "0", DATABASE_URL=served, STORAGE_FOLDER=str(folder_of(storage)), LOG_FORMAT="json",
-        LOG_LEVEL="info", DAGMASTER_DATA=str(tmp_path_factory.mktemp("data")),
-    )  # fmt: skip
+        "serving",
+        "--port",
+        "0",
+        DATABASE_URL=served,
+        STORAGE_FOLDER=str(folder_of(storage)),
+        LOG_FORMAT="json",
+        LOG_LEVEL="info",
+        DAGMASTER_DATA=str(tmp_path_factory.mktemp("data")),
+    )
     try:
         yield said(process, "maps are served")["url"], process
     finally:
@@ -96,9 +102,15 @@ def test_gdal_shows_the_tiles(server):
 
 def test_the_server_stops_on_a_signal(served, storage, tmp_path):
     process = start(
-        "serving", "--port", "0", DATABASE_URL=served, STORAGE_FOLDER=str(folder_of(storage)), LOG_FORMAT="json",
-        LOG_LEVEL="info", DAGMASTER_DATA=str(tmp_path),
-    )  # fmt: skip
+        "serving",
+        "--port",
+        "0",
+        DATABASE_URL=served,
+        STORAGE_FOLDER=str(folder_of(storage)),
+        LOG_FORMAT="json",
+        LOG_LEVEL="info",
+        DAGMASTER_DATA=str(tmp_path),
+    )
     url = said(process, "maps are served")["url"]
     assert urllib.request.urlopen(f"{url}/readyz", timeout=20).status == 200
 

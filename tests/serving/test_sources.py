@@ -166,8 +166,14 @@ def test_where_cogs_overlap_the_first_that_has_data_is_seen(storage, tmp_path):
     stored(storage, tmp_path, edition.cog("a.tif"), half, BOX, nodata=0)
     stored(storage, tmp_path, edition.cog("b.tif"), np.full((1, 64, 64), 9, np.uint8), BOX, nodata=0)
     x, y, z = GRID.tile(10.5, 50.5, 6)
-    document = {"mosaicjson": "0.0.3", "minzoom": 6, "maxzoom": 9, "quadkey_zoom": 6, "bounds": BOX,
-                "tiles": {GRID.quadkey(x, y, z): ["a.tif", "b.tif"]}}  # fmt: skip
+    document = {
+        "mosaicjson": "0.0.3",
+        "minzoom": 6,
+        "maxzoom": 9,
+        "quadkey_zoom": 6,
+        "bounds": BOX,
+        "tiles": {GRID.quadkey(x, y, z): ["a.tif", "b.tif"]},
+    }
     location = storage.location(edition.mosaic(), zone=Zone.SILVER)
     storage.put(location, json.dumps(document).encode())
     src_path = ReaderInput(
@@ -190,8 +196,14 @@ def test_the_cogs_of_a_tile_are_read_in_the_mosaics_order_each_as_often_as_it_is
         stored(storage, tmp_path, edition.cog(name), pixels, BOX, nodata=0)
     tile = GRID.tile(10.5, 50.5, 6)
     listed = [*names[:2], *names[1:], names[2]]
-    document = {"mosaicjson": "0.0.3", "minzoom": 6, "maxzoom": 9, "quadkey_zoom": 6, "bounds": BOX,
-                "tiles": {GRID.quadkey(tile): listed}}  # fmt: skip
+    document = {
+        "mosaicjson": "0.0.3",
+        "minzoom": 6,
+        "maxzoom": 9,
+        "quadkey_zoom": 6,
+        "bounds": BOX,
+        "tiles": {GRID.quadkey(tile): listed},
+    }
     location = storage.location(edition.mosaic(), zone=Zone.SILVER)
     storage.put(location, json.dumps(document).encode())
     src_path = ReaderInput(
@@ -207,8 +219,11 @@ def test_the_cogs_of_a_tile_are_read_in_the_mosaics_order_each_as_often_as_it_is
 def test_a_source_says_which_revision_it_is():
     edition = Edition("x", 3, 2)
     place = Location(Zone.SILVER, "silver", edition.cog("x.tif"))
-    said = {"properties": {"dagmaster:revision": 2, "updated": "2024"}, "bbox": [170, -10, 0, -170, 10, 9],
-            "assets": {"data": {"href": href(place), "file:checksum": "1220ab"}}}  # fmt: skip
+    said = {
+        "properties": {"dagmaster:revision": 2, "updated": "2024"},
+        "bbox": [170, -10, 0, -170, 10, 9],
+        "assets": {"data": {"href": href(place), "file:checksum": "1220ab"}},
+    }
 
     source = _cog_source("x", {}, said, 3)
     again = _cog_source("x", {}, {**said, "properties": {"dagmaster:revision": 2, "updated": "2025"}}, 3)

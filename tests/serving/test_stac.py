@@ -36,10 +36,11 @@ def test_search_selects_by_place_and_filter(client):
     later = client.post(
         "/stac/search",
         json={
-            "collections": ["dem"], "filter-lang": "cql2-json",
+            "collections": ["dem"],
+            "filter-lang": "cql2-json",
             "filter": {"op": "=", "args": [{"property": "dagmaster:version_ordinal"}, 1]},
         },
-    ).json()  # fmt: skip
+    ).json()
 
     assert [item["id"] for item in inside["features"]] == ["tiled-v0-r1c0"]
     assert [item["id"] for item in later["features"]] == ["dem-v1"]
@@ -60,10 +61,11 @@ def test_a_box_that_is_not_of_numbers_is_refused(client, box):
         client.get(f"/stac/collections/plain/items?bbox={box}"),
         client.get(f"/stac/collections?bbox={box}"),
         client.post(
-            "/stac/search", content=f'{{"bbox": [{box.replace("nan", "NaN").replace("inf", "Infinity")}]}}',
+            "/stac/search",
+            content=f'{{"bbox": [{box.replace("nan", "NaN").replace("inf", "Infinity")}]}}',
             headers={"Content-Type": "application/json"},
         ),
-    ]  # fmt: skip
+    ]
 
     for answer in answers:
         assert answer.status_code == 400, answer.text
@@ -145,9 +147,14 @@ def test_a_datetime_that_is_not_asked_for_is_not_null(client):
 
 @pytest.mark.parametrize(
     ("method", "path"),
-    [("POST", "/stac/collections"), ("PUT", "/stac/collections/plain"), ("DELETE", "/stac/collections/plain"),
-     ("POST", "/stac/collections/plain/items"), ("DELETE", "/stac/collections/plain/items/plain-v0")],
-)  # fmt: skip
+    [
+        ("POST", "/stac/collections"),
+        ("PUT", "/stac/collections/plain"),
+        ("DELETE", "/stac/collections/plain"),
+        ("POST", "/stac/collections/plain/items"),
+        ("DELETE", "/stac/collections/plain/items/plain-v0"),
+    ],
+)
 def test_nothing_is_written(client, method, path):
     assert client.request(method, path, json={}).status_code in (404, 405)
     assert client.get("/stac/collections/plain/items/plain-v0").status_code == 200

@@ -277,10 +277,26 @@ def test_refusals_are_problems(client, path, status, code):
 
 @pytest.mark.parametrize(
     "parameter",
-    ["expression=b1*2", "algorithm=hillshade", 'colormap={"0":"red"}', "color_formula=gamma+r+2", "coord_crs=EPSG:3857",
-     "dst_crs=%2Bproj%3Dlongc", "tilesize=100000", "tilesize=1", "buffer=1000", "padding=9999", "max_size=99999",
-     "width=100000", "url=http://127.0.0.1/x.tif", "assets=data", "histogram_bins=99999", "bidx=1,2", "rescale=0,inf"],
-)  # fmt: skip
+    [
+        "expression=b1*2",
+        "algorithm=hillshade",
+        'colormap={"0":"red"}',
+        "color_formula=gamma+r+2",
+        "coord_crs=EPSG:3857",
+        "dst_crs=%2Bproj%3Dlongc",
+        "tilesize=100000",
+        "tilesize=1",
+        "buffer=1000",
+        "padding=9999",
+        "max_size=99999",
+        "width=100000",
+        "url=http://127.0.0.1/x.tif",
+        "assets=data",
+        "histogram_bins=99999",
+        "bidx=1,2",
+        "rescale=0,inf",
+    ],
+)
 @pytest.mark.parametrize("route", [f"{INSIDE}.png", "preview.png", "statistics"])
 def test_what_is_code_or_has_no_bound_is_refused(client, route, parameter):
     answer = client.get(f"/tiles/plain/{route}?{parameter}")

@@ -37,7 +37,7 @@ READS = frozenset(
         "read_encoded_results",
         "load_payload",
         "now",
-    }  # fmt: skip
+    }
 )
 # They write what no rule is about: whether someone lives, what is not referred to yet.
 _ASIDE = frozenset({"beat_worker", "retire_worker", "maintain", "store_payload", "set_queue"})
@@ -65,8 +65,11 @@ _HEAVY = frozenset(
     {ADVANCE, "exchange", "report", "renew", "claim_jobs", "create_once", "rerun"}
 )  # more often than the others
 _OF_CALLERS = (
-    Fate.CALLER_DIES_BEFORE, Fate.CALLER_DIES_AFTER, Fate.CALLER_PAUSES_BEFORE, Fate.CALLER_PAUSES_AFTER,
-)  # fmt: skip
+    Fate.CALLER_DIES_BEFORE,
+    Fate.CALLER_DIES_AFTER,
+    Fate.CALLER_PAUSES_BEFORE,
+    Fate.CALLER_PAUSES_AFTER,
+)
 
 
 @dataclass(frozen=True)
@@ -120,10 +123,21 @@ class Doubt:
 def snapshot(db: MemoryDatabase) -> MemoryDatabase:
     """Rows are frozen: copies of the tables are enough."""
     copied = MemoryDatabase(
-        db.clock, db.definitions, dict(db.jobs), tasks=dict(db.tasks), results=dict(db.results), orchestrators=db.orchestrators,
-        workers=db.workers, checkpoints=db.checkpoints, messages=db.messages, dead_letters=db.dead_letters, keys=db.keys,
-        queues=db.queues, payloads=db.payloads, payload_parts=db.payload_parts,
-    )  # fmt: skip
+        db.clock,
+        db.definitions,
+        dict(db.jobs),
+        tasks=dict(db.tasks),
+        results=dict(db.results),
+        orchestrators=db.orchestrators,
+        workers=db.workers,
+        checkpoints=db.checkpoints,
+        messages=db.messages,
+        dead_letters=db.dead_letters,
+        keys=db.keys,
+        queues=db.queues,
+        payloads=db.payloads,
+        payload_parts=db.payload_parts,
+    )
     copied.nodes.update({job_id: dict(rows) for job_id, rows in db.nodes.items()})
     copied.events.update({job_id: list(rows) for job_id, rows in db.events.items()})
     return copied

@@ -49,9 +49,13 @@ class Person:
 
         def ask() -> Awaitable[UUID]:
             job = NewJob(
-                self._world.job_id(), self._workflow, {}, submitted_by="ana", idempotency_key=self._name,
+                self._world.job_id(),
+                self._workflow,
+                {},
+                submitted_by="ana",
+                idempotency_key=self._name,
                 priority=self._random.randint(0, 2),
-            )  # fmt: skip
+            )
             return self._wire.create_once(job, "the same")
 
         job_id: UUID = await self._until_answered(ask)

@@ -71,13 +71,18 @@ CASES = {
                 "task": {"handler": "child", "retry": RETRY},
             },
             "join": {"type": "fan_in", "fan_out": "spread", "depends_on": {"all_of": ["spread"]}, "handler": "gather"},
-            "sum": {"type": "fan_in", "fan_out": "spread", "depends_on": {"all_of": ["spread"]}, "aggregation": "collect"},
+            "sum": {
+                "type": "fan_in",
+                "fan_out": "spread",
+                "depends_on": {"all_of": ["spread"]},
+                "aggregation": "collect",
+            },
             "end": {"type": "end", "depends_on": {"all_of": ["join", "sum"]}},
         },
         {"spread__1": ["environment"]},
         one=5,
     ),
-}  # fmt: skip
+}
 
 
 def run(case: Case, number: int, fate: Fate) -> World:

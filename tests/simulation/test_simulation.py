@@ -85,8 +85,12 @@ def test_a_seed_is_the_same_run_again(seed: int) -> None:
 def test_a_seed_is_the_same_run_in_another_process() -> None:
     code = "from tests.simulation.world import simulate; print(*(simulate(seed).trace() for seed in range(6)))"
     told = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ, "PYTHONHASHSEED": "7"}
-    )  # fmt: skip
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONHASHSEED": "7"},
+    )
 
     assert told.stdout.split() == [simulate(seed).trace() for seed in range(6)]
 

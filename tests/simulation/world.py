@@ -82,10 +82,21 @@ class Actor:
 def pace() -> Settings:
     """Leases and beats short enough for a run to see them lapse, polls rare enough to be cheap."""
     return load(
-        orchestrator_poll_interval=2.5, heartbeat_interval_sec=2.5, orphan_threshold_sec=7.0, orphan_scan_interval_sec=3.0,
-        worker_poll_interval=3.5, task_lease_sec=7.0, lease_renew_sec=2.5, shutdown_grace_sec=3.0, max_losses=2,
-        worker_slots=3, worker_queue=QUEUE, known_queues=QUEUE, default_queue=QUEUE, orchestrator_batch=2,
-    )  # fmt: skip
+        orchestrator_poll_interval=2.5,
+        heartbeat_interval_sec=2.5,
+        orphan_threshold_sec=7.0,
+        orphan_scan_interval_sec=3.0,
+        worker_poll_interval=3.5,
+        task_lease_sec=7.0,
+        lease_renew_sec=2.5,
+        shutdown_grace_sec=3.0,
+        max_losses=2,
+        worker_slots=3,
+        worker_queue=QUEUE,
+        known_queues=QUEUE,
+        default_queue=QUEUE,
+        orchestrator_batch=2,
+    )
 
 
 @cache
@@ -261,18 +272,34 @@ class World:
         notifier = FaultyNotifier(self.post, self.exchange, JOBS, RESULTS)
         transport = FaultyTransport(self, self.broker)
         process = Orchestrator(
-            self.settings, Wire(self, lane), Wire(self, lane), notifier, transport, planner, self.catalog, owner_id=self.uuid()  # type: ignore[arg-type]
-        )  # fmt: skip
+            self.settings,
+            Wire(self, lane),
+            Wire(self, lane),
+            notifier,
+            transport,
+            planner,
+            self.catalog,
+            owner_id=self.uuid(),  # type: ignore[arg-type]
+        )
         self._start(Actor(lane, process, notifier), process.owner_id)
 
     def _start_worker(self) -> None:
         lane = self._lane("worker")
         notifier = FaultyNotifier(self.post, self.exchange)
         process = Worker(
-            self.settings, Wire(self, lane), FaultyTransport(self, self.broker, (QUEUE,)), notifier, self.registry,  # type: ignore[arg-type]
-            lease_ledger=Wire(self, lane), handler_ledger=Wire(self, lane), name=lane.name, worker_id=self.uuid(),  # type: ignore[arg-type]
-            pool=plain.pool(isolate=False), progress_seconds=self.settings.lease_renew_sec, rng=self.random,
-        )  # fmt: skip
+            self.settings,
+            Wire(self, lane),
+            FaultyTransport(self, self.broker, (QUEUE,)),
+            notifier,
+            self.registry,  # type: ignore[arg-type]
+            lease_ledger=Wire(self, lane),
+            handler_ledger=Wire(self, lane),
+            name=lane.name,
+            worker_id=self.uuid(),  # type: ignore[arg-type]
+            pool=plain.pool(isolate=False),
+            progress_seconds=self.settings.lease_renew_sec,
+            rng=self.random,
+        )
         self._start(Actor(lane, process, notifier), process.worker_id)
 
     def _lane(self, kind: str) -> Lane:

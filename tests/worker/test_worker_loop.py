@@ -69,8 +69,13 @@ async def test_the_owner_is_notified_once_of_a_long_running_task() -> None:
 @pytest.mark.requirement("Q1")
 async def test_a_worker_claims_no_more_than_it_has_places_for() -> None:
     tasks = [a_task("sleep", f"n{i}", seconds=60) for i in range(10)]
-    async with working(*tasks, a_task("sleep_blocking", "heavy1", seconds=60), a_task("hang", "heavy2"),
-                       worker_slots=3, worker_processes=1) as bench:  # fmt: skip
+    async with working(
+        *tasks,
+        a_task("sleep_blocking", "heavy1", seconds=60),
+        a_task("hang", "heavy2"),
+        worker_slots=3,
+        worker_processes=1,
+    ) as bench:
         await until(lambda: len(bench.ledger.running) == 4)
         await asyncio.sleep(0.2)
 

@@ -36,9 +36,18 @@ def a_task(
     **params: Any,
 ) -> TaskMessage:
     return TaskMessage.model_construct(
-        task_id=task_id(JOB, node, attempt), job_id=JOB, node_id=node, attempt=attempt, handler=handler, params=params,
-        queue="dag-worker-tasks", timeout_seconds=timeout, retry_count=retries, losses=losses, params_ref=None,
-    )  # fmt: skip
+        task_id=task_id(JOB, node, attempt),
+        job_id=JOB,
+        node_id=node,
+        attempt=attempt,
+        handler=handler,
+        params=params,
+        queue="dag-worker-tasks",
+        timeout_seconds=timeout,
+        retry_count=retries,
+        losses=losses,
+        params_ref=None,
+    )
 
 
 def id_of(row: Report | Running) -> str:
@@ -204,19 +213,58 @@ def a_registry(*more: Registration) -> Registry:
     here = [
         Registration(name, f"worker_handlers:{name}", is_async=is_async)
         for name, is_async in {
-            "pid": False, "spawn": False, "print_and_log": False, "leak": False, "exit_politely": False, "poll_flags": False,
-            "results": False, "memory_hog_then_small": False, "return_nan": False, "big": False, "stubborn": True,
-            "sys_exit": True, "block_loop": True, "burn_with_lock": True, "own_timeout": True, "disk_full": True,
-            "logs": True, "secretive": True, "saves": True, "give_back_unasked": True, "cancels_itself": True,
-            "progresses": True, "hostile_reports": False, "hostile_reports_async": True, "daemonic": False, "saves_plain": False,
+            "pid": False,
+            "spawn": False,
+            "print_and_log": False,
+            "leak": False,
+            "exit_politely": False,
+            "poll_flags": False,
+            "results": False,
+            "memory_hog_then_small": False,
+            "return_nan": False,
+            "big": False,
+            "stubborn": True,
+            "sys_exit": True,
+            "block_loop": True,
+            "burn_with_lock": True,
+            "own_timeout": True,
+            "disk_full": True,
+            "logs": True,
+            "secretive": True,
+            "saves": True,
+            "give_back_unasked": True,
+            "cancels_itself": True,
+            "progresses": True,
+            "hostile_reports": False,
+            "hostile_reports_async": True,
+            "daemonic": False,
+            "saves_plain": False,
             "saves_on_and_on": False,
-            "spin": True, "block_in_subtask": True, "swallow_and_block": True, "backtrack": True, "wait_for_lock": True,
-            "deadlock": True, "fails_without_words": False, "segfault": False, "daemonize": False, "reports_much": False,
-            "logs_much": False, "logs_oddly": False, "reports_twice_and_waits": False, "interrupts": True,
-            "raises_base_exception": True, "exits_generator": True, "fails_without_words_async": True, "prints": True,
-            "exits_in_subtask": True, "unkept": False, "forks": True, "runs_copies": True, "blocks_afterwards": True,
+            "spin": True,
+            "block_in_subtask": True,
+            "swallow_and_block": True,
+            "backtrack": True,
+            "wait_for_lock": True,
+            "deadlock": True,
+            "fails_without_words": False,
+            "segfault": False,
+            "daemonize": False,
+            "reports_much": False,
+            "logs_much": False,
+            "logs_oddly": False,
+            "reports_twice_and_waits": False,
+            "interrupts": True,
+            "raises_base_exception": True,
+            "exits_generator": True,
+            "fails_without_words_async": True,
+            "prints": True,
+            "exits_in_subtask": True,
+            "unkept": False,
+            "forks": True,
+            "runs_copies": True,
+            "blocks_afterwards": True,
         }.items()
-    ]  # fmt: skip
+    ]
     return Registry([*REGISTRATIONS, *here, *more])
 
 
@@ -231,9 +279,14 @@ class Bench:
         self.ledger.notifier = self.rings.notifier()
         self.settings = some_settings(**settings)
         self.worker = Worker(
-            self.settings, self.ledger, MemoryTransport(self.broker, self.settings.worker_queue), self.rings.notifier(),  # type: ignore[arg-type]
-            registry or a_registry(), name="bench", worker_id=uuid4(),
-        )  # fmt: skip
+            self.settings,
+            self.ledger,
+            MemoryTransport(self.broker, self.settings.worker_queue),
+            self.rings.notifier(),  # type: ignore[arg-type]
+            registry or a_registry(),
+            name="bench",
+            worker_id=uuid4(),
+        )
 
     def add(self, *tasks: TaskMessage) -> None:
         self.ledger.queued.extend(tasks)

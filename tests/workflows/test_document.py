@@ -21,14 +21,35 @@ def value_of(text: str) -> object:
 @pytest.mark.parametrize(
     ("written", "value"),
     [
-        ("no", "no"), ("on", "on"), ("yes", "yes"), ("y", "y"),
-        ("12:30", "12:30"), ("2024-01-01", "2024-01-01"), ("012", "012"), ("0o17", "0o17"), ("0x1f", "0x1f"),
-        ("1_000", "1_000"), (".inf", ".inf"), (".5", ".5"), ("+5", "+5"), ("1e3", 1000.0), ("=", "="),
-        ("true", True), ("False", False), ("null", None), ("~", None), ("", None),
-        ("5", 5), ("-5", -5), ("1.10", 1.1), ("'5'", "5"), ('"true"', "true"), ("|\n  5", "5"),
+        ("no", "no"),
+        ("on", "on"),
+        ("yes", "yes"),
+        ("y", "y"),
+        ("12:30", "12:30"),
+        ("2024-01-01", "2024-01-01"),
+        ("012", "012"),
+        ("0o17", "0o17"),
+        ("0x1f", "0x1f"),
+        ("1_000", "1_000"),
+        (".inf", ".inf"),
+        (".5", ".5"),
+        ("+5", "+5"),
+        ("1e3", 1000.0),
+        ("=", "="),
+        ("true", True),
+        ("False", False),
+        ("null", None),
+        ("~", None),
+        ("", None),
+        ("5", 5),
+        ("-5", -5),
+        ("1.10", 1.1),
+        ("'5'", "5"),
+        ('"true"', "true"),
+        ("|\n  5", "5"),
         ("9223372036854775807", 2**63 - 1),
     ],
-)  # fmt: skip
+)
 def test_plain_scalars_are_those_of_json(written, value):
     assert value_of(f"a: {written}") == {"a": value}
     assert type(value_of(f"a: {written}")["a"]) is type(value)
@@ -72,7 +93,7 @@ def test_every_value_and_key_has_its_line_and_column():
         ("a: 1e999\n", "does not fit into 64 bits", 1, 4),
         ("a: " + "9" * 5000 + "\n", "too many digits", 1, 4),
     ],
-)  # fmt: skip
+)
 def test_forbidden_yaml_is_reported_with_line_and_column(text, words, line, column):
     problem = the_problem(problems_of(text), words)
 
@@ -83,10 +104,14 @@ def test_forbidden_yaml_is_reported_with_line_and_column(text, words, line, colu
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "the file is empty"), ("# nothing\n", "the file is empty"), ("---\n", "a workflow is a mapping"),
-        ("5", "a workflow is a mapping"), ("- a\n- b\n", "a workflow is a mapping"), ("text", "a workflow is a mapping"),
+        ("", "the file is empty"),
+        ("# nothing\n", "the file is empty"),
+        ("---\n", "a workflow is a mapping"),
+        ("5", "a workflow is a mapping"),
+        ("- a\n- b\n", "a workflow is a mapping"),
+        ("text", "a workflow is a mapping"),
     ],
-)  # fmt: skip
+)
 def test_a_file_that_is_no_mapping_is_reported(text, words):
     the_problem(problems_of(text), words)
 

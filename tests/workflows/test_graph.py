@@ -41,8 +41,12 @@ def test_several_incoming_edges_mean_all_of():
 
     assert graph.start == "start"
     assert graph.all_of == {
-        "start": (), "left": ("start",), "right": ("start",), "join": ("left", "right"), "end": ("join",),
-    }  # fmt: skip
+        "start": (),
+        "left": ("start",),
+        "right": ("start",),
+        "join": ("left", "right"),
+        "end": ("join",),
+    }
     assert not any(graph.any_of.values())
     assert graph.successors["start"] == ("left", "right")
     assert graph.successors["end"] == ()
@@ -79,8 +83,12 @@ def test_stages_are_numbered_in_topological_order_of_first_appearance():
 
     assert graph.order == ("start", "left", "right", "join", "end")
     assert graph.stages == {
-        "start": (1, "start"), "left": (2, "work"), "right": (2, "work"), "join": (3, "join"), "end": (4, "end"),
-    }  # fmt: skip
+        "start": (1, "start"),
+        "left": (2, "work"),
+        "right": (2, "work"),
+        "join": (3, "join"),
+        "end": (4, "end"),
+    }
 
 
 @pytest.mark.requirement("W4")
@@ -162,9 +170,16 @@ def test_needs_and_consumers_say_whose_outputs_are_read():
     )
 
     assert graph.needs == {
-        "start": set(), "a": set(), "b": set(), "c": set(), "end": set(),
-        "fan": {"a", "b", "c"}, "check": {"a"}, "route": {"b", "c"}, OUTPUTS: {"a"},
-    }  # fmt: skip
+        "start": set(),
+        "a": set(),
+        "b": set(),
+        "c": set(),
+        "end": set(),
+        "fan": {"a", "b", "c"},
+        "check": {"a"},
+        "route": {"b", "c"},
+        OUTPUTS: {"a"},
+    }
     assert graph.consumers["a"] == {"fan", "check", OUTPUTS}
     assert graph.consumers["start"] == set()
     assert graph.outputs["x"].render(TemplateContext(outputs={"a": 5})) == 5

@@ -20,8 +20,14 @@ LOADED = read_all(shipped(), handlers={found.name for found in REGISTRATIONS}, q
 def test_every_workflow_that_ships_is_accepted():
     assert [str(error) for error in LOADED.refused] == []
     assert set(LOADED.workflows) >= {
-        "echo_test", "hello_world", "conditional_test", "fan_out_test", "retry_test", "retry_fan_out_test", "demo",
-    }  # fmt: skip
+        "echo_test",
+        "hello_world",
+        "conditional_test",
+        "fan_out_test",
+        "retry_test",
+        "retry_fan_out_test",
+        "demo",
+    }
 
 
 @pytest.mark.requirement("W10")

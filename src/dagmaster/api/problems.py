@@ -54,9 +54,12 @@ async def _on_ours(request: Request, error: Exception) -> Response:
     assert isinstance(error, DagmasterError)
     if status_of(error) >= HTTPStatus.INTERNAL_SERVER_ERROR:
         _log.warning(
-            "a request failed", path=request.url.path, request_id=request_id_of(request), code=error.code,
+            "a request failed",
+            path=request.url.path,
+            request_id=request_id_of(request),
+            code=error.code,
             error=error.message,
-        )  # fmt: skip
+        )
     return await PROBLEMS.on_ours(request, error)
 
 
@@ -65,16 +68,25 @@ async def _on_invalid(request: Request, error: Exception) -> Response:
     path, request_id = request.url.path, request_id_of(request)
     if any(tuple(e["loc"]) == ("body",) and e["type"] != "missing" for e in error.errors()) and not _is_json(request):
         return PROBLEMS.answer(
-            HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "request.media-type", "the body is not marked as JSON", path, request_id,
+            HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+            "request.media-type",
+            "the body is not marked as JSON",
+            path,
+            request_id,
             hint="send it with the header `Content-Type: application/json`",
-        )  # fmt: skip
+        )
     body = _body_of(request)
     mistakes = [_mistake(e, error.body, body) for e in error.errors()]
     detail = "; ".join(f"{mistake.at}: {mistake.message}" for mistake in mistakes[:5])
     return PROBLEMS.answer(
-        HTTPStatus.UNPROCESSABLE_ENTITY, "request.invalid", detail, path, request_id,
-        hint="/docs shows what there is, /openapi.json every field of it", errors=mistakes,
-    )  # fmt: skip
+        HTTPStatus.UNPROCESSABLE_ENTITY,
+        "request.invalid",
+        detail,
+        path,
+        request_id,
+        hint="/docs shows what there is, /openapi.json every field of it",
+        errors=mistakes,
+    )
 
 
 def _is_json(request: Request) -> bool:
@@ -136,4 +148,4 @@ async def _on_unstorable(request: Request, error: Exception) -> Response:
     detail = f"a value can't be stored: {said or 'it is not text that PostgreSQL takes'}"
     return PROBLEMS.answer(
         HTTPStatus.BAD_REQUEST, "request.not-storable", detail, request.url.path, request_id_of(request)
-    )  # fmt: skip
+    )

@@ -173,6 +173,11 @@ def _job_or_letter(library: WorkflowLibrary, message: JobMessage) -> NewJob | De
 
 def _letter(message: JobMessage, reason: str, description: str) -> DeadLetter:
     return DeadLetter.model_construct(
-        dead_letter_id=new_job_id(0), queue=message.queue, message_id=message.message_id, reason=reason,
-        description=description, body=message.body, created_at=message.enqueued_at,
-    )  # fmt: skip
+        dead_letter_id=new_job_id(0),
+        queue=message.queue,
+        message_id=message.message_id,
+        reason=reason,
+        description=description,
+        body=message.body,
+        created_at=message.enqueued_at,
+    )

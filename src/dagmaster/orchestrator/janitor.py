@@ -137,9 +137,12 @@ class Janitor:
         self.counters.actions += len(actions)
         for action in actions:
             _log.error(
-                action.reason, action=action.action_type, target=action.target_type, target_id=action.target_id,
+                action.reason,
+                action=action.action_type,
+                target=action.target_type,
+                target_id=action.target_id,
                 run_id=str(run_id),
-            )  # fmt: skip
+            )
         self.notifier.notify(JOBS)
         if self.settings.janitor_webhook_url:
             await self._call_webhook(run_id, actions)

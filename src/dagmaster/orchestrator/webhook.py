@@ -35,8 +35,11 @@ async def _post(url: str, body: bytes, allow_private: bool) -> int:
     port = parts.port or (443 if is_secure else 80)
     address = await _vetted(host, port, allow_private)
     reader, writer = await asyncio.open_connection(
-        address, port, ssl=ssl.create_default_context() if is_secure else None, server_hostname=host if is_secure else None
-    )  # fmt: skip
+        address,
+        port,
+        ssl=ssl.create_default_context() if is_secure else None,
+        server_hostname=host if is_secure else None,
+    )
     try:
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         head = (

@@ -185,11 +185,18 @@ class Kit:
     def _start_worker(self) -> None:
         pool = plain.pool(isolate=self._isolate, memory_mb=self.settings.worker_memory_mb)
         worker = Worker(
-            self.settings, self.ledger, MemoryTransport(self._broker, self.settings.worker_queue), self._exchange.notifier(),
-            self.registry, name="kit", worker_id=self._uuid(), pool=pool, rng=self._random,
+            self.settings,
+            self.ledger,
+            MemoryTransport(self._broker, self.settings.worker_queue),
+            self._exchange.notifier(),
+            self.registry,
+            name="kit",
+            worker_id=self._uuid(),
+            pool=pool,
+            rng=self._random,
             progress_seconds=self.settings.lease_renew_sec,
             runner=_FaultyRunner(self.registry, pool, self._faults, lambda: self._lose(running)),
-        )  # fmt: skip
+        )
         running = self._start(worker)
 
     def _start(self, actor: Orchestrator | Worker) -> asyncio.Task[None]:

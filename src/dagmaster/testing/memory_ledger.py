@@ -143,20 +143,34 @@ class MemoryDatabase:
         _demand(key not in self.tasks and not live, f"node {node_id} has a live task")
         self.position += 1
         self.tasks[key] = Task.model_construct(
-            job_id=job_id, node_id=node_id, attempt=attempt, task_id=task_id(job_id, node_id, attempt),
-            position=self.position, status=TaskStatus.QUEUED, available_at=self.clock(), worker_id=None, lease_until=None,
-            started_at=None, finished_at=None, progress=None, stop_requested_at=None, stop_seen_at=None,
+            job_id=job_id,
+            node_id=node_id,
+            attempt=attempt,
+            task_id=task_id(job_id, node_id, attempt),
+            position=self.position,
+            status=TaskStatus.QUEUED,
+            available_at=self.clock(),
+            worker_id=None,
+            lease_until=None,
+            started_at=None,
+            finished_at=None,
+            progress=None,
+            stop_requested_at=None,
+            stop_seen_at=None,
             **{"params_ref": None, **columns},
-        )  # fmt: skip
+        )
 
     def add_payload(self, job_id: UUID, reference: Reference, encoded: Encoded, *, is_kept: bool = False) -> None:
         key = (job_id, reference["sha256"])
         known = self.payloads.get(key)
         self.payload_parts.setdefault(key, bytes(encoded))
         self.payloads[key] = Payload(
-            job_id=job_id, sha256=reference["sha256"], size_bytes=reference["bytes"], stored_at=self.clock(),
+            job_id=job_id,
+            sha256=reference["sha256"],
+            size_bytes=reference["bytes"],
+            stored_at=self.clock(),
             is_kept=is_kept or (known is not None and known.is_kept),
-        )  # fmt: skip
+        )
 
     def keep_payload(self, job_id: UUID, reference: Reference) -> None:
         key = (job_id, reference["sha256"])
@@ -217,17 +231,31 @@ class MemoryLedger:
             return False
         db.definitions.setdefault(new.definition_hash, new.workflow)
         db.jobs[new.job_id] = Job(
-            job_id=new.job_id, workflow_id=new.workflow.workflow_id, workflow_version=new.workflow.version,
-            definition_hash=new.definition_hash, status=JobStatus.PENDING, input_params=_json_copy(new.input_params),
-            priority=new.priority, correlation_id=new.correlation_id, submitted_by=new.submitted_by,
-            callback_url=new.callback_url, idempotency_key=new.idempotency_key, message_id=new.message_id,
-            deadline_at=now + timedelta(seconds=new.workflow.timeout_seconds), last_sequence=2, created_at=now, updated_at=now,
-        )  # fmt: skip
+            job_id=new.job_id,
+            workflow_id=new.workflow.workflow_id,
+            workflow_version=new.workflow.version,
+            definition_hash=new.definition_hash,
+            status=JobStatus.PENDING,
+            input_params=_json_copy(new.input_params),
+            priority=new.priority,
+            correlation_id=new.correlation_id,
+            submitted_by=new.submitted_by,
+            callback_url=new.callback_url,
+            idempotency_key=new.idempotency_key,
+            message_id=new.message_id,
+            deadline_at=now + timedelta(seconds=new.workflow.timeout_seconds),
+            last_sequence=2,
+            created_at=now,
+            updated_at=now,
+        )
         opening = opening_nodes(new.workflow)
         for row in opening:
             db.nodes[new.job_id][row["node_id"]] = NodeState(job_id=new.job_id, **row)
-        data = {"workflow_id": new.workflow.workflow_id, "definition_hash": new.definition_hash,
-                "nodes": [row["node_id"] for row in opening]}  # fmt: skip
+        data = {
+            "workflow_id": new.workflow.workflow_id,
+            "definition_hash": new.definition_hash,
+            "nodes": [row["node_id"] for row in opening],
+        }
         db.add_event(new.job_id, 1, EventType.JOB_CREATED, event_status="pending", epoch=0, event_data=data)
         start = next(row["node_id"] for row in opening if row["status"] == NodeStatus.READY)
         db.add_event(new.job_id, 2, EventType.NODE_READY, node_id=start, event_status="ready", epoch=0)
@@ -308,8 +336,13 @@ class MemoryLedger:
         _demand(JobStatus.RUNNING in JOB_RERUNS.get(job.status, ()), f"job {job_id}: {job.status} may not run again")
         sequence = job.last_sequence + 1
         db.add_event(
-            job_id, sequence, EventType.JOB_RESUMED, event_status=JobStatus.RUNNING, epoch=job.epoch, event_data=dict(facts)
-        )  # fmt: skip
+            job_id,
+            sequence,
+            EventType.JOB_RESUMED,
+            event_status=JobStatus.RUNNING,
+            epoch=job.epoch,
+            event_data=dict(facts),
+        )
         children = self._children_again(job_id, rerun)
         stale = {child.node_id for child in children if self._is_of_a_run_before(child, rerun)}
         for node_id in (*rerun.nodes, *(child.node_id for child in children)):
@@ -318,25 +351,41 @@ class MemoryLedger:
             if rerun.is_afresh:
                 db.checkpoints.pop((job_id, node_id), None)
             db.add_event(
-                job_id, sequence, EventType.NODE_RESET, node_id=node_id, event_status=NodeStatus.PENDING, epoch=job.epoch,
+                job_id,
+                sequence,
+                EventType.NODE_RESET,
+                node_id=node_id,
+                event_status=NodeStatus.PENDING,
+                epoch=job.epoch,
                 event_data={"anew": True} if node_id in rerun.anew else None,
-            )  # fmt: skip
+            )
         for fan_out in {child.parent_node_id for child in children} | set(rerun.anew):
             self._count_again(job_id, fan_out or "", children, stale, is_anew=fan_out in rerun.anew)
         now, seconds = db.clock(), rerun.timeout_seconds
         cleared = dict.fromkeys(
             (
-                "owner_id", "claim_token", "completed_at", "result_data", "error_message", "cancel_requested_at",
-                "cancel_requested_by", "cancel_reason", "stopping",
+                "owner_id",
+                "claim_token",
+                "completed_at",
+                "result_data",
+                "error_message",
+                "cancel_requested_at",
+                "cancel_requested_by",
+                "cancel_reason",
+                "stopping",
             )
-        )  # fmt: skip
+        )
         db.jobs[job_id] = job.model_copy(
             update={
-                **cleared, "status": JobStatus.RUNNING, "resume_count": job.resume_count + 1, "last_sequence": sequence,
-                "deadline_at": None if seconds is None else now + timedelta(seconds=seconds), "updated_at": now,
+                **cleared,
+                "status": JobStatus.RUNNING,
+                "resume_count": job.resume_count + 1,
+                "last_sequence": sequence,
+                "deadline_at": None if seconds is None else now + timedelta(seconds=seconds),
+                "updated_at": now,
                 "version": job.version + 1,
             }
-        )  # fmt: skip
+        )
         self._notify(JOBS)
         return rerun, job.resume_count + 1
 
@@ -422,9 +471,15 @@ class MemoryLedger:
     def _claim(self, job: Job, owner_id: UUID, now: datetime) -> Claim:
         token = uuid4()
         self.db.jobs[job.job_id] = job.model_copy(
-            update={"owner_id": owner_id, "claim_token": token, "epoch": job.epoch + 1, "owner_heartbeat_at": now,
-                    "updated_at": now, "version": job.version + 1}
-        )  # fmt: skip
+            update={
+                "owner_id": owner_id,
+                "claim_token": token,
+                "epoch": job.epoch + 1,
+                "owner_heartbeat_at": now,
+                "updated_at": now,
+                "version": job.version + 1,
+            }
+        )
         return Claim(job.job_id, token, job.epoch + 1)
 
     async def load_jobs(self, job_ids: Sequence[UUID]) -> list[LoadedJob]:
@@ -445,11 +500,22 @@ class MemoryLedger:
         }
         views = {node.node_id: NodeView.from_row(workflow.nodes[node.node_id], dict(node)) for node in nodes}
         return LoadedJob(
-            job.job_id, job.status, job.definition_hash, workflow, copy.deepcopy(job.input_params), job.priority,
-            job.correlation_id, job.submitted_by, views, outputs,
-            job.result_data, job.error_message, job.last_sequence, job.stopping,
+            job.job_id,
+            job.status,
+            job.definition_hash,
+            workflow,
+            copy.deepcopy(job.input_params),
+            job.priority,
+            job.correlation_id,
+            job.submitted_by,
+            views,
+            outputs,
+            job.result_data,
+            job.error_message,
+            job.last_sequence,
+            job.stopping,
             job.resume_count,
-        )  # fmt: skip
+        )
 
     async def load_outputs(self, job_id: UUID, node_ids: Sequence[str]) -> dict[str, Any]:
         return self._load_outputs(job_id, node_ids, lambda node: self._resolve(job_id, node))
@@ -600,8 +666,10 @@ class MemoryLedger:
         db = self.db
         for job_id, (job, nodes, tasks, results, events, payloads) in saved:
             tables: tuple[tuple[dict[Any, Any], dict[Any, Any]], ...] = (
-                (db.tasks, tasks), (db.results, results), (db.payloads, payloads),
-            )  # fmt: skip
+                (db.tasks, tasks),
+                (db.results, results),
+                (db.payloads, payloads),
+            )
             for table, rows in tables:
                 for key in [key for key in table if key[0] == job_id]:
                     del table[key]
@@ -729,17 +797,30 @@ class MemoryLedger:
             for child in children:
                 _demand(child.node_id not in db.nodes[job_id], f"child {child.node_id} exists")
                 db.nodes[job_id][child.node_id] = NodeState(
-                    job_id=job_id, node_id=child.node_id, status=NodeStatus.DISPATCHED, parent_node_id=parent,
-                    fan_out_index=child.index, label=child.label, attempt=1, max_retries=child.max_retries,
+                    job_id=job_id,
+                    node_id=child.node_id,
+                    status=NodeStatus.DISPATCHED,
+                    parent_node_id=parent,
+                    fan_out_index=child.index,
+                    label=child.label,
+                    attempt=1,
+                    max_retries=child.max_retries,
                     dispatched_at=db.clock(),
-                )  # fmt: skip
+                )
         queues = self._write_tasks(change)
         db.dead_letters.extend(self._poisoned(job_id, poisoned) for poisoned in change.poisoned)
         for event in change.events:
             db.add_event(
-                job_id, event.sequence, event.type, node_id=event.node_id, event_status=event.status, attempt=event.attempt,
-                epoch=change.epoch, event_data=copy.deepcopy(event.data), created_at=event.at,
-            )  # fmt: skip
+                job_id,
+                event.sequence,
+                event.type,
+                node_id=event.node_id,
+                event_status=event.status,
+                attempt=event.attempt,
+                epoch=change.epoch,
+                event_data=copy.deepcopy(event.data),
+                created_at=event.at,
+            )
         self._write_job(change)
         for gathering in change.completed_fan_ins:
             self._gather(job_id, gathering.node_id, gathering.fan_out, gathering.aggregation)
@@ -748,15 +829,23 @@ class MemoryLedger:
     def _poisoned(self, job_id: UUID, poisoned: PoisonedTask) -> DeadLetter:
         task = self.db.tasks[job_id, poisoned.node_id, poisoned.attempt]
         body = {
-            "task_id": task.task_id, "job_id": str(job_id), "node_id": task.node_id, "handler": task.handler,
-            "attempt": task.attempt, "params": task.params,
+            "task_id": task.task_id,
+            "job_id": str(job_id),
+            "node_id": task.node_id,
+            "handler": task.handler,
+            "attempt": task.attempt,
+            "params": task.params,
             **({} if task.params_ref is None else {"params_ref": task.params_ref}),
-        }  # fmt: skip
+        }
         return DeadLetter(
-            dead_letter_id=uuid4(), queue=task.queue, message_id=task.task_id, reason="PoisonTask",
-            description=poisoned.description, body=body,
+            dead_letter_id=uuid4(),
+            queue=task.queue,
+            message_id=task.task_id,
+            reason="PoisonTask",
+            description=poisoned.description,
+            body=body,
             created_at=self.db.clock(),
-        )  # fmt: skip
+        )
 
     def _write_node(self, job_id: UUID, row: NodeChange) -> None:
         db, now = self.db, self.db.clock()
@@ -804,18 +893,34 @@ class MemoryLedger:
                 None if task.queue_timeout_seconds is None else now + timedelta(seconds=task.queue_timeout_seconds)
             )
             self.db.add_task(
-                change.job_id, task.node_id, task.attempt, queue=task.queue, handler=task.handler, priority=change.priority,
-                params=_json_copy(task.params), params_ref=task.params_ref, timeout_seconds=task.timeout_seconds,
-                retry_count=task.retry_count, expires_at=expires,
-            )  # fmt: skip
+                change.job_id,
+                task.node_id,
+                task.attempt,
+                queue=task.queue,
+                handler=task.handler,
+                priority=change.priority,
+                params=_json_copy(task.params),
+                params_ref=task.params_ref,
+                timeout_seconds=task.timeout_seconds,
+                retry_count=task.retry_count,
+                expires_at=expires,
+            )
         for again in change.next_attempts:
             before = self.db.tasks[change.job_id, again.node_id, again.attempt - 1]
             expires = None if before.expires_at is None else now + (before.expires_at - before.available_at)
             self.db.add_task(
-                change.job_id, again.node_id, again.attempt, queue=before.queue, handler=before.handler,
-                priority=before.priority, params=before.params, params_ref=before.params_ref,
-                timeout_seconds=before.timeout_seconds, retry_count=again.retry_count, expires_at=expires,
-            )  # fmt: skip
+                change.job_id,
+                again.node_id,
+                again.attempt,
+                queue=before.queue,
+                handler=before.handler,
+                priority=before.priority,
+                params=before.params,
+                params_ref=before.params_ref,
+                timeout_seconds=before.timeout_seconds,
+                retry_count=again.retry_count,
+                expires_at=expires,
+            )
             queues.add(before.queue)
         return queues
 
@@ -823,8 +928,11 @@ class MemoryLedger:
         db, now = self.db, self.db.clock()
         job = db.jobs[change.job_id]
         columns: dict[str, Any] = {
-            "last_sequence": change.sequence, "owner_heartbeat_at": now, "updated_at": now, "version": job.version + 1,
-        }  # fmt: skip
+            "last_sequence": change.sequence,
+            "owner_heartbeat_at": now,
+            "updated_at": now,
+            "version": job.version + 1,
+        }
         if change.stopping is not None:
             columns["stopping"] = change.stopping
         for move in change.job_moves:
@@ -950,12 +1058,22 @@ class MemoryLedger:
         is_live = task is not None and db.tasks[key].status in (TaskStatus.QUEUED, TaskStatus.RUNNING)
         if task is not None and not is_live and key not in db.results:
             db.results[key] = TaskResult(
-                job_id=report.job_id, node_id=report.node_id, attempt=report.attempt, task_id=task.task_id,
-                status=report.status, output=_json_copy(report.output), output_ref=report.output_ref,
-                error=_json_copy(report.error), error_message=(report.error or {}).get("message"),
-                metrics=_json_copy(report.metrics), worker_id=worker_id,
-                started_at=task.started_at if accepted else None, reported_at=now, processed=not accepted, accepted=accepted,
-            )  # fmt: skip
+                job_id=report.job_id,
+                node_id=report.node_id,
+                attempt=report.attempt,
+                task_id=task.task_id,
+                status=report.status,
+                output=_json_copy(report.output),
+                output_ref=report.output_ref,
+                error=_json_copy(report.error),
+                error_message=(report.error or {}).get("message"),
+                metrics=_json_copy(report.metrics),
+                worker_id=worker_id,
+                started_at=task.started_at if accepted else None,
+                reported_at=now,
+                processed=not accepted,
+                accepted=accepted,
+            )
         return accepted
 
     def _claim_tasks(
@@ -987,7 +1105,7 @@ class MemoryLedger:
                         retry_count=task.retry_count,
                         losses=self._losses(task) if task.attempt - task.retry_count > 2 else 0,
                         params_ref=task.params_ref,
-                    )  # fmt: skip
+                    )
                 )
         return claimed
 
@@ -1065,9 +1183,14 @@ class MemoryLedger:
         if task is None or task.status is not TaskStatus.RUNNING:
             return False
         self.db.checkpoints[running.job_id, running.node_id][name] = Checkpoint(
-            job_id=running.job_id, node_id=running.node_id, name=name, attempt=running.attempt, data=_json_copy(data),
-            saved_at=self.db.clock(), artifacts=_json_copy(artifacts) or None,
-        )  # fmt: skip
+            job_id=running.job_id,
+            node_id=running.node_id,
+            name=name,
+            attempt=running.attempt,
+            data=_json_copy(data),
+            saved_at=self.db.clock(),
+            artifacts=_json_copy(artifacts) or None,
+        )
         return True
 
     async def load_checkpoints(self, job_id: UUID, node_id: str) -> list[Checkpoint]:

@@ -124,9 +124,16 @@ def run_handler(
     encoded = to_json({"results_of": {"node_id": _EARLIER}, **_plain(params)} if results else _plain(params), "params")
     seconds = timeout_seconds or registration.timeout_seconds or DEFAULT_TIMEOUT_SECONDS
     task = TaskMessage(
-        task_id=task_id(JOB_ID, node_id, attempt), job_id=JOB_ID, node_id=node_id, attempt=attempt,
-        handler=registration.name, params=encoded, queue="trial", timeout_seconds=seconds, retry_count=attempt - 1,
-    )  # fmt: skip
+        task_id=task_id(JOB_ID, node_id, attempt),
+        job_id=JOB_ID,
+        node_id=node_id,
+        attempt=attempt,
+        handler=registration.name,
+        params=encoded,
+        queue="trial",
+        timeout_seconds=seconds,
+        retry_count=attempt - 1,
+    )
     database = _database(task, checkpoints or {}, results)
     database.checkpoints[JOB_ID, node_id] |= {saved.name: saved for saved in (after.saved if after else ())}
     context = _Recorder(task, MemoryLedger(database), Resources(settings), cancelled_after, shutting_down_after)
@@ -157,9 +164,17 @@ def _database(task: TaskMessage, checkpoints: Mapping[str, Any], results: Sequen
     seconds = itertools.count()  # no two checkpoints at the same time: the last one counts
     database = MemoryDatabase(lambda: START + timedelta(seconds=next(seconds)))
     database.add_task(
-        task.job_id, task.node_id, task.attempt, queue=task.queue, handler=task.handler, priority=0, params=task.params,
-        timeout_seconds=task.timeout_seconds, retry_count=task.retry_count, expires_at=None,
-    )  # fmt: skip
+        task.job_id,
+        task.node_id,
+        task.attempt,
+        queue=task.queue,
+        handler=task.handler,
+        priority=0,
+        params=task.params,
+        timeout_seconds=task.timeout_seconds,
+        retry_count=task.retry_count,
+        expires_at=None,
+    )
     database.move_task((task.job_id, task.node_id, task.attempt), TaskStatus.RUNNING)
     for name, data in checkpoints.items():
         database.checkpoints[task.job_id, task.node_id][name] = Checkpoint(
@@ -180,9 +195,14 @@ def _database(task: TaskMessage, checkpoints: Mapping[str, Any], results: Sequen
 def _child(fan_out: str, index: int, result: Any) -> NodeState:
     child = result if isinstance(result, ChildResult) else ChildResult(index, "", NodeStatus.COMPLETED, result)
     return NodeState(
-        job_id=JOB_ID, node_id=child_id(fan_out, index), status=NodeStatus(child.status), parent_node_id=fan_out,
-        fan_out_index=index, output=child.output, error_message=child.error_message,
-    )  # fmt: skip
+        job_id=JOB_ID,
+        node_id=child_id(fan_out, index),
+        status=NodeStatus(child.status),
+        parent_node_id=fan_out,
+        fan_out_index=index,
+        output=child.output,
+        error_message=child.error_message,
+    )
 
 
 class _Recorder(TaskContext):
