@@ -2,8 +2,9 @@
 
     bench/before.py 96fd35e        that commit and this tree, in turn, each on its own private PostgreSQL
 
-Each tree runs its own `bench/engine.py`, so modules may have moved since. Figures are matched by their position, because
-workloads may have been renamed. The tables show medians over rounds and the ratio with its lowest and highest value.
+Each tree runs its own `bench/engine.py`, so modules may have moved since. Figures are matched by their position,
+because workloads may have been renamed. The tables show medians over rounds and the ratio with its lowest and highest
+value.
 """
 
 import argparse

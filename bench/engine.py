@@ -1,7 +1,8 @@
-"""How fast the engine is, beside peers, PostgreSQL's own pgbench and the least any queue does, on one server in one run.
+"""How fast the engine is, beside peers, PostgreSQL's own pgbench and the least any queue does,
+on one server in one run.
 
-Starts a private PostgreSQL with default durability. In every round each peer (two workers and a driver) and, right after it,
-dagmaster (an orchestrator and two workers) do
+Starts a private PostgreSQL with default durability. In every round each peer (two workers and a driver) and, right
+after it, dagmaster (an orchestrator and two workers) do
   fan_out        prepare, a fan-out of N no-op tasks, a fan-in, results stored
   chain          a chain of 20 steps
   small_jobs     200 three-step jobs submitted at once
@@ -12,8 +13,9 @@ so that a ratio is of two neighbours in time. Then, for dagmaster alone:
   front          fan_out behind 100,000 finished tasks, and behind 100,000 that nobody can run
   start          `dagmaster up` to the first accepted job, imports
   profile        where the time goes: processes, statements
-Prints figures, ratios with their spread and whether each target holds; verify-history runs over everything. Absolute times
-depend on the machine and on what else runs on it: judged are ratios, costs per task, and two rates that are promised.
+Prints figures, ratios with their spread and whether each target holds; verify-history runs over everything. Absolute
+times depend on the machine and on what else runs on it: judged are ratios, costs per task, and two rates that are
+promised.
 """
 
 import argparse

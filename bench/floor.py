@@ -13,13 +13,15 @@ import psycopg
 
 PROCESSES = 2
 TABLE = """
-    CREATE TABLE tasks (id bigint PRIMARY KEY, state text NOT NULL DEFAULT 'ready', worker int, params jsonb, result jsonb);
+    CREATE TABLE tasks
+        (id bigint PRIMARY KEY, state text NOT NULL DEFAULT 'ready', worker int, params jsonb, result jsonb);
     CREATE INDEX ready ON tasks (id) WHERE state = 'ready';
 """
 FILL = "INSERT INTO tasks (id, params) SELECT n, jsonb_build_object('number', n) FROM generate_series(1, %s) AS n"
 EXCHANGE = """
     WITH done AS (
-        UPDATE tasks SET state = 'done', result = '{}' WHERE id = ANY (%(done)s) AND worker = %(worker)s AND state = 'claimed'
+        UPDATE tasks SET state = 'done', result = '{}'
+         WHERE id = ANY (%(done)s) AND worker = %(worker)s AND state = 'claimed'
     ), free AS MATERIALIZED (
         SELECT id FROM tasks WHERE state = 'ready' ORDER BY id LIMIT %(batch)s FOR UPDATE SKIP LOCKED
     )

@@ -1,6 +1,7 @@
 """Whether a raster job's time grows with its pixels and no faster, and whether one job leaves room for another.
 
-growth    process_large_raster on scenes of one kind and growing size, each on the same platform: seconds for a gigapixel
+growth    process_large_raster on scenes of one kind and growing size, each on the same platform:
+          seconds for a gigapixel
 together  the first scene alone, then beside a second of the same size that was submitted right after it
 
 Prints seconds and ratios. The scenes are those of bench/raster.py, with every pixel valid.
@@ -37,7 +38,8 @@ def main() -> int:
     growing = costs[-1]["seconds a gigapixel"] / costs[0]["seconds a gigapixel"]
     holds = growing <= GROWTH_LIMIT
     print(
-        f"\ncost of a pixel, largest over smallest: {growing:.2f} (limit {GROWTH_LIMIT}) {'holds' if holds else 'MISSED'}"
+        f"\ncost of a pixel, largest over smallest: {growing:.2f} (limit {GROWTH_LIMIT}) "
+        f"{'holds' if holds else 'MISSED'}"
     )
     print(
         f"the first of two took {beside['first over alone']:.2f} times what it takes alone, "

@@ -96,7 +96,8 @@ class Platform:
 
     async def finished(self, ids: list[UUID]) -> None:
         await self.until(
-            "SELECT count(*) = 0 /* bench look */ FROM dagapp.dag_jobs WHERE job_id = ANY (%s) AND completed_at IS NULL",
+            "SELECT count(*) = 0 /* bench look */ FROM dagapp.dag_jobs"
+            " WHERE job_id = ANY (%s) AND completed_at IS NULL",
             ids,
         )
         (good,) = await self.one(

@@ -97,7 +97,8 @@ async def _rest(server: Server, ours: Platform, seconds: float, figures: Figures
 
 
 async def front(server: Server, scale: float, rounds: int) -> Figures:
-    """fan_out with 100,000 tasks in front of it, finished ones and ones nobody can run, beside fan_out on empty tables."""
+    """fan_out with 100,000 tasks in front of it, finished ones and ones nobody can run,
+    beside fan_out on empty tables."""
     many, count = int(100_000 * scale), int(10_000 * scale)
     speed: dict[str, list[float]] = {}
     for what in ("empty", "finished", "stuck"):
@@ -124,7 +125,8 @@ async def front(server: Server, scale: float, rounds: int) -> Figures:
 
 
 async def _strand(ours: Platform, count: int) -> None:
-    """Queue tasks that stay: first where no worker looks, then in front of all others, for a handler that no worker has."""
+    """Queue tasks that stay: first where no worker looks, then in front of all others,
+    for a handler that no worker has."""
     await ours.submit("stuck", count=count)
     await ours.until("SELECT count(*) >= %s FROM dagapp.dag_tasks WHERE queue = %s", count, UNSERVED)
     await ours.connection.execute(
@@ -133,7 +135,8 @@ async def _strand(ours: Platform, count: int) -> None:
 
 
 async def steady(server: Server, minutes: float) -> Figures:
-    """Eight jobs of 200 children always under way: tasks a second in each tenth of the time, and the last third over the first."""
+    """Eight jobs of 200 children always under way: tasks a second in each tenth of the time,
+    and the last third over the first."""
     children, window = 200, minutes * 6
     speeds: list[float] = []
     new_database(server, "steady")
@@ -231,7 +234,8 @@ def _import_seconds(modules: Sequence[str], repeat: int) -> list[float]:
 
 
 async def profile(server: Server, scale: float) -> dict[str, Any]:
-    """Where the time goes: CPU of each side for a task (a step, a job), and the statements that take most of the server's."""
+    """Where the time goes: CPU of each side for a task (a step, a job),
+    and the statements that take most of the server's."""
     count = int(10_000 * scale)
     new_database(server, "profile")
     measured: dict[str, Any] = {}

@@ -5,9 +5,11 @@ Job: reproject an RGB scene to EPSG:4326 (bilinear), DEFLATE 6 with predictor 2,
   b      gdalwarp to GTiff, then gdal_translate -of COG    the best command line; one file, all cores
   tiles  make_cog for every tile, largest first, in processes of one thread each
   job    the whole of process_large_raster on a platform of its own: validation, scheme, tiles, mosaic, statistics, STAC
-  bound  the warp kernel and the compression alone, on as many cores: nothing can be faster without another kernel or codec
-Once with every pixel valid, once with collars of nodata. Prints seconds, ratios and whether each target holds. Absolute times
-depend on the machine and on what else runs on it: only the ratios are judged. CPU seconds tell more where others are at work.
+  bound  the warp kernel and the compression alone, on as many cores:
+         nothing can be faster without another kernel or codec
+Once with every pixel valid, once with collars of nodata. Prints seconds, ratios and whether each target holds. Absolute
+times depend on the machine and on what else runs on it: only the ratios are judged. CPU seconds tell more where others
+are at work.
 """
 
 import argparse
@@ -223,7 +225,8 @@ def make_tiles(scene: Scene, folder: Path, options: argparse.Namespace) -> Cost:
 
 @contextmanager
 def platform(folder: Path, options: argparse.Namespace) -> Iterator[Callable[..., float]]:
-    """A platform as `dagmaster up` starts it, with as many processes as the others get; yields what runs a job on it."""
+    """A platform as `dagmaster up` starts it, with as many processes as the others get;
+    yields what runs a job on it."""
     own = {"DAGMASTER_DATA": str(folder), "API_PORT": "0", "SERVING_PORT": "0", "HEALTH_PORT": "0"}
     own |= {"WORKER_PROCESSES": str(options.processes), "DATABASE_URL": "", "POSTGRES_HOST": ""}
     command = [sys.executable, "-m", "dagmaster", "up", "--json"]
@@ -284,7 +287,8 @@ def peak_memory_mb() -> float:
 
 
 def lower_bound(scene: Scene, folder: Path, options: argparse.Namespace) -> Cost:
-    """Kernel and codec on a part of the scene in every process at once, scaled to the whole and divided among the processes."""
+    """Kernel and codec on a part of the scene in every process at once,
+    scaled to the whole and divided among the processes."""
     with ProcessPoolExecutor(options.processes, mp_context=multiprocessing.get_context("spawn")) as pool:
         list(pool.map(ready, range(options.processes)))
         spent = list(pool.map(kernel_and_codec, [(scene, folder / f"{n}.tif") for n in range(options.processes)]))
@@ -293,7 +297,8 @@ def lower_bound(scene: Scene, folder: Path, options: argparse.Namespace) -> Cost
 
 
 def kernel_and_codec(what: tuple[Scene, Path]) -> float:
-    """Seconds of CPU for a pixel of output: warped in runs of 512, compressed with its overviews (a third more pixels)."""
+    """Seconds of CPU for a pixel of output: warped in runs of 512,
+    compressed with its overviews (a third more pixels)."""
     scene, target = what
     side = 1024
     with rasterio.open(scene.source) as source:
@@ -348,7 +353,8 @@ def report(scenes: list[Scene], options: argparse.Namespace) -> None:
             target = TARGETS[scene.name].get(way)
             verdict = f"target ≤ {target:.2f} {'met' if ratio <= target else 'MISSED'}" if target else ""
             print(
-                f"  job / {way:5} {ratio:6.2f}   tiles {tiles:.2f}   by CPU {scene.cpu('tiles') / scene.cpu(way):.2f}   {verdict}"
+                f"  job / {way:5} {ratio:6.2f}   tiles {tiles:.2f}"
+                f"   by CPU {scene.cpu('tiles') / scene.cpu(way):.2f}   {verdict}"
             )
         print(f"  peak memory of a process {scene.peak_mb:.0f} MB   target ≤ {MEMORY_TARGET_MB} MB")
     load = os.getloadavg()[0]

@@ -163,7 +163,8 @@ def page(measured: dict[str, Any]) -> str:
     ]
     if history := measured.get("compare", {}).get("history"):
         lines.append(
-            f"`verify-history` afterwards: {history['jobs']:,} jobs, {history['events']:,} events, {history['findings']} findings."
+            f"`verify-history` afterwards: {history['jobs']:,} jobs, {history['events']:,} events, "
+            f"{history['findings']} findings."
         )
     for title, rows in sections(measured):
         lines.append(f"\n### {title}\n\n{as_markdown(rows)}")

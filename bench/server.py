@@ -44,7 +44,8 @@ class Statement:
 
 @dataclass
 class Spent:
-    """What a stretch of work cost. Commits are those that wrote; statements are one database's, the rest the whole server's."""
+    """What a stretch of work cost. Commits are those that wrote;
+    statements are one database's, the rest the whole server's."""
 
     statements: int = 0
     commits: int = 0
@@ -55,7 +56,8 @@ class Spent:
 
 
 class Server:
-    """Default durability. Databases come and go; counters are read from another one, so that looking at them counts nowhere."""
+    """Default durability. Databases come and go; counters are read from another one,
+    so that looking at them counts nowhere."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -105,7 +107,8 @@ class Server:
     def _counters(self) -> tuple[int, int]:
         """Transactions that wrote, and bytes of WAL: both at once and exact, unlike the statistics of commits."""
         return self.one(  # type: ignore[return-value]
-            "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint, (pg_current_wal_insert_lsn() - '0/0')::bigint"
+            "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint, "
+            "(pg_current_wal_insert_lsn() - '0/0')::bigint"
         )
 
     def pgbench(self, seconds: int) -> float:
@@ -134,7 +137,8 @@ class Server:
 
 
 def process_seconds(pid: int, *, with_ended: bool = False) -> float:
-    """CPU of a process with all its threads; with that of its children that ended, where asked. None once it is gone."""
+    """CPU of a process with all its threads; with that of its children that ended, where asked.
+    None once it is gone."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):

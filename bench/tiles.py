@@ -1,15 +1,17 @@
-"""How long a served tile takes, beside rio-tiler alone on the same COG in the same run; and how many there are in a second.
+"""How long a served tile takes, beside rio-tiler alone on the same COG in the same run;
+and how many there are in a second.
 
-Makes one RGB raster of N × N pixels in EPSG:4326 as a single COG and as a mosaic of 16, catalogues both in a private cluster, and
-starts `dagmaster serving`. Then, one after the other and warm, the same random tiles at random zooms, as JPEG of quality 85:
+Makes one RGB raster of N × N pixels in EPSG:4326 as a single COG and as a mosaic of 16, catalogues both in a private
+cluster, and starts `dagmaster serving`. Then, one after the other and warm, the same random tiles at random zooms, as
+JPEG of quality 85:
   bare     open the COG, read the tile, render it: rio-tiler's own functions in this process, without any HTTP
   open     the same with a COG that stays open from tile to tile; what is served is not judged by it
   served   the same tile through HTTP, on a connection that stays open; its bytes must be those of the bare one
   mosaic   the same tile of the mosaic through HTTP
-Each tile is asked for in all ways before the next one, so that whatever else the machine does falls on all alike. Prints p50 and
-p95, their ratios in the middle round with the lowest and the highest, and the processor time of a tile, which depends less on
-others. Then clients ask for tiles all at once for a while: requests in a second, errors, and the server's memory from third to
-third. Absolute times depend on the machine: only the ratios are judged.
+Each tile is asked for in all ways before the next one, so that whatever else the machine does falls on all alike.
+Prints p50 and p95, their ratios in the middle round with the lowest and the highest, and the processor time of a tile,
+which depends less on others. Then clients ask for tiles all at once for a while: requests in a second, errors, and the
+server's memory from third to third. Absolute times depend on the machine: only the ratios are judged.
 """
 
 import argparse
@@ -279,7 +281,10 @@ def tell(way: Way, beside: Way | None) -> None:
     if beside is not None:
         half = [one / other for one, other in zip(way.p50, beside.p50, strict=True)]
         most = [one / other for one, other in zip(way.p95, beside.p95, strict=True)]
-        line += f"   / {beside.name}: p50 {spread(half)}, p95 {spread(most)}, processor {way.processor / beside.processor:.2f}"
+        line += (
+            f"   / {beside.name}: p50 {spread(half)}, p95 {spread(most)},"
+            f" processor {way.processor / beside.processor:.2f}"
+        )
         if way.name in TARGETS:
             judged = statistics.median(most)
             judged = max(judged, statistics.median(half)) if way.name == "served" else judged
@@ -338,8 +343,8 @@ def load_it(server: Server, dataset: str, tiles: list[Tile], clients: int, secon
     p50, p95 = statistics.median(times), statistics.quantiles(times, n=20)[-1]
     busy = (processor_ms(server.pid) - busy_before) / len(times)
     print(
-        f"  {dataset:<7} {len(times) / seconds:6.1f} requests/s   p50 {p50:6.1f} ms   p95 {p95:6.1f} ms   processor {busy:6.1f} ms"
-        f"   errors {len(errors)}   memory {' '.join(f'{m:.0f}' for m in memory)} MB",
+        f"  {dataset:<7} {len(times) / seconds:6.1f} requests/s   p50 {p50:6.1f} ms   p95 {p95:6.1f} ms"
+        f"   processor {busy:6.1f} ms   errors {len(errors)}   memory {' '.join(f'{m:.0f}' for m in memory)} MB",
         flush=True,
     )
     if errors:

@@ -1,4 +1,5 @@
-"""`make chaos`: faults on real processes for some minutes, then a verdict. Exit code 1 if something is not as promised."""
+"""`make chaos`: faults on real processes for some minutes, then a verdict.
+Exit code 1 if something is not as promised."""
 
 import argparse
 import asyncio

@@ -10,8 +10,8 @@ from psycopg.rows import dict_row
 from chaos.effects import Effects, Task
 from dagmaster.database.maintenance.history import HistoryReport, verify
 
-# Each event was written by the session that had claimed the epoch it carries; each result that was accepted came from the
-# session that had started the attempt. (That the attempt was still its own then is a rule of verify-history.)
+# Each event was written by the session that had claimed the epoch it carries; each result that was accepted came from
+# the session that had started the attempt. (That the attempt was still its own then is a rule of verify-history.)
 STALE_EVENTS = """
     SELECT e.job_id::text, e.sequence, e.epoch, e.process, c.process AS owner
       FROM chaos.events e
@@ -19,7 +19,8 @@ STALE_EVENTS = """
      WHERE e.epoch > 0 AND c.process IS DISTINCT FROM e.process"""
 STALE_EPOCHS = """
     SELECT job_id::text, sequence, epoch, before
-      FROM (SELECT job_id, sequence, epoch, lag(epoch) OVER (PARTITION BY job_id ORDER BY sequence) AS before FROM chaos.events) e
+      FROM (SELECT job_id, sequence, epoch, lag(epoch) OVER (PARTITION BY job_id ORDER BY sequence) AS before
+              FROM chaos.events) e
      WHERE epoch < before"""
 STALE_RESULTS = """
     SELECT r.job_id::text, r.node_id, r.attempt, r.process, s.process AS holder

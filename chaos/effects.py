@@ -1,13 +1,14 @@
 """What handlers do to the outside world, and the handlers that do it.
 
-The effect ledger is a file beside the system, opened for appending: nothing there is unique, nothing is ever taken back.
+The effect ledger is a file beside the system, opened for appending:
+nothing there is unique, nothing is ever taken back.
 
     E effect pid        an attempt was executed: any number of them is allowed, and reported
     F effect            it has finished, and its effect is there
     P effect            someone downstream was given this effect: it was published by the result that was accepted
 
-An effect is named JOB/NODE/ATTEMPT/RANDOM, so that two executions of one attempt differ too. Of each task exactly one effect may
-ever be published, and only one that has finished.
+An effect is named JOB/NODE/ATTEMPT/RANDOM, so that two executions of one attempt differ too. Of each task exactly one
+effect may ever be published, and only one that has finished.
 """
 
 import asyncio

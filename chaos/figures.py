@@ -89,7 +89,10 @@ def report_text(outcome: Outcome) -> str:
     lines.append(f"\njobs by kind           {_counts(outcome.jobs)}")
     lines.append(f"jobs by end            {_counts(outcome.ends)}")
     lines.append(f"task attempts          {outcome.attempts:,}")
-    again = f"{outcome.done_again:,} of them did again what was done ({outcome.done_again / max(1, outcome.faults):.2f} a fault)"
+    again = (
+        f"{outcome.done_again:,} of them did again what was done "
+        f"({outcome.done_again / max(1, outcome.faults):.2f} a fault)"
+    )
     lines.append(f"executions             {outcome.executions:,}; {again}")
     lines.append(f"commits unanswered     {outcome.resets_at_commit}")
     lines.append(

@@ -1,4 +1,5 @@
-"""Jobs of every kind in a steady stream. Each submission is repeated under its key until it is acknowledged, then noted outside.
+"""Jobs of every kind in a steady stream. Each submission is repeated under its key until it is acknowledged,
+then noted outside.
 
 What must become of a job is known when it is submitted: its end, and its result where it has one.
 """
@@ -74,8 +75,12 @@ WORKFLOWS = (
         condition: "{{ nodes.measure.output.value }} > 50"
         on_true: large
         on_false: small
-      large: {handler: chaos.work, params: {file: "{{ inputs.file }}", value: large, given: ["{{ nodes.measure.output.effect }}"]}}
-      small: {handler: chaos.work, params: {file: "{{ inputs.file }}", value: small, given: ["{{ nodes.measure.output.effect }}"]}}
+      large:
+        handler: chaos.work
+        params: {file: "{{ inputs.file }}", value: large, given: ["{{ nodes.measure.output.effect }}"]}
+      small:
+        handler: chaos.work
+        params: {file: "{{ inputs.file }}", value: small, given: ["{{ nodes.measure.output.effect }}"]}
       joined:
         handler: chaos.work
         params: {file: "{{ inputs.file }}"}
@@ -108,7 +113,10 @@ WORKFLOWS = (
       make: {handler: chaos.bulk, params: {file: "{{ inputs.file }}", seed: "{{ inputs.seed }}"}, next: use}
       use:
         handler: chaos.digest
-        params: {file: "{{ inputs.file }}", bulk: "{{ nodes.make.output.bulk }}", given: ["{{ nodes.make.output.effect }}"]}
+        params:
+          file: "{{ inputs.file }}"
+          bulk: "{{ nodes.make.output.bulk }}"
+          given: ["{{ nodes.make.output.effect }}"]
         next: end
       end: {type: end}
     outputs: {value: "{{ nodes.use.output.value }}"}

@@ -1,10 +1,13 @@
-"""Lets faults happen: which, when and to whom is drawn from a seed. Several may be under way at once, never two to one process.
+"""Lets faults happen: which, when and to whom is drawn from a seed.
+Several may be under way at once, never two to one process.
 
-A fault is over (`healed`) when what did it has stopped: the process is dead, runs again, the link is clear, the server answers. How
-long recovery took is measured on what was struck:
+A fault is over (`healed`) when what did it has stopped: the process is dead, runs again, the link is clear, the server
+answers. How long recovery took is measured on what was struck:
 
-    an orchestrator that vanished     until each of its jobs has another owner, or has ended; from the moment it vanished
-    a worker or a child that vanished until each of its tasks runs again, or its node has ended; from the moment it vanished
+    an orchestrator that vanished     until each of its jobs has another owner, or has ended;
+                                      from the moment it vanished
+    a worker or a child that vanished until each of its tasks runs again, or its node has ended;
+                                      from the moment it vanished
     one that was told to stop         the same, from the signal
     a link, a clock                   until that process has written something again; from the moment it was healed
     the server, rows, the disk        until anyone has written something again; from the moment it was healed
@@ -405,7 +408,8 @@ class Nemesis:
             self._let_go(victim)
 
     async def _rolling_restart(self, fault: Fault) -> None:
-        """SIGTERM to one after the other, each waited for and started again. How long the slowest hand-over took counts."""
+        """SIGTERM to one after the other, each waited for and started again.
+        How long the slowest hand-over took counts."""
         self._strike(fault, "everyone")
         slowest = 0.0
         for process in list(self.cast.processes):
@@ -425,8 +429,8 @@ class Nemesis:
         fault.counted_from, fault.recovered = 0.0, slowest
 
     async def _has_begun(self, process: Process) -> bool:
-        """Whether the database knows this start of it. One that has only just been started holds nothing, and a signal ends it as
-        it ends any program that has not said otherwise yet."""
+        """Whether the database knows this start of it. One that has only just been started holds nothing, and a signal
+        ends it as it ends any program that has not said otherwise yet."""
         with suppress(psycopg.Error):
             return await self.cast.id_of(process) is not None
         return False
@@ -573,7 +577,8 @@ class Nemesis:
                 self._let_go(victim)
 
     async def _half_open(self, fault: Fault) -> None:
-        """Nothing gets through, one way or both; in the end what was held arrives, or both learn that the line is dead."""
+        """Nothing gets through, one way or both; in the end what was held arrives,
+        or both learn that the line is dead."""
         link, victim = await self._struck_link(fault)
         try:
             link.weather.holds_up, link.weather.holds_down = self._dice.choice(

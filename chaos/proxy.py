@@ -1,7 +1,9 @@
-"""A TCP proxy between one role and its PostgreSQL: it can delay, hold, cut and reset what passes, and tamper with notifications.
+"""A TCP proxy between one role and its PostgreSQL:
+it can delay, hold, cut and reset what passes, and tamper with notifications.
 
-Each role has a `Link` of its own, so that a fault strikes one of them. The proxy lives in a thread with its own event loop: who
-waits elsewhere for a server to start does not stop the traffic. A link's `weather` may be changed from any thread at any time.
+Each role has a `Link` of its own, so that a fault strikes one of them. The proxy lives in a thread with its own event
+loop: who waits elsewhere for a server to start does not stop the traffic. A link's `weather` may be changed from any
+thread at any time.
 """
 
 import asyncio
@@ -29,8 +31,8 @@ Way = Literal["up", "down"]  # to the server, to the client
 
 @dataclass
 class Weather:
-    """What happens to bytes on their way. `resets_at_commit` counts down; what is sent outside of a transaction is one by itself,
-    and counts where that is asked for."""
+    """What happens to bytes on their way. `resets_at_commit` counts down; what is sent outside of a transaction is one
+    by itself, and counts where that is asked for."""
 
     delay_seconds: tuple[float, float] | None = None  # mean, and how far from it at most
     holds_up: bool = False
@@ -57,7 +59,8 @@ def has_commit(chunk: bytes) -> bool:
 
 
 def is_single_statement(chunk: bytes) -> bool:
-    """Whether this runs something and ends with Sync, and begins no transaction: outside of one that is a commit too."""
+    """Whether this runs something and ends with Sync, and begins no transaction:
+    outside of one that is a commit too."""
     return chunk.endswith(_SYNC) and _EXECUTE in chunk and b"BEGIN\0" not in chunk
 
 

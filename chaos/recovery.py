@@ -1,4 +1,5 @@
-"""How soon everything goes on, measured by itself: one fault at a time, on settings as they ship and on those of `dagmaster up`.
+"""How soon everything goes on, measured by itself:
+one fault at a time, on settings as they ship and on those of `dagmaster up`.
 
 orchestrator killed     from the kill until another owner has written to each of its jobs
 worker killed           from the kill until each task that it ran has ended elsewhere

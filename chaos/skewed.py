@@ -2,8 +2,8 @@
 
     python -m chaos.skewed orchestrator
 
-Only what Python code reads of the wall clock is wrong, as nothing else can be had without privileges; PostgreSQL's own clock, and
-the monotonic one, which no jump moves, are right.
+Only what Python code reads of the wall clock is wrong, as nothing else can be had without privileges; PostgreSQL's own
+clock, and the monotonic one, which no jump moves, are right.
 """
 
 import time

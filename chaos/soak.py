@@ -1,8 +1,8 @@
 """`make soak`: steady load with retention running, for an hour or as long as is asked for. Does anything grow?
 
-Every minute: memory and open files of each role, dead rows and the size of all tables and indexes, how long a task waited for a
-worker (claim), and how long a job waited for its next step after a result (step). What was seen at first, once retention keeps
-pace, is compared with what is seen at last: the medians of the first and the last third.
+Every minute: memory and open files of each role, dead rows and the size of all tables and indexes, how long a task
+waited for a worker (claim), and how long a job waited for its next step after a result (step). What was seen at first,
+once retention keeps pace, is compared with what is seen at last: the medians of the first and the last third.
 """
 
 import argparse
@@ -31,7 +31,8 @@ from dagmaster.observe import log
 DAY_SECONDS = 86_400
 SAMPLES_AT_LEAST = 24
 LATENCIES = """
-    SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY seconds) * 1000, percentile_cont(0.99) WITHIN GROUP (ORDER BY seconds) * 1000
+    SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY seconds) * 1000,
+           percentile_cont(0.99) WITHIN GROUP (ORDER BY seconds) * 1000
       FROM ({}) AS waits"""
 CLAIMS = """
     SELECT extract(epoch FROM started_at - available_at) AS seconds FROM dagapp.dag_tasks

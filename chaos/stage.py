@@ -1,7 +1,8 @@
-"""Where it plays: a PostgreSQL with default durability, a link for each role, and orchestrators and workers as they ship.
+"""Where it plays: a PostgreSQL with default durability, a link for each role,
+and orchestrators and workers as they ship.
 
-Nothing of it survives, however it ends: roles and server die with this process, and what a killed run has left on the disk is
-removed by the next one.
+Nothing of it survives, however it ends: roles and server die with this process, and what a killed run has left on the
+disk is removed by the next one.
 """
 
 import asyncio

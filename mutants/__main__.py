@@ -5,7 +5,8 @@ python -m mutants --only 3 --only 18
 python -m mutants --list          what they are, and where each is to be caught
 python -m mutants --json          what came of it, for a machine
 
-The run fails if one survives, if the text that it replaces is no longer there exactly once, or if the unharmed copy fails.
+The run fails if one survives, if the text that it replaces is no longer there exactly once,
+or if the unharmed copy fails.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """The bugs, in the order of docs/reliability.md, and the layers of tests that must notice them.
 
-Where a known bug cannot occur in this design its entry says so (`adapted`), and which bug replaces it. A replacement must
-match exactly once: `tests/mutants` notices when the code has moved on and this list has not.
+Where a known bug cannot occur in this design its entry says so (`adapted`), and which bug replaces it. A replacement
+must match exactly once: `tests/mutants` notices when the code has moved on and this list has not.
 """
 
 from collections.abc import Sequence
@@ -99,7 +99,8 @@ MUTANTS: Final = (
             Edit(
                 f"{SQL}/advance.sql",
                 "AND j.owner_id IS NOT DISTINCT FROM %(owner_id)s AND j.claim_token = k.token",
-                "AND j.owner_id IS NOT DISTINCT FROM (SELECT x.owner_id FROM dagapp.dag_jobs x WHERE x.job_id = k.job_id)"
+                "AND j.owner_id IS NOT DISTINCT FROM (SELECT x.owner_id FROM dagapp.dag_jobs x"
+                " WHERE x.job_id = k.job_id)"
                 " AND j.claim_token = (SELECT x.claim_token FROM dagapp.dag_jobs x WHERE x.job_id = k.job_id)",
             ),
         ],
@@ -184,8 +185,8 @@ MUTANTS: Final = (
                 '[pipeline.Call("open_jobs", values), pipeline.BREAK, pipeline.BEGIN]',
             ),
         ],
-        adapted="a task row is the message, and can't go out alone: here the reports that a step took stay processed though"
-        " its commit fails",
+        adapted="a task row is the message, and can't go out alone: "
+        "here the reports that a step took stay processed though its commit fails",
         postgres_tests=_CONFORMANCE,
     ),
     Mutant(
@@ -235,17 +236,20 @@ MUTANTS: Final = (
                 MEMORY,
                 "if t.status is TaskStatus.QUEUED and t.queue == queue and t.handler in handlers",
                 "if t.status is TaskStatus.QUEUED and t.queue == queue and t.handler in handlers"
-                " and t.position > max((x.position for x in self.db.tasks.values() if x.worker_id == worker_id), default=0)",
+                " and t.position > max((x.position for x in self.db.tasks.values()"
+                " if x.worker_id == worker_id), default=0)",
             ),
             Edit(
                 f"{SQL}/workers.sql",
                 "     WHERE w.rank IS NOT NULL\n     ORDER BY w.priority DESC, w.position\n), light",
-                "     WHERE w.rank IS NOT NULL AND w.position > coalesce((SELECT max(p.position) FROM dagapp.dag_tasks p"
-                " WHERE p.worker_id = %(worker_id)s), 0)\n     ORDER BY w.priority DESC, w.position\n), light",
+                "     WHERE w.rank IS NOT NULL AND w.position > coalesce((SELECT max(p.position)"
+                " FROM dagapp.dag_tasks p WHERE p.worker_id = %(worker_id)s), 0)\n"
+                "     ORDER BY w.priority DESC, w.position\n), light",
             ),
         ],
         postgres_tests=_CONFORMANCE,
-        adapted="the queue is the tasks that are queued: here a worker takes only what is younger than what it took before",
+        adapted="the queue is the tasks that are queued: "
+        "here a worker takes only what is younger than what it took before",
     ),
     Mutant(
         13,
@@ -288,7 +292,8 @@ MUTANTS: Final = (
                 "        IF false AND EXISTS (SELECT 1 FROM dagapp.dag_jobs j WHERE j.job_id >= month.lower_id",
             ),
         ],
-        adapted="children are rows of their job and go with it: here a month of events goes while a job of that month lives",
+        adapted="children are rows of their job and go with it: "
+        "here a month of events goes while a job of that month lives",
     ),
     Mutant(
         17,

@@ -1,4 +1,5 @@
-"""Write docs/states.md from the transition tables in jobs/states.py. With --check: only say whether it is up to date."""
+"""Write docs/states.md from the transition tables in jobs/states.py.
+With --check: only say whether it is up to date."""
 
 import sys
 from enum import StrEnum
@@ -16,8 +17,8 @@ This page is drawn by `scripts/draw_states.py` from the tables in `src/dagmaster
 tables before every move, and the database's triggers are generated from them: a transition that is not here is
 impossible. A test compares this page with the tables.
 
-States are lower case everywhere: in the database, in events and on screen. An arrow with a text, such as `run + 1`, is a
-way back out of a terminal state: the database lets it pass only where the same update raises that counter by one.
+States are lower case everywhere: in the database, in events and on screen. An arrow with a text, such as `run + 1`, is
+a way back out of a terminal state: the database lets it pass only where the same update raises that counter by one.
 """
 
 # By kind first: members of different enums are equal where their texts are.
@@ -26,7 +27,9 @@ MEANINGS: dict[str, dict[StrEnum, str]] = {
         JobStatus.PENDING: "created; nothing has been sent to a worker yet",
         JobStatus.RUNNING: "at least one task has been dispatched",
         JobStatus.COMPLETED: "every node has ended and no failure counts",
-        JobStatus.PARTIAL_SUCCESS: "every critical node completed or was skipped by a branch, an important one fell short",
+        JobStatus.PARTIAL_SUCCESS: (
+            "every critical node completed or was skipped by a branch, an important one fell short"
+        ),
         JobStatus.FAILED: "a critical node failed for good, or the workflow's outputs could not be rendered",
         JobStatus.CANCELLED: "ended on request",
     },

@@ -1,6 +1,8 @@
-"""Write the lines "Proved by" of docs/requirements.md from the tests' markers. With --check: only say whether they are up to date.
+"""Write the lines "Proved by" of docs/requirements.md from the tests' markers.
+With --check: only say whether they are up to date.
 
-The tests are read, not imported: a marker is `pytest.mark.requirement("E18", …)` on a test or its class, or in `pytestmark`.
+The tests are read, not imported: a marker is `pytest.mark.requirement("E18", …)` on a test or its class,
+or in `pytestmark`.
 """
 
 import ast

@@ -14,10 +14,11 @@ INTRODUCTION = """\
 # Settings
 
 Every setting is an environment variable, read once when a process starts; an empty one counts as not set. This page is
-written by `scripts/list_settings.py` from `src/dagmaster/settings.py`; a test compares the two. Values that do not fit are
-refused at the start, all at once, each with the variable's name and what is allowed. `HEARTBEAT_INTERVAL_SEC` must be shorter
-than `ORPHAN_THRESHOLD_SEC`, and `LEASE_RENEW_SEC` shorter than `TASK_LEASE_SEC`, or healthy processes would look dead. A
-variable that begins with `DAGMASTER_` and is none of these is warned of. `dagmaster doctor` checks them all.
+written by `scripts/list_settings.py` from `src/dagmaster/settings.py`; a test compares the two. Values that do not fit
+are refused at the start, all at once, each with the variable's name and what is allowed. `HEARTBEAT_INTERVAL_SEC` must
+be shorter than `ORPHAN_THRESHOLD_SEC`, and `LEASE_RENEW_SEC` shorter than `TASK_LEASE_SEC`, or healthy processes would
+look dead. A variable that begins with `DAGMASTER_` and is none of these is warned of. `dagmaster doctor` checks them
+all.
 
 | variable | value | default | meaning |
 |---|---|---|---|

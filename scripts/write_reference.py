@@ -62,9 +62,9 @@ def anchor(heading: str) -> str:
 API_INTRODUCTION = """\
 # API
 
-Every path, parameter and answer of the API, written by `make docs` from its OpenAPI description; a running platform serves
-that as `/openapi.json`, and an overview as `/docs`. Lists come in pages: `next` of one is `after` of the following one. What is
-refused is told as a problem (RFC 9457) with one of the [codes](#problem-codes) below.
+Every path, parameter and answer of the API, written by `make docs` from its OpenAPI description; a running platform
+serves that as `/openapi.json`, and an overview as `/docs`. Lists come in pages: `next` of one is `after` of the
+following one. What is refused is told as a problem (RFC 9457) with one of the [codes](#problem-codes) below.
 
 """
 
@@ -211,7 +211,8 @@ def _status(code: str, name: str) -> HTTPStatus | int:
 
 
 def _raised() -> set[tuple[str, str, str]]:
-    """Every error in the code that is made with a code of its own: code, class, message. Of several messages the shortest."""
+    """Every error in the code that is made with a code of its own: code, class, message.
+    Of several messages the shortest."""
     families = {
         name for name, found in vars(errors).items() if isinstance(found, type) and issubclass(found, Exception)
     }
@@ -349,8 +350,8 @@ def _choices(kind: click.ParamType) -> str:
 WORKFLOW_INTRODUCTION = """\
 # Fields of a workflow file
 
-Every field that a workflow file may have, with its type and default, written by `make docs` from the models that read the
-file. How they work together is told in [workflows.md](../workflows.md). A field that is not listed is refused.
+Every field that a workflow file may have, with its type and default, written by `make docs` from the models that read
+the file. How they work together is told in [workflows.md](../workflows.md). A field that is not listed is refused.
 
 """
 
@@ -505,8 +506,9 @@ def _limits(notes: Iterable[Any]) -> str:
 HANDLERS_INTRODUCTION = """\
 # Handlers that ship
 
-The handlers that a workflow can name without any other package installed, written by `make docs` from the registrations: those
-of the raster workflows, and some for tests and as examples. [handlers.md](../handlers.md) explains how to add others.
+The handlers that a workflow can name without any other package installed, written by `make docs` from the
+registrations: those of the raster workflows, and some for tests and as examples. [handlers.md](../handlers.md) explains
+how to add others.
 
 """
 

@@ -26,7 +26,8 @@ _numbers = itertools.count(1)
 
 
 def pytest_configure() -> None:
-    """A shell starts background jobs with SIGINT ignored, and what they start inherits that: Ctrl-C could not be tested."""
+    """A shell starts background jobs with SIGINT ignored, and what they start inherits that:
+    Ctrl-C could not be tested."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

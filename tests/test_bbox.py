@@ -1,4 +1,5 @@
-"""Boxes in degrees, against a model: boxes have edges every 10 degrees, and points around the globe are 5 degrees apart."""
+"""Boxes in degrees, against a model: boxes have edges every 10 degrees,
+and points around the globe are 5 degrees apart."""
 
 import json
 

@@ -1,4 +1,5 @@
-"""pgqueuer: a bare queue. Results and the fan-in are the driver's: one insert for each task, a look at how many there are.
+"""pgqueuer: a bare queue. Results and the fan-in are the driver's:
+one insert for each task, a look at how many there are.
 
 Batches of 50, a pool, uvloop, LISTEN/NOTIFY: its documented ways to be fast. One `enqueue` for the whole fan-out.
 """
@@ -32,7 +33,8 @@ async def install(dsn: str) -> None:
 
 
 async def untouched(_connection: object) -> None:
-    """Nothing here changes a session: the four statements with which a pool resets one cost a fifth of the CPU of a task."""
+    """Nothing here changes a session: the four statements with which a pool resets one cost a fifth of the CPU of a
+    task."""
 
 
 async def work(dsn: str) -> None:

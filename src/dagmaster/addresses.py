@@ -4,7 +4,8 @@
     {base}/stac/collections/{dataset_id}/items/{item_id}
     {base}/tiles/{dataset_id}/map, /preview.png, /WebMercatorQuad/tilejson.json, /tiles/WebMercatorQuad/{z}/{x}/{y}.png
 
-`base` is where the server is reached: the setting `public_url` in stored documents, the URL of the request in responses.
+`base` is where the server is reached: the setting `public_url` in stored documents,
+the URL of the request in responses.
 """
 
 import re
@@ -66,7 +67,8 @@ class Addresses:
 
 
 def location_of(url: str) -> Location | None:
-    """The location of the file that a URL serves, whatever the base of the URL; None if it serves no file of a served zone."""
+    """The location of the file that a URL serves, whatever the base of the URL;
+    None if it serves no file of a served zone."""
     parts = urlsplit(url)
     _, _, path = parts.path.partition(f"{FILES}/")
     zone, _, name = unquote(path).partition("/")

@@ -1,7 +1,7 @@
 """Boxes in degrees (EPSG:4326), which may cross the antimeridian.
 
-As in GeoJSON (RFC 7946, 5.2) and STAC, `west > east` means that the box crosses the antimeridian. Bounds in the units of
-another CRS are plain tuples.
+As in GeoJSON (RFC 7946, 5.2) and STAC, `west > east` means that the box crosses the antimeridian. Bounds in the units
+of another CRS are plain tuples.
 """
 
 from collections.abc import Iterable

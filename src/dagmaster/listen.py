@@ -29,7 +29,8 @@ def bind(host: str, port: int, *, is_insecure: bool = False, endpoint: Endpoint 
         raise InvalidRequest(
             f"{endpoint.what} would listen on {host}, which other machines can reach, and authentication is disabled",
             code=f"{endpoint.name}.not-loopback",
-            hint=f"set {setting}_HOST=127.0.0.1, or {setting}_INSECURE=true behind a proxy or firewall that restricts access",
+            hint=f"set {setting}_HOST=127.0.0.1, or {setting}_INSECURE=true "
+            "behind a proxy or firewall that restricts access",
         )
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]

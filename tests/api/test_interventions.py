@@ -121,7 +121,10 @@ async def test_a_cancel_at_an_instance_that_does_not_own_the_job_is_acted_on_at_
 
         await ok(client.post(f"{V1}/jobs/{job_id}/cancel", params={"wait": 0}), 202)
 
-        asked = "SELECT stop_requested_at - (SELECT cancel_requested_at FROM dagapp.dag_jobs) AS after FROM dagapp.dag_tasks"
+        asked = (
+            "SELECT stop_requested_at - (SELECT cancel_requested_at FROM dagapp.dag_jobs) AS after "
+            "FROM dagapp.dag_tasks"
+        )
         (found,) = await until(lambda: running.rows(f"{asked} WHERE stop_requested_at IS NOT NULL"))
         await running.wait(job_id)
 

@@ -38,15 +38,18 @@ def fill(dsn: str, of: Workflow, children: int) -> UUID:
             [psycopg.types.json.Jsonb(of.body())],
         )
         connection.execute(
-            "INSERT INTO dagapp.dag_jobs (job_id, workflow_id, workflow_version, definition_hash, status, input_params, "
-            "last_sequence) VALUES (%s, 'many', '1', 'h', 'pending', '{}', %s)",
+            "INSERT INTO dagapp.dag_jobs (job_id, workflow_id, workflow_version, definition_hash, status, "
+            "input_params, last_sequence) "
+            "VALUES (%s, 'many', '1', 'h', 'pending', '{}', %s)",
             [job_id, children],
         )
         connection.execute("UPDATE dagapp.dag_jobs SET status = 'running', started_at = now()")
         connection.execute(
             "INSERT INTO dagapp.dag_node_states (job_id, node_id, status, total, expanded, remaining, failed_count) "
-            "VALUES (%(j)s, 'start', 'pending', NULL, NULL, NULL, NULL), (%(j)s, 'split', 'ready', %(n)s, %(n)s, %(n)s / 2, 0), "
-            "(%(j)s, 'gather', 'pending', NULL, NULL, NULL, NULL), (%(j)s, 'end', 'pending', NULL, NULL, NULL, NULL)",
+            "VALUES (%(j)s, 'start', 'pending', NULL, NULL, NULL, NULL), "
+            "(%(j)s, 'split', 'ready', %(n)s, %(n)s, %(n)s / 2, 0), "
+            "(%(j)s, 'gather', 'pending', NULL, NULL, NULL, NULL), "
+            "(%(j)s, 'end', 'pending', NULL, NULL, NULL, NULL)",
             {"j": job_id, "n": children},
         )
         connection.execute(
@@ -55,8 +58,10 @@ def fill(dsn: str, of: Workflow, children: int) -> UUID:
             [job_id, children],
         )
         connection.execute(
-            "INSERT INTO dagapp.dag_tasks (job_id, node_id, attempt, queue, handler, priority, status, timeout_seconds) "
-            "SELECT %s, 'split__' || i, 1, 'dag-worker-tasks', 'echo', 0, 'queued', 60 FROM generate_series(0, %s - 1) AS i",
+            "INSERT INTO dagapp.dag_tasks (job_id, node_id, attempt, queue, handler, priority, status, "
+            "timeout_seconds) "
+            "SELECT %s, 'split__' || i, 1, 'dag-worker-tasks', 'echo', 0, 'queued', 60 "
+            "FROM generate_series(0, %s - 1) AS i",
             [job_id, children],
         )
         half = "job_id = %s AND substr(node_id, 8)::int < %s / 2"
@@ -105,7 +110,8 @@ async def test_no_part_of_a_large_job_reads_all_of_it(large_job, part, params):
 
 
 async def _rows_read(app: Any) -> int:
-    """Rows of large tables that were fetched so far, as PostgreSQL counts them, told by the connection that read them."""
+    """Rows of large tables that were fetched so far, as PostgreSQL counts them,
+    told by the connection that read them."""
     async with app.state.services.reads._connected() as connection:
         await connection.execute("SELECT pg_stat_force_next_flush()")
         row: Any = await (

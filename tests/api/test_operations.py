@@ -50,7 +50,8 @@ async def test_orchestrators_and_workers_show_what_they_do(database):
 async def test_silent_instances_are_listed_as_silent_and_the_list_is_bounded(database):
     async with engine(database, orchestrators=0, workers=0) as running, api(database, running) as client:
         await running.rows(
-            "INSERT INTO dagapp.workers (worker_id, host, pid, software_version, worker_type, queues, handlers, heartbeat_at) "
+            "INSERT INTO dagapp.workers (worker_id, host, pid, software_version, worker_type, queues, handlers, "
+            "heartbeat_at) "
             "VALUES (gen_random_uuid(), 'a', 1, '1', 'general', '{q}', '{h}', dagapp.clock() - interval '1 hour')"
         )
         await running.rows(
@@ -314,7 +315,10 @@ async def test_workflows_are_listed_shown_drawn_and_checked(shared_database):
         pages = await everything(client, f"{V1}/workflows", limit=3)
         shown = await ok(client.get(f"{V1}/workflows/hello_world"))
         graph = await ok(client.get(f"{V1}/workflows/demo/graph"))
-        bad = "workflow_id: x\nnodes:\n  start: {type: start, next: a}\n  a: {handler: nothing, nxt: end}\n  end: {type: end}\n"
+        bad = (
+            "workflow_id: x\nnodes:\n  start: {type: start, next: a}\n"
+            "  a: {handler: nothing, nxt: end}\n  end: {type: end}\n"
+        )
         checked = await ok(client.post(f"{V1}/workflows/validate", content=bad))
         fine = await ok(client.post(f"{V1}/workflows/validate", content=bad.replace("nothing, nxt", "echo, next")))
 

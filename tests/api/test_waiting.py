@@ -252,7 +252,8 @@ async def test_a_job_shows_that_its_orchestrator_has_stopped(database):
         await running.rows("UPDATE dagapp.dag_jobs SET owner_id = gen_random_uuid()")
         alone = await waiting(client, job_id)
         await running.rows(
-            "INSERT INTO dagapp.orchestrators (owner_id, host, pid, software_version) VALUES (gen_random_uuid(), 'b', 1, '1')"
+            "INSERT INTO dagapp.orchestrators (owner_id, host, pid, software_version) "
+            "VALUES (gen_random_uuid(), 'b', 1, '1')"
         )
         with_another = await waiting(client, job_id)
 

@@ -28,7 +28,10 @@ async def found(dsn: str, *statements: str) -> audit.Findings:
 
 
 CLAIM = "INSERT INTO chaos.claims (job_id, epoch, process) VALUES (%(job)s, 1, 'orchestrator-1.1')"
-START = "INSERT INTO chaos.starts (job_id, node_id, attempt, worker_id, process) VALUES (%(job)s, 'node', 1, %(job)s, 'worker-1.1')"
+START = (
+    "INSERT INTO chaos.starts (job_id, node_id, attempt, worker_id, process) "
+    "VALUES (%(job)s, 'node', 1, %(job)s, 'worker-1.1')"
+)
 
 
 def event(epoch: int, sequence: int, process: str) -> str:

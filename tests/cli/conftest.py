@@ -1,4 +1,5 @@
-"""A platform on the run's own PostgreSQL for all tests of this folder, and `dagmaster` called inside the test's process."""
+"""A platform on the run's own PostgreSQL for all tests of this folder,
+and `dagmaster` called inside the test's process."""
 
 import json
 from collections.abc import Callable, Iterator

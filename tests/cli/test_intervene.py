@@ -144,7 +144,8 @@ def test_replaying_a_given_up_task_resumes_its_job(on_platform, server, failing)
     with psycopg.connect(server, autocommit=True) as connection:
         (letter,) = connection.execute(
             "INSERT INTO dagapp.dag_dead_letters (dead_letter_id, queue, reason, description, body)"
-            " VALUES (gen_random_uuid(), 'dag-worker-tasks', 'PoisonTask', 'lost 5 times', %s) RETURNING dead_letter_id",
+            " VALUES (gen_random_uuid(), 'dag-worker-tasks', 'PoisonTask', 'lost 5 times', %s)"
+            " RETURNING dead_letter_id",
             [body],
         ).fetchone()
 

@@ -184,8 +184,8 @@ def test_what_was_published_otherwise_needs_another_revision(on_maps, scene):
 
     assert refused.code == 4
     assert refused.err == (
-        "error: revision 1 of version 0 of dataset 'my-scene' was made with other options: --tier was analysis, not archive\n"
-        "hint: use --revision 2, or another --dataset\n"
+        "error: revision 1 of version 0 of dataset 'my-scene' was made with other options: "
+        "--tier was analysis, not archive\nhint: use --revision 2, or another --dataset\n"
     )
     assert revised.code == 0, revised.err
     assert revised.json["cogs"]["folder"].endswith("/my-scene/v0/r2")

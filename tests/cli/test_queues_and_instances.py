@@ -175,7 +175,8 @@ def test_instances_are_listed_with_what_they_offer_and_run(from_afar, platform, 
 def test_dead_letters_are_listed_shown_and_replayed(from_afar, server):
     with psycopg.connect(server, autocommit=True) as connection:
         connection.execute(
-            "INSERT INTO dagapp.dag_job_messages (queue, message_id, body) VALUES ('dag-jobs', 'm1', '{\"workflow_id\": 7}')"
+            "INSERT INTO dagapp.dag_job_messages (queue, message_id, body) "
+            "VALUES ('dag-jobs', 'm1', '{\"workflow_id\": 7}')"
         )
 
     letter = eventually(lambda: from_afar("dead-letters", "ls", "--json").json["dead_letters"])[0]

@@ -133,7 +133,8 @@ def test_a_port_in_use_is_reported_before_anything_is_created(untouched):
 
     assert result.returncode == 5
     assert result.stderr == (
-        f"error: port {port} of 127.0.0.1 is already in use\nhint: choose another port with API_PORT=… (0 takes a free one)\n"
+        f"error: port {port} of 127.0.0.1 is already in use\n"
+        "hint: choose another port with API_PORT=… (0 takes a free one)\n"
     )
 
 

@@ -248,7 +248,8 @@ def test_a_client_imports_nothing_of_the_engine():
 @pytest.mark.requirement("P1")
 @pytest.mark.parametrize(("role", "own"), [("orchestrator", {"fastapi", "psycopg"}), ("worker", {"psycopg"})])
 def test_a_role_starts_without_what_it_does_not_need(role, own):
-    """Held by a pipe that is at its end, it loads everything and goes no further. Handlers load what they need when they run."""
+    """Held by a pipe that is at its end, it loads everything and goes no further.
+    Handlers load what they need when they run."""
     heavy = {
         "rasterio",
         "numpy",

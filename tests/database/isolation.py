@@ -1,16 +1,16 @@
 """An isolation tester in the spirit of PostgreSQL's own: every interleaving of the statements of two sessions.
 
 A session is a coroutine that uses its connection as it always would. The connection stops before each statement that
-writes and before each commit, until the scheduler lets it go on; so what runs are the real calls with their real statements,
-in every order they could come in. A statement outside a transaction is given one, so that it has a moment between its work
-and its commit.
+writes and before each commit, until the scheduler lets it go on; so what runs are the real calls with their real
+statements, in every order they could come in. A statement outside a transaction is given one, so that it has a moment
+between its work and its commit.
 
     choose a session ──▶ it runs one step ──▶ done, or blocked (waits for a lock that the other one holds)
                      ◀── whoever was blocked and no longer is has finished its step
 
-`explore` plays all choices: it runs the sessions again and again, each time from a fresh state, and turns to the last point
-where another choice was left. A session that is blocked can't be chosen, so each interleaving that it plays is one that can
-happen, and none is played twice.
+`explore` plays all choices: it runs the sessions again and again, each time from a fresh state, and turns to the last
+point where another choice was left. A session that is blocked can't be chosen, so each interleaving that it plays is
+one that can happen, and none is played twice.
 """
 
 import asyncio

@@ -339,7 +339,8 @@ async def test_items_need_their_collection(catalog_database):
 
 @pytest.mark.requirement("C1")
 async def test_eight_writers_into_one_collection_lose_nothing(catalog_database):
-    """Each adds its own items of several years, so that constraints are rebuilt under the others, and renews shared ones."""
+    """Each adds its own items of several years, so that constraints are rebuilt under the others,
+    and renews shared ones."""
     shared = [an_item(f"shared-{n}", west=n) for n in range(5)]
     async with opened(catalog_database, size=8) as catalog:
         await catalog.ensure_collection(a_collection())

@@ -1,7 +1,8 @@
 """A process that dies on either side of a commit, for each of the engine's write transactions.
 
-The calls and the state are those of the interleavings. Each call is made by a process of its own, which ends as by kill -9 where
-it is told to: before the commit everything is as if it had never been asked, after it as if it had been answered.
+The calls and the state are those of the interleavings. Each call is made by a process of its own, which ends as by
+kill -9 where it is told to: before the commit everything is as if it had never been asked, after it as if it had been
+answered.
 """
 
 import asyncio

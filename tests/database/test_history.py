@@ -240,7 +240,8 @@ DAMAGE: list[tuple[str, FindingCode, str]] = [
     (
         "params that could be deleted",
         FindingCode.PAYLOAD,
-        f"WITH head AS (INSERT INTO dagapp.dag_payloads VALUES (%(job)s, '{'0' * 64}', 300000, now(), false)), part AS (INSERT"
+        f"WITH head AS (INSERT INTO dagapp.dag_payloads VALUES (%(job)s, '{'0' * 64}', 300000, now(), false)), "
+        "part AS (INSERT"
         f" INTO dagapp.dag_payload_parts VALUES (%(job)s, '{'0' * 64}', 0, convert_to(repeat('x', 300000), 'UTF8')))"
         f" UPDATE {TASKS} SET params_ref = '{REFERENCE}' {OF_JOB} AND node_id = 'left'",
     ),

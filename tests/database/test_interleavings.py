@@ -1,7 +1,7 @@
 """Every pair of the engine's write transactions, in every order their statements could come in.
 
-The state is small and has something for everyone; each call is the ledger's own, on a connection that stops before every
-statement and commit (`isolation.py`). After each interleaving: no deadlock, no error, and what must always hold.
+The state is small and has something for everyone; each call is the ledger's own, on a connection that stops before
+every statement and commit (`isolation.py`). After each interleaving: no deadlock, no error, and what must always hold.
 """
 
 import hashlib
@@ -197,7 +197,8 @@ async def _prepare(stage: Stage) -> None:
     FREE       nobody's
     ORPHAN     belongs to an orchestrator that is silent; a result waits
     ENDED      has failed
-    OPEN has an output that was stored a moment ago, FAILED one that was stored long ago, and nobody has reported either.
+    OPEN has an output that was stored a moment ago, FAILED one that was stored long ago,
+    and nobody has reported either.
     """
     no = {"message": "no", "blame": "handler", "code": "handler.failed"}
     for owner in (ONE, TWO, SILENT, GONE):
@@ -267,7 +268,8 @@ async def _set_times(stage: Stage) -> None:
         SLOW,
     )
     await stage.rows(
-        "UPDATE dagapp.dag_node_states SET not_before = clock_timestamp() WHERE node_id = 'lone' AND not_before IS NOT NULL"
+        "UPDATE dagapp.dag_node_states SET not_before = clock_timestamp() WHERE node_id = 'lone' "
+        "AND not_before IS NOT NULL"
     )
     await stage.rows(
         "UPDATE dagapp.dag_jobs SET owner_heartbeat_at = clock_timestamp() - interval '1 hour' WHERE job_id = %s", OPEN
@@ -329,7 +331,9 @@ DROP_PARTITIONS = """
     DO $$
     DECLARE name text;
     BEGIN
-        FOR name IN SELECT relname FROM pg_class WHERE relispartition AND relname ~ '^dag_job_events_[0-9]+_[0-9]+$' LOOP
+        FOR name IN
+            SELECT relname FROM pg_class WHERE relispartition AND relname ~ '^dag_job_events_[0-9]+_[0-9]+$'
+        LOOP
             EXECUTE format('DROP TABLE dagapp.%I', name);
         END LOOP;
     END $$
@@ -469,7 +473,8 @@ def _on(ledger: PostgresLedger, other: Any) -> Any:
 
 
 def _sweeping(kind: str) -> Call:
-    """ONE has not touched OPEN for an hour, and a lease has lapsed as long ago; a queue that nobody reads has a message."""
+    """ONE has not touched OPEN for an hour, and a lease has lapsed as long ago;
+    a queue that nobody reads has a message."""
     patience = JanitorThresholds(orphan_after=600, neglected=1800, queued=1e8, unused=86_400)
     return lambda _, ledger: _on(ledger, PostgresJanitor("nowhere"))._apply(
         kind, RULES[kind], UUID(int=7), patience, is_dry=False
@@ -561,7 +566,8 @@ TRANSACTIONS: tuple[Transaction, ...] = (
 )
 BY_NAME = {transaction.name: transaction for transaction in TRANSACTIONS}
 PAIRS = list(combinations_with_replacement(TRANSACTIONS, 2))
-# What follows without waiting for an answer, or reads only what its fence protects, goes along with the statement before it.
+# What follows without waiting for an answer, or reads only what its fence protects,
+# goes along with the statement before it.
 ALONG = frozenset(
     {
         "take_waiting",
@@ -731,7 +737,8 @@ BROKEN = """
     SELECT 'a live task of no node', t.node_id
       FROM dagapp.dag_tasks t
       LEFT JOIN dagapp.dag_node_states n ON n.job_id = t.job_id AND n.node_id = t.node_id AND n.attempt = t.attempt
-     WHERE t.status IN ('queued', 'running') AND n.status IS DISTINCT FROM 'dispatched' AND n.status IS DISTINCT FROM 'running'
+     WHERE t.status IN ('queued', 'running')
+       AND n.status IS DISTINCT FROM 'dispatched' AND n.status IS DISTINCT FROM 'running'
      UNION ALL
     SELECT 'a running task of nobody', node_id FROM dagapp.dag_tasks
      WHERE status = 'running' AND (worker_id IS NULL OR lease_until IS NULL OR started_at IS NULL)
@@ -781,7 +788,8 @@ FINGERPRINT = """
             SELECT concat_ws('|', 'result', job_id, node_id, attempt, status, processed, accepted)
               FROM dagapp.dag_task_results
              UNION ALL
-            SELECT concat_ws('|', 'event', job_id, sequence, node_id, event_type, attempt, epoch) FROM dagapp.dag_job_events
+            SELECT concat_ws('|', 'event', job_id, sequence, node_id, event_type, attempt, epoch)
+              FROM dagapp.dag_job_events
              UNION ALL
             SELECT concat_ws('|', 'payload', job_id, sha256, is_kept) FROM dagapp.dag_payloads
              UNION ALL
@@ -866,8 +874,8 @@ async def test_every_statement_that_writes_is_played(stage):
 
             await tester.explore([transaction.session(stage)], reset, check)
 
-    # Two are reached only when another transaction came first, which the pairs provide for. The one that removes files locks
-    # what nobody else has locked, waits for nothing, and is tried in tests/engine/test_tidy.py.
+    # Two are reached only when another transaction came first, which the pairs provide for. The one that removes files
+    # locks what nobody else has locked, waits for nothing, and is tried in tests/engine/test_tidy.py.
     assert WRITING - stage.steps <= {"record_late_reports", "job_of_message", "janitor_leftovers"}
 
 
@@ -897,7 +905,8 @@ async def test_a_zombie_changes_nothing_whatever_it_meets(stage):
 
 @pytest.mark.parametrize("name", ["advance_results", "advance_overdue", "advance_failing"])
 async def test_a_call_that_is_repeated_while_the_first_is_still_under_way_does_no_harm(stage, name):
-    """An owner lost its connection, reads its job again and repeats itself, and only then the first call's commit lands."""
+    """An owner lost its connection, reads its job again and repeats itself,
+    and only then the first call's commit lands."""
     first = BY_NAME[name]
 
     async def reset():

@@ -1,7 +1,7 @@
 """One suite for both ledgers: what `database/ledger` promises, on PostgreSQL and in memory alike.
 
-`Bench` holds a ledger with a clock that the test sets. On PostgreSQL the clock is the session's `dagapp.fake_now`, set on the
-ledger's own connection; everything a test looks at is read by the same small set of questions.
+`Bench` holds a ledger with a clock that the test sets. On PostgreSQL the clock is the session's `dagapp.fake_now`, set
+on the ledger's own connection; everything a test looks at is read by the same small set of questions.
 """
 
 import asyncio
@@ -83,7 +83,11 @@ TWO_QUEUES = """
 """
 TILES = """
   start: {{type: start, next: tiles}}
-  tiles: {{type: fan_out, source: "{{{{ inputs.list }}}}", tolerate: 1.0, task: {{handler: echo, retry: {{max_attempts: 0}}}}}}
+  tiles:
+    type: fan_out
+    source: "{{{{ inputs.list }}}}"
+    tolerate: 1.0
+    task: {{handler: echo, retry: {{max_attempts: 0}}}}
   gather: {{type: fan_in, aggregation: {mode}, depends_on: {{all_of: [tiles]}}}}
   end: {{type: end, depends_on: {{all_of: [gather]}}}}
 """

@@ -309,6 +309,7 @@ def test_a_column_computed_row_by_row_needs_a_manual_step_where_there_are_rows(d
     done = deploy.migrate(database, records)
 
     assert refused == [
-        "needs a hand: column dag_job_messages.seen_at is missing, and each row would be rewritten, with the table locked"
+        "needs a hand: column dag_job_messages.seen_at is missing, "
+        "and each row would be rewritten, with the table locked"
     ]
     assert done == ["add column dag_job_messages.seen_at"]

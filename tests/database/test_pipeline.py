@@ -14,14 +14,18 @@ from dagmaster.database.pipeline import BEGIN, BREAK, COMMIT, Call
 pytestmark = pytest.mark.requirement("E9")
 
 STATEMENTS = {
-    "echo": "SELECT %(text)s::text, %(number)s::int, %(share)s::float8, %(flag)s::boolean, %(key)s::uuid, %(none)s::text",
+    "echo": (
+        "SELECT %(text)s::text, %(number)s::int, %(share)s::float8, %(flag)s::boolean, %(key)s::uuid, %(none)s::text"
+    ),
     "echo_lists": "SELECT %(texts)s::text[], %(numbers)s::bigint[], %(keys)s::uuid[]",
     "sizes": "SELECT octet_length(%(text)s::text), repeat('x', %(count)s::int)",
     "put": "INSERT INTO visits VALUES (%(number)s::int) RETURNING number",
     "visits": "SELECT number FROM visits ORDER BY number",
     "divide": "SELECT 1 / %(number)s::int",
     "sleep": "SELECT pg_sleep(60)::text",
-    "touch": "UPDATE visits v SET number = v.number FROM unnest(%(numbers)s::int[]) AS k (number) WHERE v.number = k.number",
+    "touch": (
+        "UPDATE visits v SET number = v.number FROM unnest(%(numbers)s::int[]) AS k (number) WHERE v.number = k.number"
+    ),
     "twice": "SELECT %(text)s::text || %(text)s::text",
 }
 

@@ -89,7 +89,8 @@ def large_job(cluster, template_database):
         job_id = connection.execute("SELECT dagapp.first_uuid_at(now())").fetchone()[0]
         connection.execute("INSERT INTO dagapp.dag_workflow_definitions VALUES ('h', 'w', '1', '{}')")
         connection.execute(
-            "INSERT INTO dagapp.dag_jobs (job_id, workflow_id, workflow_version, definition_hash, status, input_params) "
+            "INSERT INTO dagapp.dag_jobs (job_id, workflow_id, workflow_version, definition_hash, status, "
+            "input_params) "
             "VALUES (%s, 'w', '1', 'h', 'pending', '{}')",
             [job_id],
         )
@@ -99,7 +100,8 @@ def large_job(cluster, template_database):
             [job_id, CHILDREN],
         )
         connection.execute(
-            "INSERT INTO dagapp.dag_tasks (job_id, node_id, attempt, queue, handler, priority, status, timeout_seconds) "
+            "INSERT INTO dagapp.dag_tasks (job_id, node_id, attempt, queue, handler, priority, status, "
+            "timeout_seconds) "
             "SELECT %s, 'split__' || i, 1, 'q', 'noop', 0, 'queued', 60 FROM generate_series(0, %s - 1) AS i",
             [job_id, CHILDREN],
         )

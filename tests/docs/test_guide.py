@@ -1,4 +1,5 @@
-"""The guide "Write a handler" can be followed: every file written, every command typed, in an environment like a reader's."""
+"""The guide "Write a handler" can be followed: every file written, every command typed,
+in an environment like a reader's."""
 
 import os
 import shlex

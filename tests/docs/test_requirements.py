@@ -1,4 +1,5 @@
-"""docs/requirements.md lists what the tests' markers name. That it is up to date is tested with the other generated pages."""
+"""docs/requirements.md lists what the tests' markers name.
+That it is up to date is tested with the other generated pages."""
 
 import ast
 import re

@@ -1,7 +1,7 @@
 """An engine inside a test: orchestrators and workers as tasks of the test's own loop, on a real database.
 
-`Engine` starts and stops them, submits, and waits for outcomes. Tests that need processes of their own start them through
-`tests/engine/processes.py`.
+`Engine` starts and stops them, submits, and waits for outcomes. Tests that need processes of their own start them
+through `tests/engine/processes.py`.
 """
 
 import asyncio

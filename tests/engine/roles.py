@@ -128,7 +128,8 @@ async def phases_async(ctx: Any) -> int:
 
 
 def pause_once(ctx: Any) -> None:
-    """In its first attempt a C call that keeps the interpreter's lock: not even the thread that reads the flags gets on."""
+    """In its first attempt a C call that keeps the interpreter's lock:
+    not even the thread that reads the flags gets on."""
     _keep(ctx, 1)
     if ctx.attempt == 1:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

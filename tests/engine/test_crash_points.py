@@ -1,7 +1,7 @@
 """Death at every named crash point: the process is gone as by kill -9, another one goes on.
 
-That each write transaction is all or nothing is shown call by call in tests/database/test_crash_points.py; here real processes
-die in the middle of their work, and jobs come to the end that they would have come to anyway.
+That each write transaction is all or nothing is shown call by call in tests/database/test_crash_points.py; here real
+processes die in the middle of their work, and jobs come to the end that they would have come to anyway.
 """
 
 import asyncio
@@ -31,8 +31,8 @@ from tests.engine.test_raster_jobs import scene
 
 CHILDREN = 12
 QUICK = {"orphan_threshold_sec": 0.8, "task_lease_sec": 1.0, "lease_renew_sec": 0.3}
-# Whatever an orchestrator decides happens here: a branch, a fan-out, retries with waits, a fan-in. One output is large, one task
-# lasts longer than a lease goes without renewal.
+# Whatever an orchestrator decides happens here: a branch, a fan-out, retries with waits, a fan-in. One output is large,
+# one task lasts longer than a lease goes without renewal.
 SWEPT = f"""
     workflow_id: swept
     name: Swept
@@ -170,8 +170,8 @@ class Sweep:
         return deaths
 
     async def _dies(self, process: Process, point: str) -> bool:
-        """A job that was sent while nobody of this role was there, and another to one that waits for it, are its own from
-        beginning to end: where both have ended, jobs of this workflow don't lead there."""
+        """A job that was sent while nobody of this role was there, and another to one that waits for it, are its own
+        from beginning to end: where both have ended, jobs of this workflow don't lead there."""
         since = (await self.running.rows("SELECT clock_timestamp() AS now"))[0]["now"]
         message_id = await self.send()
         process.start(crash_point=point)
@@ -438,7 +438,8 @@ async def test_a_raster_job_continues_wherever_its_uploads_publications_and_cata
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", REFERENCES)
 async def test_a_reference_workflow_ends_as_it_would_have_wherever_processes_die(name, request, tmp_path):
-    """At every point that its jobs lead to, in both roles; and that they don't lead to others is told apart from a failure."""
+    """At every point that its jobs lead to, in both roles;
+    and that they don't lead to others is told apart from a failure."""
     reference = REFERENCES[name]
     dsn = request.getfixturevalue("catalog_database" if _is_raster(reference) else "database")
     async with _referring(dsn, tmp_path, name) as trial:

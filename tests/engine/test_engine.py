@@ -180,7 +180,12 @@ async def test_a_failed_important_node_does_not_satisfy_its_successors(database,
     definition = _nodes(f"""
         start: {{type: start, next: [main, side]}}
         main: {{handler: echo, next: end}}
-        side: {{handler: fail, params: {{message: no side}}, importance: important, retry: {{max_attempts: 0}}, next: after}}
+        side:
+          handler: fail
+          params: {{message: no side}}
+          importance: important
+          retry: {{max_attempts: 0}}
+          next: after
         after: {{handler: echo, importance: {importance_of_next}, next: last}}
         last: {{type: end}}
         """)
@@ -811,8 +816,8 @@ REQUIRED_COLUMNS = {
         retry_count max_retries not_before progress dispatched_at started_at completed_at version run
         """,
     "dag_tasks": """
-        task_id job_id node_id attempt queue handler priority status params params_ref worker_id lease_until available_at
-        started_at finished_at progress
+        task_id job_id node_id attempt queue handler priority status params params_ref worker_id lease_until
+        available_at started_at finished_at progress
         """,
     "dag_task_results": """
         task_id job_id node_id status output error_message metrics worker_id reported_at processed

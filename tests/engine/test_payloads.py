@@ -104,8 +104,16 @@ CHAIN = """
     inputs: {{bytes: {{type: integer}}}}
     nodes:
       start: {{type: start, next: big}}
-      big: {{handler: produce{plain}, params: {{bytes: "{{{{ inputs.bytes }}}}"}}, retry: {{max_attempts: 0}}, next: look}}
-      look: {{handler: weigh{plain}, params: {{value: "{{{{ nodes.big.output }}}}"}}, retry: {{max_attempts: 0}}, next: end}}
+      big:
+        handler: produce{plain}
+        params: {{bytes: "{{{{ inputs.bytes }}}}"}}
+        retry: {{max_attempts: 0}}
+        next: look
+      look:
+        handler: weigh{plain}
+        params: {{value: "{{{{ nodes.big.output }}}}"}}
+        retry: {{max_attempts: 0}}
+        next: end
       end: {{type: end}}
 """
 SPREAD = """

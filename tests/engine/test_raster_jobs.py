@@ -245,7 +245,8 @@ async def test_many_files_become_one_dataset_and_can_be_registered_again(hub: Hu
 
 @pytest.mark.requirement("C1")
 async def test_a_new_revision_keeps_earlier_metadata_unless_it_is_given(hub: Hub) -> None:
-    """Title, times, description, licence, refs and `created`; a new version keeps what is the dataset's, and not its time."""
+    """Title, times, description, licence, refs and `created`;
+    a new version keeps what is the dataset's, and not its time."""
     name = hub.file("scene.tif", width=600, height=500)
     told = {
         "title": "The valley",

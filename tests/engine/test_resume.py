@@ -176,7 +176,8 @@ async def test_a_cancelled_job_is_resumed(database):
         await cancel(running.ledger, job_id, by="ana")
         cancelled = await running.wait(job_id)
         done = await running.value(
-            "SELECT count(*) FROM dagapp.dag_node_states WHERE job_id = %s AND parent_node_id = 'split' AND status = 'completed'",
+            "SELECT count(*) FROM dagapp.dag_node_states WHERE job_id = %s AND "
+            "parent_node_id = 'split' AND status = 'completed'",
             job_id,
         )
         _runs.clear()
@@ -264,7 +265,12 @@ async def test_a_failure_further_up_runs_again_where_its_readers_do(database):
             tolerate: 1
             task: {handler: brittle, params: {name: "{{ item }}"}, retry: {max_attempts: 0}}
             next: second
-          second: {type: fan_out, results_of: first, batch_size: 1, task: {handler: reading, retry: {max_attempts: 0}}, next: join}
+          second:
+            type: fan_out
+            results_of: first
+            batch_size: 1
+            task: {handler: reading, retry: {max_attempts: 0}}
+            next: join
           join: {type: fan_in, next: end}
           end: {type: end}
     """
@@ -493,7 +499,11 @@ async def test_a_branch_may_be_another_after_a_retry(database):
         nodes:
           start: {type: start, next: count}
           count: {handler: counted, next: many}
-          many: {type: conditional, condition: "{{ nodes.count.output.items | length > 2 }}", on_true: wide, on_false: narrow}
+          many:
+            type: conditional
+            condition: "{{ nodes.count.output.items | length > 2 }}"
+            on_true: wide
+            on_false: narrow
           wide:
             type: fan_out
             source: "{{ nodes.count.output.items }}"

@@ -63,9 +63,9 @@ class Place:
         job_id = new_job_id(round((time.time() - ended_ago - 60) * 1000))
         if has_row:
             await self.sql(
-                "INSERT INTO dagapp.dag_jobs (job_id, workflow_id, workflow_version, definition_hash, status, input_params,"
-                " completed_at) VALUES (%s, 'w', '1', 'h', %s, '{}', CASE WHEN %s NOT IN ('pending', 'running')"
-                " THEN now() - make_interval(secs => %s) END)",
+                "INSERT INTO dagapp.dag_jobs (job_id, workflow_id, workflow_version, definition_hash, status, "
+                "input_params, completed_at) VALUES (%s, 'w', '1', 'h', %s, '{}', "
+                "CASE WHEN %s NOT IN ('pending', 'running') THEN now() - make_interval(secs => %s) END)",
                 job_id,
                 status,
                 status,

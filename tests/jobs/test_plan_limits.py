@@ -29,7 +29,11 @@ FAN = """
     inputs: {{n: {{type: array, default: [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]}}, text: {{type: string, default: ""}}}}
     nodes:
       start: {{type: start, next: split}}
-      split: {{type: fan_out, source: "{{{{ inputs.n }}}}", task: {{handler: noop, params: {{x: "{expression}"}}}}, next: end}}
+      split:
+        type: fan_out
+        source: "{{{{ inputs.n }}}}"
+        task: {{handler: noop, params: {{x: "{expression}"}}}}
+        next: end
       end: {{type: end}}
 """
 SINGLE = """

@@ -148,7 +148,8 @@ def test_no_other_file_is_read_or_written(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == names
 
 
-VRT = """<VRTDataset rasterXSize="8" rasterYSize="8"><VRTRasterBand dataType="Byte" band="1" subClass="VRTRawRasterBand">
+VRT = """<VRTDataset rasterXSize="8" rasterYSize="8">
+<VRTRasterBand dataType="Byte" band="1" subClass="VRTRawRasterBand">
 <SourceFilename>/etc/passwd</SourceFilename></VRTRasterBand></VRTDataset>"""
 WMS = '<GDAL_WMS><Service name="TMS"><ServerUrl>http://localhost/${z}/${x}/${y}.png</ServerUrl></Service></GDAL_WMS>'
 
@@ -264,7 +265,8 @@ def test_a_crs_has_its_code_however_it_is_written(tmp_path: Path) -> None:
 
 
 def test_a_crs_that_is_only_similar_keeps_its_wkt(tmp_path: Path) -> None:
-    """It has datum parameters of its own: GDAL matches it to EPSG:31467 with a confidence of 70 %, which is metres away."""
+    """It has datum parameters of its own: GDAL matches it to EPSG:31467 with a confidence of 70 %,
+    which is metres away."""
     zone = "+proj=tmerc +lat_0=0 +lon_0=9 +k=1 +x_0=3500000 +y_0=0 +ellps=bessel"
     similar = CRS.from_proj4(f"{zone} +towgs84=598.1,73.7,418.2,0.202,0.045,-2.455,6.7 +units=m")
     assert similar.to_epsg() == 31467

@@ -22,7 +22,8 @@ pytestmark = pytest.mark.requirement("R8")
 
 SIZE = 900
 
-# A UTM zone, a Lambert and an Albers conic, degrees of another datum, and web Mercator; one of them turned by 20°, one south-up.
+# A UTM zone, a Lambert and an Albers conic, degrees of another datum, and web Mercator;
+# one of them turned by 20°, one south-up.
 PLACES = {
     "utm": ("EPSG:32633", Affine(10, 0, 500_000, 0, -10, 5_200_000)),
     "utm-rotated": ("EPSG:32633", Affine.translation(500_000, 5_200_000) @ Affine.rotation(20) @ Affine.scale(10, -10)),

@@ -208,7 +208,8 @@ def test_nodata_does_not_count(tmp_path, how):
 
 @pytest.mark.parametrize("how", ["nodata", "nan nodata"])
 def test_gdalinfo_agrees_on_nodata(tmp_path, how):
-    """Only cases that GDAL 3.6 supports: its statistics ignore masks, and divide by all pixels if NaN is not declared."""
+    """Only cases that GDAL 3.6 supports: its statistics ignore masks,
+    and divide by all pixels if NaN is not declared."""
     path, _ = masked_scene(tmp_path, how)
 
     agrees(band_statistics([(path, None)], exact=True)[0], gdalinfo_statistics(path)[0])

@@ -84,7 +84,8 @@ def test_a_dark_colour_is_data_in_a_picture_but_nodata_in_measurements() -> None
 @pytest.mark.parametrize("resampling", [Resampling.bilinear, Resampling.cubic, Resampling.lanczos])
 @pytest.mark.parametrize("nodata", [0, 255, 100])
 def test_interpolation_never_makes_nodata_of_data(tmp_path: Path, resampling: Resampling, nodata: int) -> None:
-    """Cubic and lanczos undershoot to 0 and overshoot to 255 next to sharp edges; bilinear passes every value between."""
+    """Cubic and lanczos undershoot to 0 and overshoot to 255 next to sharp edges;
+    bilinear passes every value between."""
     values = np.where(np.indices((2000, 2000)).sum(axis=0) // 7 % 2, 1, 254).astype("uint8")[np.newaxis]
     whole = write_raster(tmp_path / "whole.tif", values, nodata=nodata)
     values[:, 900:950, 900:1000] = nodata

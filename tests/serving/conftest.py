@@ -1,4 +1,5 @@
-"""A catalogue and a storage with a few datasets, and the map server on them; made once, since nothing here changes them.
+"""A catalogue and a storage with a few datasets, and the map server on them;
+made once, since nothing here changes them.
 
 plain   one band of bytes, everywhere 100                    v0
 dem     heights from 0 to 2000, a corner without data        v0, v1

@@ -136,7 +136,9 @@ def test_a_file_that_is_no_tiff_is_not_opened_by_another_driver(storage, tmp_pat
     location = storage.location("cogs/vrt/v0/r1/x.tif", zone=Zone.SILVER)
     vrt = f"""<VRTDataset rasterXSize="64" rasterYSize="64"><SRS>EPSG:4326</SRS>
     <GeoTransform>10,0.0156,0,51,0,-0.0156</GeoTransform>
-    <VRTRasterBand dataType="Byte" band="1"><SimpleSource><SourceFilename>{inner}</SourceFilename></SimpleSource></VRTRasterBand>
+    <VRTRasterBand dataType="Byte" band="1">
+    <SimpleSource><SourceFilename>{inner}</SourceFilename></SimpleSource>
+    </VRTRasterBand>
     </VRTDataset>"""
     storage.put(location, vrt.encode())
     source = TileSource("vrt", SourceKind.COG, 0, 1, location, BOX, "d")

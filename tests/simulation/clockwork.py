@@ -1,9 +1,9 @@
 """An event loop on which processes of a simulation live, each in a lane of its own.
 
-Time is virtual: it jumps to the next timer when nothing is left to do. Which lane runs next is drawn from a seeded Random, so that
-every interleaving of the awaits of different processes may come, and the same one comes again. A lane can stand still, as a process
-under SIGSTOP does: its callbacks and its timers wait, while its clock goes on. A lane that was killed never runs again; `bury`
-lets its coroutines unwind when all is over.
+Time is virtual: it jumps to the next timer when nothing is left to do. Which lane runs next is drawn from a seeded
+Random, so that every interleaving of the awaits of different processes may come, and the same one comes again. A lane
+can stand still, as a process under SIGSTOP does: its callbacks and its timers wait, while its clock goes on. A lane
+that was killed never runs again; `bury` lets its coroutines unwind when all is over.
 """
 
 import asyncio

@@ -1,7 +1,8 @@
 """What handlers do to the outside world, and the handlers that do it.
 
-The effect ledger stands outside of the engine: nothing there is unique, and nothing is ever taken back. It tells how often an
-attempt was executed, and what each execution left behind. An effect counts once a report that names it was accepted.
+The effect ledger stands outside of the engine: nothing there is unique, and nothing is ever taken back. It tells how
+often an attempt was executed, and what each execution left behind. An effect counts once a report that names it was
+accepted.
 """
 
 import asyncio

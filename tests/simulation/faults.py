@@ -1,8 +1,9 @@
-"""What may go wrong between a process and the rest of the world: a ledger, a bell and a transport as one process sees them.
+"""What may go wrong between a process and the rest of the world:
+a ledger, a bell and a transport as one process sees them.
 
-Every call takes time on its way there and back. Its fate is drawn from the seed: it may fail before it took effect, or after; its
-caller may die or stand still at either point; it may take effect while everyone is told that nobody knows. What is heard of others
-(rings, tickets) may be dropped, doubled, late, and so out of order.
+Every call takes time on its way there and back. Its fate is drawn from the seed: it may fail before it took effect, or
+after; its caller may die or stand still at either point; it may take effect while everyone is told that nobody knows.
+What is heard of others (rings, tickets) may be dropped, doubled, late, and so out of order.
 """
 
 import asyncio
@@ -74,7 +75,8 @@ _OF_CALLERS = (
 
 @dataclass(frozen=True)
 class Profile:
-    """How likely each fault is, over one run. Many are left out of most runs: a rare one must not hide behind the others."""
+    """How likely each fault is, over one run. Many are left out of most runs:
+    a rare one must not hide behind the others."""
 
     calls: dict[Fate, float] = field(default_factory=dict)
     drop: float = 0.0

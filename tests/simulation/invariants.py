@@ -1,7 +1,7 @@
 """What must hold, looked at after every commit and once more at the end.
 
-The rules of the ledger are written down here a second time, on what its calls have left in the tables: who may claim, who may
-write, what a lease protects. Which check verifies which invariant:
+The rules of the ledger are written down here a second time, on what its calls have left in the tables: who may claim,
+who may write, what a lease protects. Which check verifies which invariant:
 
     each submission makes one job                        `_submissions`
     events have no gaps, transitions are allowed         the history check, `_events`

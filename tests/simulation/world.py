@@ -1,7 +1,8 @@
 """A platform in one process on one virtual clock: orchestrators, workers, people, and a nemesis.
 
-The loops are the real ones, over the ledger's twin in memory. A seed decides everything: the workflows and what their handlers do,
-what people ask for, the profile of the faults, the order in which the processes run, and when whom something befalls.
+The loops are the real ones, over the ledger's twin in memory. A seed decides everything: the workflows and what their
+handlers do, what people ask for, the profile of the faults, the order in which the processes run, and when whom
+something befalls.
 
     safety     faults to the end, which comes at a set time: nothing bad may ever happen
     liveness   the faults stop, and what died has been replaced: every job must reach its end in time

@@ -160,8 +160,8 @@ def test_resolution_is_in_metres(crs, transform, metres):
 
 def test_a_crs_without_a_code_comes_as_wkt():
     wkt = (
-        'PROJCS["mine",GEOGCS["WGS 84",DATUM["WGS_1984",SPHEROID["WGS 84",6378137,298.257223563]],PRIMEM["Greenwich",0],'
-        'UNIT["degree",0.0174532925199433]],PROJECTION["Transverse_Mercator"],PARAMETER["central_meridian",7],UNIT["metre",1]]'
+        'PROJCS["mine",GEOGCS["WGS 84",DATUM["WGS_1984",SPHEROID["WGS 84",6378137,298.257223563]],'
+        'PRIMEM["Greenwich",0],UNIT["degree",0.0174532925199433]],PROJECTION["Transverse_Mercator"],PARAMETER["central_meridian",7],UNIT["metre",1]]'
     )
 
     found = data_of(an_item(cog=cog(facts(crs=wkt))))

@@ -1,6 +1,7 @@
 """Packages that add to dagmaster: the example, installed as anyone would, and small broken ones.
 
-The broken ones are written by hand, modules and metadata: all that an installed package has for others to find its entry points.
+The broken ones are written by hand, modules and metadata:
+all that an installed package has for others to find its entry points.
 """
 
 import shutil

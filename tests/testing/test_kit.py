@@ -220,7 +220,11 @@ async def test_several_orchestrators_and_workers_share_the_work():
 workflow_id: many
 nodes:
   start: {{type: start, next: spread}}
-  spread: {{type: fan_out, source: {list(range(300))}, task: {{handler: work, params: {{value: "{{{{ item }}}}"}}}}, next: gather}}
+  spread:
+    type: fan_out
+    source: {list(range(300))}
+    task: {{handler: work, params: {{value: "{{{{ item }}}}"}}}}
+    next: gather
   gather: {{type: fan_in, next: end}}
   end: {{type: end}}
 outputs: {{total: "{{{{ nodes.gather.output.results | sum }}}}"}}

@@ -1,7 +1,7 @@
 """What every transport promises: one suite, run over each of them.
 
-A delivery is an invitation to look; so what counts is that one comes for each queue that has news, and to those only who
-listen to it.
+A delivery is an invitation to look; so what counts is that one comes for each queue that has news, and to those only
+who listen to it.
 """
 
 import asyncio

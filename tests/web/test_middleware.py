@@ -1,4 +1,5 @@
-"""What every server's door does: an id for each request, only names of our own, only so many bytes, always an answer."""
+"""What every server's door does: an id for each request, only names of our own, only so many bytes,
+always an answer."""
 
 import pytest
 

@@ -32,7 +32,8 @@ def only(nodes: str, words: str, *, head: str = "") -> tuple[str | None, int, in
         ("{handler: echo, next: end, depends_on: {any_of: [start, strat]}}", "`any_of` names 'strat'", (4, 62)),
         ("{type: conditional, condition: 'true', on_true: end, on_false: nd}", "`on_false` names 'nd'", (4, 69)),
         (
-            "{type: conditional, condition_field: job.x, branches: [{default: true, next: end}, {condition: '< 1', next: nd}]}",
+            "{type: conditional, condition_field: job.x, branches: [{default: true, next: end}, "
+            "{condition: '< 1', next: nd}]}",
             "`next` names 'nd'",
             (4, 114),
         ),
@@ -47,7 +48,8 @@ def test_a_name_of_no_node_is_refused(node, words, place):
 @pytest.mark.requirement("W3")
 def test_a_misspelt_name_does_not_make_other_nodes_look_wrong():
     nodes = (
-        "  start: {type: start, next: split}\n  split: {type: fan_out, source: [1], task: {handler: echo}, next: gahter}\n"
+        "  start: {type: start, next: split}\n"
+        "  split: {type: fan_out, source: [1], task: {handler: echo}, next: gahter}\n"
         "  gather: {type: fan_in, next: [report]}\n"
         "  report: {handler: echo, params: {x: '{{ nodes.split.output }}'}, depends_on: {all_of: gathr}, next: end}\n"
         + END
@@ -409,9 +411,8 @@ def test_a_default_must_fit_its_input(declared, words):
 
 def templated(template: str) -> str:
     return (
-        START
-        + f"  a:\n    handler: echo\n    params: {{x: [{template!r}]}}\n    next: b\n  b: {{handler: echo, next: end}}\n"
-        + END
+        START + f"  a:\n    handler: echo\n    params: {{x: [{template!r}]}}\n    next: b\n"
+        f"  b: {{handler: echo, next: end}}\n" + END
     )
 
 
@@ -453,9 +454,8 @@ def test_a_template_that_can_work_is_accepted(template):
 )
 def test_children_have_item_or_with_batches_items(batch, template, words):
     nodes = (
-        START
-        + f"  a: {{type: fan_out, source: [1], {batch}task: {{handler: echo, params: {{x: '%s'}}}}, label: '%s', next: end}}\n"
-        + END
+        START + f"  a: {{type: fan_out, source: [1], {batch}task: {{handler: echo, params: {{x: '%s'}}}},"
+        f" label: '%s', next: end}}\n" + END
     )
 
     problems = problems_in(nodes % (template, template))
@@ -473,7 +473,8 @@ def test_children_have_item_or_with_batches_items(batch, template, words):
         "{type: fan_out, source: ['{{ item }}'], task: {handler: echo}, next: end}",
         "{type: conditional, condition: '{{ item }} > 1', on_true: end}",
         "{type: conditional, condition_field: item, branches: [{default: true, next: end}]}",
-        "{type: conditional, condition_field: job, branches: [{condition: '> {{ item }}', next: end}, {default: true, next: end}]}",
+        "{type: conditional, condition_field: job, branches: [{condition: '> {{ item }}', next: end}, "
+        "{default: true, next: end}]}",
     ],
 )
 def test_every_kind_of_template_is_checked(node):

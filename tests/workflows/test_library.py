@@ -129,7 +129,8 @@ def test_a_workflow_is_drawn_with_its_shapes_branches_and_joins():
 def test_nothing_in_a_definition_can_break_out_of_the_drawing():
     graph = a_graph(
         "  start: {type: start, next: a}\n"
-        '  a: {type: conditional, condition: "job.x == \'\\"]<script>\'", on_true: end, on_false: end}\n  end: {type: end}\n'
+        '  a: {type: conditional, condition: "job.x == \'\\"]<script>\'", on_true: end, on_false: end}\n'
+        "  end: {type: end}\n"
     )
 
     assert "<script>" not in mermaid(graph)

@@ -54,8 +54,8 @@ _TAGS = [
 ]
 _DESCRIPTION = """Jobs, workflows and operations of a dagmaster platform.
 
-Errors are RFC 9457 problem details with a stable `code`. Lists are paginated: pass `next` of a page as `after` to get the
-following one. Every response has an `X-Request-ID` header; it is that of the request, if the request has one."""
+Errors are RFC 9457 problem details with a stable `code`. Lists are paginated: pass `next` of a page as `after` to get
+the following one. Every response has an `X-Request-ID` header; it is that of the request, if the request has one."""
 
 
 def create_app(

@@ -1,7 +1,7 @@
 """The database schema: show what is deployed, deploy and migrate.
 
-Deploying is synchronous and slow, so it runs in a thread. Rebuilding drops everything: the settings must allow it, and the
-request must confirm the name of the database.
+Deploying is synchronous and slow, so it runs in a thread. Rebuilding drops everything: the settings must allow it, and
+the request must confirm the name of the database.
 """
 
 import asyncio

@@ -44,7 +44,8 @@ async def get_dead_letter(services: Services, dead_letter_id: LetterId) -> DeadL
     responses=responses(404, 409),
 )
 async def replay_dead_letter(services: Services, dead_letter_id: LetterId) -> Replayed:
-    """A submission is put back into its queue. A task belongs to a job: the job is resumed, with everything that is missing."""
+    """A submission is put back into its queue. A task belongs to a job:
+    the job is resumed, with everything that is missing."""
     letter = await services.reads.dead_letter(services.settings.job_queue_name, dead_letter_id)
     if not letter.is_replayable:
         raise Conflict(

@@ -1,7 +1,7 @@
 """Examples for the OpenAPI description.
 
-The example of a model is composed from its schema: a field has the value that is listed here under its name, or under the
-name of its model and its own. A test validates each example against its schema.
+The example of a model is composed from its schema: a field has the value that is listed here under its name, or under
+the name of its model and its own. A test validates each example against its schema.
 """
 
 from typing import Any

@@ -4,12 +4,12 @@
                                          ──▶ new events are read once per job  ──▶ every watcher of that job
                                          ──▶ the progress of running attempts  ──▶ at most once per second
 
-A watcher has a cursor: the sequence number of the last event it received. The numbers of a job have no gaps, so no event is
-missed or repeated. A watcher that needs events that are no longer in memory reads them through the pool. Progress is not an
-event: it has no number, and only the latest counts.
+A watcher has a cursor: the sequence number of the last event it received. The numbers of a job have no gaps, so no
+event is missed or repeated. A watcher that needs events that are no longer in memory reads them through the pool.
+Progress is not an event: it has no number, and only the latest counts.
 
-A watcher may leave at any time, which cancels its task. A running query is not cancelled by that, because the pool would lose
-its connection.
+A watcher may leave at any time, which cancels its task. A running query is not cancelled by that, because the pool
+would lose its connection.
 """
 
 import asyncio
@@ -134,8 +134,9 @@ class Follower:
             raise Unavailable("too many event streams are open", code="stream.too-many", hint="try again later")
 
     async def watch(self, job_id: UUID, brief: JobBrief, after: int, heartbeat_seconds: float) -> AsyncIterator[Update]:
-        """Events after a sequence number, in batches, and progress, until the job has ended. None if nothing has happened for a
-        heartbeat. The event loop runs between two batches, so that it notices when the watcher has left."""
+        """Events after a sequence number, in batches, and progress, until the job has ended. None if nothing has
+        happened for a heartbeat. The event loop runs between two batches, so that it notices when the watcher has
+        left."""
         with self._watching(job_id, brief) as job:
             sent = Progress(())
             while not self._is_closing:
@@ -226,7 +227,8 @@ class Follower:
             job.report(Progress(tuple(progress[job_id])))
 
     async def _new_events(self, job: WatchedJob, head: EventPosition) -> list[EventEntry]:
-        """The events up to `head`. If there are too many to keep in memory, none: watchers read them from the database."""
+        """The events up to `head`. If there are too many to keep in memory, none:
+        watchers read them from the database."""
         if head.last_sequence - job.head > _KEPT:
             job.forget()
             return []

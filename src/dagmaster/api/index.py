@@ -1,4 +1,5 @@
-"""The first page: what there is, drawn from the API's own description. It loads nothing, so it works without the internet."""
+"""The first page: what there is, drawn from the API's own description.
+It loads nothing, so it works without the internet."""
 
 from collections.abc import Iterator, Mapping
 from html import escape
@@ -39,7 +40,8 @@ def page(described: Mapping[str, Any]) -> str:
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(info["title"])} API</title>'
         f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head><body>'
         f"<h1>{escape(info['title'])} {escape(info['version'])}</h1>{about}"
-        '<p>In full: <a href="openapi.json">openapi.json</a> for programs, docs/reference/api.md for people. Look around: '
+        '<p>In full: <a href="openapi.json">openapi.json</a> for programs, docs/reference/api.md for people. '
+        "Look around: "
         f'<a href="{PREFIX}/jobs">jobs</a>, <a href="{PREFIX}/workflows">workflows</a>, '
         f'<a href="{PREFIX}/health">health</a>.</p>{tags}</body></html>\n'
     )

@@ -32,9 +32,9 @@ async def cancel_job(
     intervention: Intervention | None = None,
     wait: Annotated[float, Query(ge=0, le=60, description="Seconds to wait for the end of the job")] = 2,
 ) -> CancelProgress:
-    """Waiting tasks do not start. Running handlers are informed within a second, and ended if they do not stop within their grace
-    period. A repeated request changes nothing and returns the progress, also after the job is cancelled. A job that has ended
-    otherwise is a conflict."""
+    """Waiting tasks do not start. Running handlers are informed within a second, and ended if they do not stop within
+    their grace period. A repeated request changes nothing and returns the progress, also after the job is cancelled. A
+    job that has ended otherwise is a conflict."""
     intervention = intervention or Intervention()
     async with services.ledgers.one() as ledger:
         await cancel(ledger, job_id, by=intervention.by, reason=intervention.reason)
@@ -72,8 +72,8 @@ async def resume_job(
     intervention: Intervention | None = None,
     dry_run: Annotated[bool, Query(description="Change nothing, only return what would run again")] = False,
 ) -> Resumed:
-    """Nodes and children that failed, were cancelled, or were skipped for that reason run again, with the inputs and the
-    definition of the job."""
+    """Nodes and children that failed, were cancelled, or were skipped for that reason run again, with the inputs and
+    the definition of the job."""
     intervention = intervention or Intervention()
     async with services.ledgers.one() as ledger:
         return await resume(ledger, job_id, by=intervention.by, reason=intervention.reason, is_dry_run=dry_run)
@@ -92,8 +92,8 @@ async def retry_job(
     request: RetryRequest,
     dry_run: Annotated[bool, Query(description="Change nothing, only return what would run again")] = False,
 ) -> Resumed:
-    """A node (or one child), a stage, or the failed children of a fan_out run again, with everything downstream of them. A
-    fan_out that runs again reads its source again."""
+    """A node (or one child), a stage, or the failed children of a fan_out run again, with everything downstream of
+    them. A fan_out that runs again reads its source again."""
     part = JobPart(node=request.node, stage=request.stage, failed_children=request.failed_children)
     async with services.ledgers.one() as ledger:
         return await retry(ledger, job_id, part, by=request.by, reason=request.reason, is_dry_run=dry_run)

@@ -122,8 +122,8 @@ async def list_jobs(
 
 @router.get("/{job_id}", operation_id="get_job", summary="Get a job", responses=responses(404))
 async def get_job(services: Services, job_id: JobId) -> JobDetail:
-    """The job, the nodes of its definition with the counts of their children, and a summary of each stage. The cost does not
-    depend on the number of children."""
+    """The job, the nodes of its definition with the counts of their children, and a summary of each stage. The cost
+    does not depend on the number of children."""
     job = await services.reads.job(job_id)
     graph = await services.reads.graph(job.definition_hash)
     snapshot = await services.reads.watch_job(job_id, graph.order)
@@ -177,8 +177,8 @@ async def list_nodes(
     after: Annotated[int, Query(ge=-1, le=2**31 - 2, description="`next` of the previous page")] = -1,
     limit: Limit = 50,
 ) -> Page[PublicNode]:
-    """The nodes of the definition in the order of its graph; with `parent`, the children of a fan_out in the order of their
-    index."""
+    """The nodes of the definition in the order of its graph; with `parent`, the children of a fan_out in the order of
+    their index."""
     graph, now = await graph_of(services, job_id)
     if parent is None:
         snapshot = await services.reads.watch_job(job_id, graph.order)

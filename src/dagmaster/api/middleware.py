@@ -1,4 +1,5 @@
-"""Middleware of the API: it also refuses requests of other web sites that would change something (CSRF), by their `Origin`."""
+"""Middleware of the API: it also refuses requests of other web sites that would change something (CSRF),
+by their `Origin`."""
 
 from urllib.parse import urlsplit
 

@@ -21,7 +21,8 @@ LEDGERS = 3
 
 
 class Ledgers:
-    """A few ledgers for many requests: each is one connection, used by one request at a time, opened when first used."""
+    """A few ledgers for many requests: each is one connection, used by one request at a time,
+    opened when first used."""
 
     def __init__(self, dsn: str, notifier: PostgresNotifier) -> None:
         self._all = [PostgresLedger(dsn, "api-ledger", notifier) for _ in range(LEDGERS)]

@@ -54,8 +54,9 @@ async def get_waiting(
     after: Cursor = None,
     limit: Limit = 50,
 ) -> WaitingNodes:
-    """For every node that has not ended: the nodes it waits for, the time until its retry, a missing worker, its position in the
-    queue, and whether the queue is paused or limited. A fan_out is one entry; with `parent`, its children are listed in pages."""
+    """For every node that has not ended: the nodes it waits for, the time until its retry, a missing worker, its
+    position in the queue, and whether the queue is paused or limited. A fan_out is one entry; with `parent`, its
+    children are listed in pages."""
     brief = await services.reads.brief(job_id)
     graph = await services.reads.graph(brief.definition_hash)
     if parent is not None:

@@ -185,7 +185,8 @@ _REFUSALS: tuple[tuple[re.Pattern[str], Callable[[str], DagmasterError]], ...] =
         lambda said: Unavailable(
             f"a connection pooler answers instead of the database: {said}",
             code="database.pooler",
-            hint="use the address of the server in DATABASE_URL: LISTEN and session settings need a connection of their own",
+            hint="use the address of the server in DATABASE_URL: "
+            "LISTEN and session settings need a connection of their own",
         ),
     ),
     (

@@ -3,10 +3,10 @@
     BEGIN, open_jobs                                             ──▶  rows    one round trip, where each statement
     promote_nodes, apply_changes, COMMIT │ notify_channels       ──▶  rows    by itself would take one of its own
 
-psycopg's pipeline runs the event loop once for each statement it sends, and converts every value through a chain of adapters:
-for the few statements of a step that costs more than the round trips it saves. Here everything is written at once and read at
-once, and values are sent as text. A `Break` ends a unit: what precedes it has failed or is committed before what follows
-begins. In this way a notification follows its commit at once, in a transaction of its own.
+psycopg's pipeline runs the event loop once for each statement it sends, and converts every value through a chain of
+adapters: for the few statements of a step that costs more than the round trips it saves. Here everything is written at
+once and read at once, and values are sent as text. A `Break` ends a unit: what precedes it has failed or is committed
+before what follows begins. In this way a notification follows its commit at once, in a transaction of its own.
 """
 
 from collections import namedtuple
@@ -59,16 +59,17 @@ DISCARD_PLANS: Final = TransactionCommand("DISCARD PLANS")
 
 Step = Call | TransactionCommand | Break
 
-# The server plans a statement for the present size of its tables, and keeps the plan: one for empty tables reads the whole table
-# for each row of a batch. Autovacuum would end that within a minute. Here plans are discarded each time that four times as much
-# has been sent as at the time before.
+# The server plans a statement for the present size of its tables, and keeps the plan: one for empty tables reads the
+# whole table for each row of a batch. Autovacuum would end that within a minute. Here plans are discarded each time
+# that four times as much has been sent as at the time before.
 _FIRST_PLANS_BYTES = 10_000
 _GROWTH = 4
 
 
 @dataclass(slots=True)
 class _Session:
-    """What we know of a connection: the parameters and the row type of each prepared statement, and how much was sent."""
+    """What we know of a connection: the parameters and the row type of each prepared statement,
+    and how much was sent."""
 
     names: dict[str, tuple[str, ...]] = field(default_factory=dict)
     row_types: dict[str, Any] = field(default_factory=dict)
@@ -87,7 +88,8 @@ _sessions: WeakKeyDictionary[Connection, _Session] = WeakKeyDictionary()
 
 
 async def execute(connection: Connection, steps: Sequence[Step]) -> dict[str, Rows]:
-    """Run the steps in one round trip; returns the rows of each call by its name. After an error, close the connection."""
+    """Run the steps in one round trip; returns the rows of each call by its name.
+    After an error, close the connection."""
     session = _sessions.setdefault(connection, _Session())
     await _prepare(connection, session.names, steps)
     values = [[_text(step.values[key]) for key in session.names[step.name]] for step in steps if isinstance(step, Call)]

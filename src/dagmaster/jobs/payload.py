@@ -52,7 +52,8 @@ def missing(job_id: UUID, sha256: str) -> NotFound:
 
 def damaged(job_id: UUID, reference: Reference, read_bytes: int) -> UnfitData:
     return UnfitData(
-        f"payload {reference['sha256']} of job {job_id} is damaged: {read_bytes:,} of {reference['bytes']:,} bytes were "
+        f"payload {reference['sha256']} of job {job_id} is damaged: "
+        f"{read_bytes:,} of {reference['bytes']:,} bytes were "
         "read, and their hash differs",
         code="payload.damaged",
         hint="run `dagmaster verify-history --payloads`; retry the node that wrote it",

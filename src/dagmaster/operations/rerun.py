@@ -1,7 +1,7 @@
 """Run a job that has ended again: resume it where it stopped, or retry a part of it.
 
-A job that has ended has no owner, so a rerun is one transaction of the caller. The next orchestrator that looks for jobs
-without an owner claims it.
+A job that has ended has no owner, so a rerun is one transaction of the caller. The next orchestrator that looks for
+jobs without an owner claims it.
 """
 
 from collections import Counter

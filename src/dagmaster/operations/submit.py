@@ -1,7 +1,7 @@
 """Submit a job: check the inputs against the workflow, then create job, nodes and first events in one transaction.
 
-With an idempotency key (of the request, or by default for workflows with `idempotent: true`) a repeated submission returns the
-job of the first one.
+With an idempotency key (of the request, or by default for workflows with `idempotent: true`) a repeated submission
+returns the job of the first one.
 """
 
 import hashlib
@@ -153,7 +153,8 @@ def _of_failure(job: LoadedJob, failed_stage: str | None) -> dict[str, Any]:
 
 
 async def take_submissions(ledger: OrchestratorLedger, library: WorkflowLibrary, queue: str, limit: int = 100) -> int:
-    """Turn messages waiting in a queue into jobs; those that can't become one go to the dead letters with the reason."""
+    """Turn messages waiting in a queue into jobs; those that can't become one go to the dead letters with the
+    reason."""
     return len(await ledger.take_messages(queue, limit, lambda message: _job_or_letter(library, message)))
 
 

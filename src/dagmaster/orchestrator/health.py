@@ -1,6 +1,8 @@
-"""The health of an orchestrator that serves no API: whether its loop advances, and whether its heartbeat reaches the database.
+"""The health of an orchestrator that serves no API:
+whether its loop advances, and whether its heartbeat reaches the database.
 
-The probes read it from another thread (`dagmaster.observe.probes`), so it only copies values. With the API, the API reports it.
+The probes read it from another thread (`dagmaster.observe.probes`), so it only copies values.
+With the API, the API reports it.
 """
 
 import platform

@@ -5,8 +5,8 @@
       ──▶ find what is neglected (database/maintenance/janitor), act, log, call the webhook
       ──▶ delete what is past retention (database/maintenance/retention), for a bounded time
 
-It runs as a task in each orchestrator's process, with connections of its own. It only ends claims: the next owner of a job
-decides what happens to it. The orchestrator's stats show its last run, so that a stuck janitor can be seen.
+It runs as a task in each orchestrator's process, with connections of its own. It only ends claims: the next owner of a
+job decides what happens to it. The orchestrator's stats show its last run, so that a stuck janitor can be seen.
 """
 
 import asyncio

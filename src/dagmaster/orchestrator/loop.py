@@ -4,9 +4,9 @@
                          ──▶ find the jobs with pending work (results, expired leases, waits that are over)
                          ──▶ advance them, a batch in one transaction ──▶ notify workers and other orchestrators
 
-The loop owns no durable state: in memory it has views of rows that only it may write, as long as its claim tokens are valid.
-After any doubt (a lost connection, a refused write) it discards a view and reads the rows again. A job that can't be advanced is
-set aside for a while, and the others are advanced.
+The loop owns no durable state: in memory it has views of rows that only it may write, as long as its claim tokens are
+valid. After any doubt (a lost connection, a refused write) it discards a view and reads the rows again. A job that
+can't be advanced is set aside for a while, and the others are advanced.
 """
 
 import asyncio
@@ -187,7 +187,8 @@ class Orchestrator:
                 _log.warning("heartbeat failed", error=str(error))
 
     def _note_beat(self) -> None:
-        """After an outage other instances may have been cut off too: they get time for a heartbeat before they count as dead."""
+        """After an outage other instances may have been cut off too:
+        they get time for a heartbeat before they count as dead."""
         now = self._now()
         if self.beaten_at is not None and now - self.beaten_at > self.settings.orphan_threshold_sec:
             self._next_scan = max(self._next_scan, now + self.settings.heartbeat_interval_sec)
@@ -337,8 +338,9 @@ class Orchestrator:
     async def _compare_ownership(self) -> None:
         """By the rows this instance owns more jobs than it knows of, or fewer.
 
-        Fewer: others claimed them while this instance was paused or cut off. All jobs are read again, and the fence shows which.
-        More: the answer to a claim was lost. No instance would ever advance those, because their owner is alive.
+        Fewer: others claimed them while this instance was paused or cut off. All jobs are read again, and the fence
+        shows which. More: the answer to a claim was lost. No instance would ever advance those, because their owner is
+        alive.
         """
         self._distrust(self._owned)
         released = await self.ledger.release_unknown(self.owner_id, list(self._owned))

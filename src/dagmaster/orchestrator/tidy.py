@@ -6,8 +6,8 @@
       ──▶ remove their files and record that
       ──▶ free the space, which may take long and blocks no job
 
-It runs beside the janitor: a disk that hangs must not block that one. Only folders that are named exactly like a job are read.
-If the storage is on another machine, there are none, and it does nothing.
+It runs beside the janitor: a disk that hangs must not block that one. Only folders that are named exactly like a job
+are read. If the storage is on another machine, there are none, and it does nothing.
 """
 
 import asyncio
@@ -57,7 +57,8 @@ class Tidy:
             pause = self.settings.janitor_interval_sec * (0.02 if has_more else 1.0)
 
     async def turn(self, run_id: UUID, *, is_dry: bool = False) -> SweepResult:
-        """Remove the files of a bounded number of jobs. A dry run only reports them. Failures are tried again next time."""
+        """Remove the files of a bounded number of jobs. A dry run only reports them.
+        Failures are tried again next time."""
         try:
             swept = await self._remove_leftovers(run_id, is_dry)
             if not is_dry:

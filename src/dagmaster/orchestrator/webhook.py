@@ -1,7 +1,7 @@
 """Call a webhook: one POST of JSON, connected to exactly the address that was checked.
 
-The name is resolved once, and all its addresses must be public unless private ones are allowed; a second resolution could
-return others. Redirects are not followed, and the body of the response is not read.
+The name is resolved once, and all its addresses must be public unless private ones are allowed; a second resolution
+could return others. Redirects are not followed, and the body of the response is not read.
 """
 
 import asyncio

@@ -65,7 +65,8 @@ class KitJob:
         attempts: Mapping[str, int] | None = None,
         events: Sequence[str] = (),
     ) -> "KitJob":
-        """Assert how the job went. What is named must be so; what isn't doesn't matter. `events` must come in this order."""
+        """Assert how the job went. What is named must be so; what isn't doesn't matter.
+        `events` must come in this order."""
         wrong = [f"the job is {self.status}, not {status}"] if self.status != status else []
         if result is not _ANY and self.result != result:
             wrong.append(f"its result is {self.result!r}, not {result!r}")

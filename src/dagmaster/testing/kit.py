@@ -1,7 +1,7 @@
 """The engine in memory, on virtual time: the real orchestrator and worker loops over the ledger's twin.
 
-What differs from a platform: rows live in dictionaries (no SQL, no `ctx.database`), plain handlers run in this process unless
-`isolate` is set, and hours pass in milliseconds.
+What differs from a platform: rows live in dictionaries (no SQL, no `ctx.database`), plain handlers run in this process
+unless `isolate` is set, and hours pass in milliseconds.
 """
 
 import asyncio
@@ -65,9 +65,9 @@ class Kit:
             job = await kit.run("river_length", {"river": "Po"})
             job.expect("completed", result={"kilometres": 434.7})
 
-    It knows what is installed, as orchestrators and workers do. `handlers` adds to that or replaces, by name: a stand-in for
-    what would reach out to the world. `workflows` adds files, folders of files, or texts of YAML. Further keywords are
-    settings. Leaving the block normally checks that the events of every job tell its whole history.
+    It knows what is installed, as orchestrators and workers do. `handlers` adds to that or replaces, by name: a
+    stand-in for what would reach out to the world. `workflows` adds files, folders of files, or texts of YAML. Further
+    keywords are settings. Leaving the block normally checks that the events of every job tell its whole history.
     """
 
     def __init__(

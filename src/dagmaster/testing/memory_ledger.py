@@ -1,8 +1,8 @@
 """The ledger in memory: the same semantics on plain dictionaries and a clock that is passed in.
 
-For simulations and for tests of handlers. It passes the same conformance suite as the one on PostgreSQL. Each call happens at
-one instant, as a transaction does; a step must not wait between its begin and its commit. `MemoryDatabase` is what several
-ledgers (processes) share.
+For simulations and for tests of handlers. It passes the same conformance suite as the one on PostgreSQL. Each call
+happens at one instant, as a transaction does; a step must not wait between its begin and its commit. `MemoryDatabase`
+is what several ledgers (processes) share.
 """
 
 import copy

@@ -1,7 +1,7 @@
 """A transport within one process, for tests and simulations. It carries task ids, as a broker does.
 
-Transports that share a `Broker` share its queues: each ticket is delivered to one of them, and again to another if that one
-closes without settling it.
+Transports that share a `Broker` share its queues: each ticket is delivered to one of them, and again to another if that
+one closes without settling it.
 """
 
 import asyncio

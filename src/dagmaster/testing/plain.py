@@ -1,4 +1,5 @@
-"""Plain handlers under test: in this process, where a debugger reaches them, or in a killable one as a worker does it."""
+"""Plain handlers under test: in this process, where a debugger reaches them,
+or in a killable one as a worker does it."""
 
 from collections.abc import Coroutine, Iterator
 from typing import Any, TypeVar

@@ -107,13 +107,14 @@ def run_handler(
     isolate: bool = False,
     settings: Settings | None = None,
 ) -> Trial:
-    """Call a handler, or the installed one of this name, and return the outcome. It never raises what the handler raises.
+    """Call a handler, or the installed one of this name, and return the outcome.
+    It never raises what the handler raises.
 
-    `checkpoints` are those of earlier attempts, oldest first; `after` is the trial of the attempt before, whose checkpoints
-    are loaded with their artifacts. `results` is what `ctx.results()` streams: outputs, or ChildResults with more fields.
-    `cancelled_after` and `shutting_down_after` say how many reads of that flag return false. Time is virtual. A plain
-    handler runs in this process, without limits, unless `isolate` gives it one of its own. `settings` decide on `ctx.storage`
-    and `ctx.addresses`; without them the environment does.
+    `checkpoints` are those of earlier attempts, oldest first; `after` is the trial of the attempt before, whose
+    checkpoints are loaded with their artifacts. `results` is what `ctx.results()` streams: outputs, or ChildResults
+    with more fields. `cancelled_after` and `shutting_down_after` say how many reads of that flag return false. Time is
+    virtual. A plain handler runs in this process, without limits, unless `isolate` gives it one of its own. `settings`
+    decide on `ctx.storage` and `ctx.addresses`; without them the environment does.
     """
     if isolate and settings is not None:
         raise ValueError("an isolated handler has the settings of the environment: leave `isolate` out")

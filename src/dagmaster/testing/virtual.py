@@ -1,8 +1,8 @@
 """Virtual time: an event loop whose clock jumps to the next timer when all tasks wait.
 
-Everything that asks the loop for the time (`asyncio.sleep`, timeouts, the engine's own loops) lives on that clock, so that
-hours pass in milliseconds and always in the same order. `time.time()` and `datetime.now()` do not follow it. While a
-thread, a process or a socket is at work for the loop, no time is skipped: it passes as real time.
+Everything that asks the loop for the time (`asyncio.sleep`, timeouts, the engine's own loops) lives on that clock, so
+that hours pass in milliseconds and always in the same order. `time.time()` and `datetime.now()` do not follow it. While
+a thread, a process or a socket is at work for the loop, no time is skipped: it passes as real time.
 """
 
 import asyncio
@@ -115,7 +115,8 @@ def virtual_loop() -> VirtualLoop:
 
 
 def virtual_time(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
-    """Make an async function a plain one that runs on a loop and a clock of its own; for tests, with any test runner."""
+    """Make an async function a plain one that runs on a loop and a clock of its own;
+    for tests, with any test runner."""
 
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:

@@ -1,7 +1,7 @@
 """The default transport: the task row is the message, and a notification names the queue.
 
-A single task is announced first to the worker that ran the task before it: if every worker woke up for each step of a chain,
-all but one would claim in vain. The others are notified a moment later, in case the task was not claimed.
+A single task is announced first to the worker that ran the task before it: if every worker woke up for each step of a
+chain, all but one would claim in vain. The others are notified a moment later, in case the task was not claimed.
 
 The notifier must not be shared: waiting on it consumes its notifications.
 """

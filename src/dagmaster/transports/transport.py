@@ -1,7 +1,8 @@
 """The interface of a transport: publish a batch, receive, settle.
 
-A delivery is a hint to claim: a duplicate, late or lost one does no harm, since a worker starts only what it has claimed in
-PostgreSQL. `task_id` is None where the transport only names a queue with tasks (postgres), and an id where a broker carries one.
+A delivery is a hint to claim: a duplicate, late or lost one does no harm, since a worker starts only what it has
+claimed in PostgreSQL. `task_id` is None where the transport only names a queue with tasks (postgres), and an id where a
+broker carries one.
 """
 
 from collections.abc import Sequence
@@ -29,8 +30,8 @@ class Transport(Protocol):
         ...
 
     def topics(self, tickets: Sequence[Ticket]) -> Sequence[str]:
-        """The topics that the ledger notifies right after it has committed these tasks; `publish` is then not called. Empty
-        where a notification does not announce tasks."""
+        """The topics that the ledger notifies right after it has committed these tasks; `publish` is then not called.
+        Empty where a notification does not announce tasks."""
         ...
 
     async def receive(self, timeout_seconds: float) -> Sequence[Delivery]:

@@ -189,7 +189,8 @@ class Worker:
     # Control and inspection
 
     def stop(self, grace_seconds: float | None = None) -> None:
-        """Stop claiming, ask handlers to stop, wait for the grace time, return what still runs. Safe from a signal handler.
+        """Stop claiming, ask handlers to stop, wait for the grace time, return what still runs.
+        Safe from a signal handler.
 
         Call it again with a shorter grace time to stop sooner.
         """
@@ -372,7 +373,8 @@ class Worker:
         # Without a reason to expect tasks, reports do not wait for a claim.
         is_claiming = self._has_reason_to_claim(demand) or not finished
         if demand.total:
-            # Reset before the call: a notification that arrives during the call may announce a task that it does not see.
+            # Reset before the call: a notification that arrives during the call may announce a task that it does not
+            # see.
             self._poll_now = False
         faults.reach("worker.before-claim")
         try:
@@ -428,8 +430,8 @@ class Worker:
         self._note_tasks_left(answer.claimed, demand)
 
     def _note_tasks_left(self, claimed: Sequence[TaskMessage], demand: Demand) -> None:
-        """A kind that returned fewer tasks than requested is exhausted. One that filled the request, or for which there was
-        no free slot, may have more."""
+        """A kind that returned fewer tasks than requested is exhausted. One that filled the request, or for which there
+        was no free slot, may have more."""
         heavy = sum(1 for task in claimed if task.handler in self._heavy_names) if self._heavy_names else 0
         self._heavy_tasks_left = heavy >= demand.heavy
         self._light_tasks_left = len(claimed) - heavy >= demand.light
@@ -574,7 +576,8 @@ class Worker:
     # Leases
 
     def _held_now(self) -> Collection[Running]:
-        """Running tasks, and finished ones that are not reported yet: their leases must not expire in an outage either."""
+        """Running tasks, and finished ones that are not reported yet:
+        their leases must not expire in an outage either."""
         waiting = [*self._in_flight, *self._finished]
         running = [held.context.running() for held in self._held.values() if not held.is_lost]
         running += [Running(task.job_id, task.node_id, task.attempt) for task in self._suspects.values()]
@@ -584,7 +587,8 @@ class Worker:
         return [held.context.running() for held in self._held.values() if held.context.has_updates and not held.is_lost]
 
     def _lose(self, task_ids: Iterable[str]) -> None:
-        """Stop tasks that another worker holds by now. Their finished reports are still sent; the ledger ignores them."""
+        """Stop tasks that another worker holds by now. Their finished reports are still sent;
+        the ledger ignores them."""
         for task_id in task_ids:
             self._suspects.pop(task_id, None)
             held = self._held.get(task_id)
@@ -598,7 +602,8 @@ class Worker:
                 held.job.cancel()
 
     def _stop_on_request(self, task_ids: Iterable[str]) -> None:
-        """Stop tasks on request: handlers are asked to stop and cancelled after the grace time; the pool kills plain ones."""
+        """Stop tasks on request: handlers are asked to stop and cancelled after the grace time;
+        the pool kills plain ones."""
         for task_id in task_ids:
             if task := self._suspects.pop(task_id, None):
                 self._finish(_returned(task), 4)

@@ -39,8 +39,8 @@ _ENVIRONMENT_ERRNOS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`status` is succeeded, failed, or returned (stopped early on request). An output that is too large for a report is
-    kept as JSON (`encoded`) until it is stored, then as a reference."""
+    """`status` is succeeded, failed, or returned (stopped early on request). An output that is too large for a report
+    is kept as JSON (`encoded`) until it is stored, then as a reference."""
 
     status: TaskStatus
     output: Any = None

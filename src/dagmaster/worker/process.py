@@ -19,7 +19,8 @@ from dagmaster.worker.watchdog import Watchdog
 
 @contextmanager
 def worker_process(settings: Settings, worker: Worker, open_ledger: Callable[[], WorkerLedger]) -> Iterator[None]:
-    """Enter inside the event loop. `open_ledger` opens a connection that does not need the loop, in case the loop hangs."""
+    """Enter inside the event loop. `open_ledger` opens a connection that does not need the loop,
+    in case the loop hangs."""
     print_to_the_log()
     loop = asyncio.get_running_loop()
     loop.set_task_factory(_task)
@@ -54,7 +55,8 @@ def print_to_the_log() -> None:
 
 
 def _task(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
-    """asyncio lets SystemExit and KeyboardInterrupt of any task end the loop; a task that a handler started must not."""
+    """asyncio lets SystemExit and KeyboardInterrupt of any task end the loop;
+    a task that a handler started must not."""
     if HANDLING.get(None) is not None:
         coroutine = _contained(coroutine)
     return asyncio.Task(coroutine, loop=loop, **options)

@@ -1,8 +1,8 @@
 """Runs plain handlers in warm, reused child processes that can be killed.
 
 A child is a runner of handlers and its supervisor, which kills everything that the handler started once the runner has
-ended for any reason (see `supervisor`). A timeout kills it with SIGKILL, because a hung C call reacts to nothing else. If
-the supervisor was itself stopped or killed, it is killed, and the processes it leaves are found by their marker.
+ended for any reason (see `supervisor`). A timeout kills it with SIGKILL, because a hung C call reacts to nothing else.
+If the supervisor was itself stopped or killed, it is killed, and the processes it leaves are found by their marker.
 
     start ─▶ idle ─▶ busy ─▶ idle …      after `recycle_after` tasks, or when grown too large: killed and replaced
                        └──▶ killed       timed out, ignored a stop, died, sent an invalid frame

@@ -52,7 +52,8 @@ class ProcessState:
         self._processes = _processes()
 
     def restore(self) -> bool:
-        """Restore the saved state. Returns False if something cannot be restored: the process serves no other task then."""
+        """Restore the saved state. Returns False if something cannot be restored:
+        the process serves no other task then."""
         try:
             self._restore()
             return self._is_restored()

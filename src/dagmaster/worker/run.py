@@ -1,6 +1,8 @@
-"""From a claimed task to its report: resolve the handler, parse params, run with a deadline, store large outputs, classify.
+"""From a claimed task to its report: resolve the handler, parse params, run with a deadline, store large outputs,
+classify.
 
-Whatever a handler does, the result is a report. The worker's catch-all is here and, for plain handlers, in `child_main`.
+Whatever a handler does, the result is a report. The worker's catch-all is here and, for plain handlers,
+in `child_main`.
 """
 
 import asyncio
@@ -111,8 +113,8 @@ async def _stored(outcome: Outcome, context: TaskContext) -> Outcome:
 
 
 async def _retry_during_outage(call: Callable[[], Awaitable[T]]) -> T:
-    """Retry until the database is available. The lease is renewed meanwhile, so an outage charges no attempt. A stopping
-    worker cancels this."""
+    """Retry until the database is available. The lease is renewed meanwhile, so an outage charges no attempt. A
+    stopping worker cancels this."""
     seconds, longest = PAUSE_SECONDS
     while True:
         try:

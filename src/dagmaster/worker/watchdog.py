@@ -14,9 +14,9 @@ three reactions, at fractions of the patience, which is the length of a lease:
 Callbacks that a handler left in the loop count as the handler's, also after it has ended.
 
 A call that holds the interpreter's lock also stops the thread. For this case there are two CPU timers, reset at each
-tick. The first sends the same signal, which some such calls check for (regexes, large integers); it fires early, because
-on a busy machine CPU time passes slowly. With the second, the kernel ends the process, with a traceback. A stopped
-process uses no CPU time.
+tick. The first sends the same signal, which some such calls check for (regexes, large integers); it fires early,
+because on a busy machine CPU time passes slowly. With the second, the kernel ends the process, with a traceback. A
+stopped process uses no CPU time.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """The rules of a workflow beyond its shape. Each rule yields every problem with its node and place.
 
-A rule is a generator over a `Case`. Rules about single nodes always run. Rules about the whole graph run only if all edges
-could be read; otherwise they would report correct nodes because of a misspelt name.
+A rule is a generator over a `Case`. Rules about single nodes always run. Rules about the whole graph run only if all
+edges could be read; otherwise they would report correct nodes because of a misspelt name.
 """
 
 import re
@@ -339,7 +339,8 @@ def _branch_targets(case: Case) -> Iterator[WorkflowProblem]:
         for target in graph.targets(node):
             if target in case.waits and node_id not in case.waits[target]:
                 yield case.problem(
-                    f"'{node_id}' branches to this node, but its own depends_on does not name it; add '{node_id}' there",
+                    f"'{node_id}' branches to this node, but its own depends_on does not name it; "
+                    f"add '{node_id}' there",
                     *("nodes", target, "depends_on"),
                     key=True,
                 )

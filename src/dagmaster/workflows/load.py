@@ -1,7 +1,7 @@
 """Read workflow files: text to a `Workflow`, or every mistake in it at once, each with its line and column.
 
-Three steps: `document` reads the YAML strictly, Pydantic validates the shape, `check` applies the rules. A mistake in one
-step does not hide those of the next: a part with the wrong shape is reported and removed, and the rest is checked.
+Three steps: `document` reads the YAML strictly, Pydantic validates the shape, `check` applies the rules. A mistake in
+one step does not hide those of the next: a part with the wrong shape is reported and removed, and the rest is checked.
 """
 
 import copy
@@ -101,7 +101,8 @@ def read_all(
     handlers: Mapping[str, Any] | None = None,
     queues: Collection[str] | None = None,
 ) -> Loaded:
-    """Read files one by one; a bad file does not stop the others. Of two with the same workflow_id the first is used."""
+    """Read files one by one; a bad file does not stop the others.
+    Of two with the same workflow_id the first is used."""
     loaded = Loaded()
     aliases: list[tuple[Alias, str]] = []
     for path in paths:
@@ -311,7 +312,10 @@ def _touches_edges(fault: _Fault, known: Collection[str]) -> bool:
 def _message(fault: _Fault, known: Collection[str]) -> str:
     match fault.kind:
         case "extra_forbidden":
-            return f"unknown field '{fault.name}'{did_you_mean(fault.name, known) or '; known names are ' + ', '.join(known)}"
+            return (
+                f"unknown field '{fault.name}'"
+                f"{did_you_mean(fault.name, known) or '; known names are ' + ', '.join(known)}"
+            )
         case "missing":
             return f"the field '{fault.name}' is missing"
         case "union_tag_not_found":

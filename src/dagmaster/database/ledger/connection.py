@@ -1,7 +1,8 @@
 """The connection under a ledger: opened when it is needed, closed after a failure.
 
-One object holds one connection and serves one call at a time. A caller that must not wait for another (leases, heartbeats)
-has an object of its own. After a failure the next call opens a new connection: every call is safe to repeat.
+One object holds one connection and serves one call at a time. A caller that must not wait for another (leases,
+heartbeats) has an object of its own. After a failure the next call opens a new connection: every call is safe to
+repeat.
 """
 
 import asyncio

@@ -83,7 +83,8 @@ _Resolve = Callable[[Connection, UUID, Any], Awaitable[Any]]
 async def _load_nodes(
     connection: Connection, jobs: Sequence[dict[str, Any]], workflows: Mapping[str, Workflow]
 ) -> dict[UUID, list[dict[str, Any]]]:
-    """The rows of the definition's nodes. A job with nothing but its first events needs none: every change adds an event."""
+    """The rows of the definition's nodes. A job with nothing but its first events needs none:
+    every change adds an event."""
     keys = [
         (job["job_id"], node_id)
         for job in jobs

@@ -279,7 +279,8 @@ def _node_of(row: Any) -> tuple[str, int, str | None, int | None, NodeStatus, in
 
 
 async def _store_payloads(connection: Connection, changes: Sequence[Changes]) -> None:
-    """Store the payloads that the changes refer to, in one order for all: others may store the same at the same time."""
+    """Store the payloads that the changes refer to, in one order for all:
+    others may store the same at the same time."""
     for change in sorted(changes, key=lambda change: change.job_id):
         for sha256, encoded in sorted(change.payloads.items()):
             reference = {"sha256": sha256, "bytes": len(encoded)}

@@ -96,7 +96,8 @@ async def read_results(
 async def store(
     connection: Connection, job_id: UUID, reference: Reference, encoded: Encoded, *, is_kept: bool = False
 ) -> None:
-    """In the caller's transaction. `is_kept`: the same transaction writes what refers to it. Repairs a damaged payload."""
+    """In the caller's transaction. `is_kept`: the same transaction writes what refers to it.
+    Repairs a damaged payload."""
     key = {"job_id": job_id, "sha256": reference["sha256"]}
     head = {**key, "size_bytes": reference["bytes"], "is_kept": is_kept}
     await connection.execute(query("store_payload"), head, prepare=True)
@@ -118,8 +119,8 @@ async def load(connection: Connection, job_id: UUID, reference: Reference) -> by
 
 
 async def parts(read: ReadPart, job_id: UUID, reference: Reference) -> AsyncIterator[bytes]:
-    """The parts of a payload. The last one is yielded only after all of them were checked: a reader that got fewer bytes than
-    the reference names must discard them."""
+    """The parts of a payload. The last one is yielded only after all of them were checked: a reader that got fewer
+    bytes than the reference names must discard them."""
     digest, size, before = hashlib.sha256(), 0, b""
     for part in range(max(1, -(-reference["bytes"] // PART_BYTES))):
         data = await read({"job_id": job_id, "sha256": reference["sha256"], "part": part})

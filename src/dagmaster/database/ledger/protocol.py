@@ -5,12 +5,12 @@
     WorkerLedger         the worker's loop: claim tasks, report results, renew leases
     PayloadLedger        handlers: large outputs, results of children, checkpoints
 
-There are two implementations: `postgres.PostgresLedger`, and `testing.memory_ledger.MemoryLedger` on a virtual clock. Both
-pass one conformance suite. Every call is one transaction, and is safe to repeat when its answer was lost. A call that
-commits a change also notifies those who wait for it, right after the commit and outside the transaction.
+There are two implementations: `postgres.PostgresLedger`, and `testing.memory_ledger.MemoryLedger` on a virtual clock.
+Both pass one conformance suite. Every call is one transaction, and is safe to repeat when its answer was lost. A call
+that commits a change also notifies those who wait for it, right after the commit and outside the transaction.
 
-Orchestrators write through a `Step` only. It holds the fence: the rows of the jobs whose claim token still matches. Workers
-write task and result rows, nothing else.
+Orchestrators write through a `Step` only. It holds the fence: the rows of the jobs whose claim token still matches.
+Workers write task and result rows, nothing else.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -149,7 +149,8 @@ class OpenJob:
 
 
 class Step(Protocol):
-    """A transaction in which an orchestrator advances jobs: read `jobs`, decide, `commit`. Without a commit it is rolled back."""
+    """A transaction in which an orchestrator advances jobs: read `jobs`, decide, `commit`.
+    Without a commit it is rolled back."""
 
     jobs: Mapping[UUID, OpenJob]
     fenced: frozenset[UUID]  # these claims are no longer valid: drop the jobs
@@ -264,7 +265,8 @@ def too_large_for_a_template(node_id: str, size_bytes: int) -> InvalidRequest:
 
 class SubmissionLedger(Protocol):
     async def create_jobs(self, jobs: Sequence[NewJob]) -> list[UUID]:
-        """Create jobs with their nodes and first events. A job that exists already (same id or message) stays as it is."""
+        """Create jobs with their nodes and first events. A job that exists already (same id or message) stays as it
+        is."""
         ...
 
     async def create_once(self, job: NewJob, request_hash: str, *, force: bool = False) -> UUID:
@@ -314,7 +316,8 @@ class OrchestratorLedger(Protocol):
     async def take_messages(
         self, queue: str, limit: int, handle: Callable[[JobMessage], NewJob | DeadLetter]
     ) -> list[UUID | str]:
-        """Turn waiting messages into jobs or dead letters, each exactly once; returns job ids and refused message ids."""
+        """Turn waiting messages into jobs or dead letters, each exactly once;
+        returns job ids and refused message ids."""
         ...
 
     async def claim_jobs(
@@ -351,7 +354,8 @@ class OrchestratorLedger(Protocol):
     def open_reported_jobs(
         self, owner_id: UUID, claims: Sequence[Claim], scope: StepScope
     ) -> AbstractAsyncContextManager[Step]:
-        """Begin a step with those of the jobs that have reports. The claims of the others are not checked: none is `fenced`."""
+        """Begin a step with those of the jobs that have reports.
+        The claims of the others are not checked: none is `fenced`."""
         ...
 
     async def release_unknown(self, owner_id: UUID, known: Sequence[UUID]) -> int:
@@ -379,7 +383,8 @@ class WorkerLedger(Protocol):
     async def report(
         self, worker_id: UUID, reports: Sequence[Report], demand: Demand, *, lease_seconds: float
     ) -> Exchange:
-        """Report what is finished. Claims only from queues with a limit: a report makes room there, and no notification follows."""
+        """Report what is finished. Claims only from queues with a limit:
+        a report makes room there, and no notification follows."""
         ...
 
     async def renew(self, worker_id: UUID, held: Sequence[Running], *, lease_seconds: float) -> frozenset[str]:
@@ -399,7 +404,8 @@ class PayloadLedger(Protocol):
         ...
 
     async def load_payload(self, job_id: UUID, reference: Reference) -> Encoded:
-        """Exactly the bytes that were stored; an error if they are missing or damaged (payload.missing, payload.damaged)."""
+        """Exactly the bytes that were stored; an error if they are missing or damaged (payload.missing,
+        payload.damaged)."""
         ...
 
     async def read_results(self, job_id: UUID, node_id: str, offset: int, limit: int) -> list[ChildResult]:

@@ -1,8 +1,8 @@
 """Notifications on LISTEN and NOTIFY.
 
-Two connections: one only listens, the other sends, each notification in a transaction of its own and never in one that writes
-state. If a connection is lost, only the notification is lost; both reconnect by themselves. (A notification that follows a
-step or an exchange is sent by the ledger in the same round trip: `database.pipeline`.)
+Two connections: one only listens, the other sends, each notification in a transaction of its own and never in one that
+writes state. If a connection is lost, only the notification is lost; both reconnect by themselves. (A notification that
+follows a step or an exchange is sent by the ledger in the same round trip: `database.pipeline`.)
 """
 
 import asyncio

@@ -27,7 +27,8 @@ class QueueReads(ReadSession):
         return {row["queue"]: row["count"] for row in rows}
 
     async def task_counts(self, tasks_bytes: int) -> tuple[list[TaskCount], bool]:
-        """Tasks by queue and status, and whether all are counted: in a large table only queued and running tasks are."""
+        """Tasks by queue and status, and whether all are counted:
+        in a large table only queued and running tasks are."""
         is_all = tasks_bytes <= _COUNTABLE_BYTES
         return await self._many("api_task_counts" if is_all else "api_live_task_counts", {}, TaskCount), is_all
 

@@ -4,8 +4,8 @@ Alembic compares tables, columns and indexes. It is silent on CHECKs, predicates
 these the wanted tables are created in a scratch schema that is rolled back, and PostgreSQL's descriptions of both are
 compared.
 
-A migration only adds, and drops indexes that a model declares retired. Other differences are reported, to be resolved by
-hand.
+A migration only adds, and drops indexes that a model declares retired. Other differences are reported, to be resolved
+by hand.
 """
 
 import hashlib

@@ -56,7 +56,8 @@ def size_of(storage: Storage, source: SourceFile) -> int | None:
 
 
 def renders_of(source: SourceFile, facts: RasterFacts, about: About, kind: RasterType) -> Json:
-    """The renders of all tiles, from a sample of the source: with different ranges, borders between tiles would show."""
+    """The renders of all tiles, from a sample of the source:
+    with different ranges, borders between tiles would show."""
     with opened(source.gdal_path, remote=source.is_remote) as dataset:
         sample = take_sample(dataset, facts)
     statistics: list[BandStatistics | None] = []

@@ -64,7 +64,8 @@ class _Line:
         return nearest_point
 
     def meets(self, other: "_Line") -> Floats:
-        """The corner before `other`: where both cross; if they are parallel, the mean of their points nearest the bend."""
+        """The corner before `other`: where both cross; if they are parallel,
+        the mean of their points nearest the bend."""
         if (corner := self.crosses(other)) is not None:
             return corner if np.hypot(*(corner - other.start)) <= _NEAR + _BLUNT else other.start
         return (self.nearest(other.start) + other.nearest(other.start)) / 2
