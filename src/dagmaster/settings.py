@@ -105,7 +105,8 @@ class Settings(BaseSettings):
     )
     tidy_enabled: bool = Field(
         True,
-        description="Whether orchestrators remove what jobs leave in storage; false where another platform stores there too",
+        description="Whether orchestrators remove what jobs leave in storage; "
+        "false where another platform stores there too",
     )
     intermediate_grace_sec: float = Field(
         3600, ge=0, le=2_592_000, description="Intermediate objects of a job that completed are removed after this long"
@@ -241,7 +242,8 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _coherent(self) -> Self:
         wrong = [
-            f"{short.upper()}={getattr(self, short):g} must be shorter than {long.upper()}={getattr(self, long):g}, or {why}"
+            f"{short.upper()}={getattr(self, short):g} must be shorter than "
+            f"{long.upper()}={getattr(self, long):g}, or {why}"
             for short, long, why in _SHORTER
             if getattr(self, short) >= getattr(self, long)
         ]

@@ -179,8 +179,8 @@ class Client:
 
     @contextmanager
     def stream(self, job_id: str, after: int) -> Iterator[Iterator[StreamedEvent] | None]:
-        """The events behind a number as they happen, and progress in between, as far as this connection goes; None where none
-        will follow."""
+        """The events behind a number as they happen, and progress in between, as far as this connection goes; None
+        where none will follow."""
         url, http = self._connection()
         timeout = httpx2.Timeout(STREAM_TIMEOUT_SECONDS, connect=CONNECT_TIMEOUT_SECONDS)
         headers = {"Accept": "text/event-stream", "Last-Event-ID": str(after)}

@@ -1,7 +1,7 @@
 """A job's events as they happen, over any number of connections.
 
-Each connection goes on behind the last event that was seen, and numbers have no gaps: nothing is missed and nothing comes
-twice, however often the connection is lost.
+Each connection goes on behind the last event that was seen, and numbers have no gaps: nothing is missed and nothing
+comes twice, however often the connection is lost.
 """
 
 import queue

@@ -1,4 +1,5 @@
-"""What both ends of the API must agree on. Light to import: the command line needs it, and nothing else of this package."""
+"""What both ends of the API must agree on. Light to import:
+the command line needs it, and nothing else of this package."""
 
 PREFIX = "/api/v1"
 MAX_BODY_BYTES = 1024 * 1024

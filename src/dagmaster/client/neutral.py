@@ -1,7 +1,7 @@
 """Make text safe to print on a terminal.
 
-What comes from a platform was written by handlers, submitters and others. A terminal obeys control characters, so they are
-escaped.
+What comes from a platform was written by handlers, submitters and others. A terminal obeys control characters, so they
+are escaped.
 """
 
 import re

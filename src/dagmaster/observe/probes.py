@@ -1,9 +1,9 @@
 """Health over HTTP for a process without the API: /livez, /readyz, /health and /metrics.
 
-In threads of its own, not in the loop that it tells of. A loop that hangs in a handler could not answer, and whoever asked
-would know only that nobody did; this way the answer comes at once, says since when the loop stands still, and still lists
-what runs, which is what one wants to know then. The loop shows that it moves by ticking. Should the interpreter itself hang,
-no answer comes, and that is true as well.
+In threads of its own, not in the loop that it tells of. A loop that hangs in a handler could not answer, and whoever
+asked would know only that nobody did; this way the answer comes at once, says since when the loop stands still, and
+still lists what runs, which is what one wants to know then. The loop shows that it moves by ticking. Should the
+interpreter itself hang, no answer comes, and that is true as well.
 
 What is told is read from the process's own memory: it is right when the database is away, too.
 """

@@ -1,8 +1,8 @@
 """Remove secrets from text and from values before they are logged, stored or shown.
 
 A secret is recognised by its name (`password=…`, `"api_key": "…"`, `Authorization: …`) or by its position
-(`://user:…@host`). Its value ends with its quotes or brackets, or at white space if it has none. In doubt, more is hidden.
-Each character is examined a bounded number of times, whatever the text.
+(`://user:…@host`). Its value ends with its quotes or brackets, or at white space if it has none. In doubt, more is
+hidden. Each character is examined a bounded number of times, whatever the text.
 """
 
 import re
@@ -64,8 +64,8 @@ _SECRET_NAME = re.compile(rf"(?:{'|'.join(_NAMES.values())})\d{{0,3}}\Z", re.IGN
 _AFTER = r"""(?=[\s,;:)\]}>&|<.?!\\"'`]|\Z)"""
 _CLOSES = re.compile(_AFTER)
 _CLOSED = re.compile(r"""(?=[,;:)\]}>]*+(?:[\s"'\\]|\Z))""")
-# A repeated group with alternatives is not possessive: early releases of Python 3.11 keep what an alternative consumed before
-# it failed. The group stands at the end of its pattern, so it is never tried twice.
+# A repeated group with alternatives is not possessive: early releases of Python 3.11 keep what an alternative consumed
+# before it failed. The group stands at the end of its pattern, so it is never tried twice.
 _URLS = re.compile(rf"""://(?:[^\s"'<>`]++|'(?!{_AFTER}))*""")
 _WORD = re.compile(
     r"""(?:[^\s&;"'\\]++"""
@@ -225,7 +225,8 @@ def _end(pattern: re.Pattern[str], text: str, start: int) -> int:
 def _end_of_quoted(text: str, start: int, quote: str, slashes: int) -> int:
     """The end of a quoted text whose opening quote follows this many backslashes: JSON inside JSON has more of them.
 
-    An escaped backslash in such a text has twice as many and one more than a quote, which distinguishes `\\"` from `\\\\"`.
+    An escaped backslash in such a text has twice as many and one more than a quote,
+    which distinguishes `\\"` from `\\\\"`.
     """
     position = start
     while (at := text.find(quote, position)) >= 0:

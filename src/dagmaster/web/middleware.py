@@ -1,8 +1,8 @@
 """What every request passes before anything else: a request id, who may ask, how much may be sent.
 
-Plain ASGI, so that streams and large files pass through untouched. Nobody is asked who they are yet, so servers listen on
-loopback only; what remains are web pages of others in a browser on this machine. They are told by the `Host` they use (DNS
-rebinding). A server that needs more of its door adds it to `refusal`, `enter` and `mark`.
+Plain ASGI, so that streams and large files pass through untouched. Nobody is asked who they are yet, so servers listen
+on loopback only; what remains are web pages of others in a browser on this machine. They are told by the `Host` they
+use (DNS rebinding). A server that needs more of its door adds it to `refusal`, `enter` and `mark`.
 """
 
 import re

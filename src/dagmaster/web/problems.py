@@ -1,7 +1,7 @@
 """Errors as RFC 9457 problem details. One table says which status an error has; nothing else in any server does.
 
-A problem's `code` is stable across releases, and its `type` is made of it. No secrets leave: texts are redacted. Servers
-answer in one form, and differ in how much they tell.
+A problem's `code` is stable across releases, and its `type` is made of it. No secrets leave: texts are redacted.
+Servers answer in one form, and differ in how much they tell.
 """
 
 from collections.abc import Iterable, Mapping
@@ -65,7 +65,8 @@ OF_HTTP: Mapping[int, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Problems:
-    """How a server tells of errors. One that is discreet tells no facts, and nothing of what libraries say: both may name paths."""
+    """How a server tells of errors. One that is discreet tells no facts, and nothing of what libraries say:
+    both may name paths."""
 
     is_discreet: bool = False
     longest_text: int = 4000

@@ -22,8 +22,8 @@ _CLIENT = "client"
 
 
 class ApiModel(BaseModel):
-    """A response, or a part of one. Fields that were added later have a default, so that a client understands older servers;
-    the API always sends them, and its description says so."""
+    """A response, or a part of one. Fields that were added later have a default, so that a client understands older
+    servers; the API always sends them, and its description says so."""
 
     model_config = ConfigDict(frozen=True, json_schema_serialization_defaults_required=True)
 
@@ -48,7 +48,8 @@ Extensible = Annotated[T, WrapValidator(_keep_unknown)]
 
 
 def read(kind: type[M], value: Any) -> M:
-    """A response as a model. Unknown fields are ignored, and control characters in texts are escaped: people see them."""
+    """A response as a model. Unknown fields are ignored, and control characters in texts are escaped:
+    people see them."""
     try:
         return kind.model_validate(neutral_value(value), extra="ignore", context=_CLIENT)
     except ValidationError as error:
@@ -65,5 +66,6 @@ def unexpected(what: str) -> Unavailable:
     return Unavailable(
         f"the platform's answer is not understood: {what}",
         code="server.unexpected",
-        hint="is it of another version than this command? compare `dagmaster orchestrators ls` and `dagmaster --version`",
+        hint="is it of another version than this command? "
+        "compare `dagmaster orchestrators ls` and `dagmaster --version`",
     )

@@ -33,6 +33,7 @@ class TaskReport(RequestModel):
 
 
 class ReportReceipt(ApiModel):
-    """`accepted` is false if the report was too late to count. It is stored for people to see; the worker need not act."""
+    """`accepted` is false if the report was too late to count.
+    It is stored for people to see; the worker need not act."""
 
     accepted: bool

@@ -235,8 +235,8 @@ class StoppingTask(ApiModel):
 
 
 class CancelProgress(ApiModel):
-    """The progress of a cancellation. `tasks` are those that were running when it was requested, with the time at which their
-    worker informed the handler."""
+    """The progress of a cancellation. `tasks` are those that were running when it was requested, with the time at which
+    their worker informed the handler."""
 
     job_id: UUID
     status: Extensible[JobStatus]
@@ -254,7 +254,8 @@ class Resumed(ApiModel):
     status: Extensible[Literal["resumed", "dry_run"]]
     nodes: tuple[str, ...] = Field(description="Nodes of the definition, in its order")
     children: dict[str, int] = Field(
-        description="The number of children of each fan_out that run: those that failed or were cancelled, and those that were "
-        "not created yet. A fan_out that reads its source again is not listed, because its number of children is not known yet"
+        description="The number of children of each fan_out that run: those that failed or were cancelled, "
+        "and those that were not created yet. A fan_out that reads its source again is not listed, "
+        "because its number of children is not known yet"
     )
     resume_count: int = 0
