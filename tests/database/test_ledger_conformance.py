@@ -1931,7 +1931,7 @@ class RecordingNotifier:
 
 @pytest.mark.requirement("E8")
 async def test_every_call_that_commits_work_for_others_notifies_them(bench):
-    """Callers cannot forget it: the ledger sends the notification after its commit, and only where something changed."""
+    """Callers cannot forget it: the ledger notifies after its commit, and only where something changed."""
     recorder = RecordingNotifier()
     bench.ledger._notifier = recorder
     job = a_job(1, submitted_by="ana", idempotency_key="once")

@@ -89,7 +89,8 @@ def test_a_template_in_an_input_is_data():
 def test_an_input_submitted_as_null_counts_as_not_submitted():
     workflow = a_workflow(
         "  start: {type: start, next: end}\n  end: {type: end}\n",
-        head="inputs:\n  size: {type: integer, default: 5}\n  note: {type: string}\n  file: {type: string, required: true}\n",
+        head="inputs:\n  size: {type: integer, default: 5}\n  note: {type: string}\n"
+        "  file: {type: string, required: true}\n",
     )
 
     assert check_inputs(workflow, {"size": None, "note": None, "file": "a"}) == {"size": 5, "file": "a"}

@@ -391,7 +391,9 @@ def _idle_fan_ins(case: Case) -> Iterator[WorkflowProblem]:
         for name in sorted(work_fields & node.model_fields_set if node.handler is None else ()):
             yield case.problem(f"`{name}` is for a fan_in with a `handler`", "nodes", node_id, name, key=True)
         if node.handler is not None and "aggregation" in node.model_fields_set:
-            problem = "`aggregation` has no effect in a fan_in with a `handler`, which gets the children's results; remove one"
+            problem = (
+                "`aggregation` has no effect in a fan_in with a `handler`: the handler gets the results; remove one"
+            )
             yield case.problem(problem, "nodes", node_id, "aggregation", key=True)
 
 
