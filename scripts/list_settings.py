@@ -1,4 +1,4 @@
-"""Write docs/settings.md from settings.py. With --check: only say whether it is up to date."""
+"""Write docs/settings.md from settings.py. With --check, only report whether it is up to date."""
 
 import sys
 from pathlib import Path
@@ -13,12 +13,17 @@ PAGE = Path(__file__).parent.parent / "docs" / "settings.md"
 INTRODUCTION = """\
 # Settings
 
-Every setting is an environment variable, read once when a process starts; an empty one counts as not set. This page is
-written by `scripts/list_settings.py` from `src/dagmaster/settings.py`; a test compares the two. Values that do not fit
-are refused at the start, all at once, each with the variable's name and what is allowed. `HEARTBEAT_INTERVAL_SEC` must
-be shorter than `ORPHAN_THRESHOLD_SEC`, and `LEASE_RENEW_SEC` shorter than `TASK_LEASE_SEC`, or healthy processes would
-look dead. A variable that begins with `DAGMASTER_` and is none of these is warned of. `dagmaster doctor` checks them
-all.
+Every setting is an environment variable, which a process reads once when it starts. An empty variable counts as not set.
+Invalid values are refused at the start, all at once, each with the name of the variable and the values that it accepts.
+These limits depend on each other:
+
+- `HEARTBEAT_INTERVAL_SEC` must be shorter than `ORPHAN_THRESHOLD_SEC`, or healthy orchestrators are considered dead.
+- `LEASE_RENEW_SEC` must be shorter than `TASK_LEASE_SEC`, or healthy tasks are considered lost.
+- `ORPHAN_THRESHOLD_SEC` must be shorter than `JANITOR_PATIENCE_SEC`, or the janitor acts before the owner of a job can act.
+- `TASK_LEASE_SEC` must be shorter than `PAYLOAD_GRACE_SEC`, or an output is deleted before its worker reports it.
+
+A variable that begins with `DAGMASTER_` and is not in this list causes a warning. `dagmaster doctor` checks all settings.
+`scripts/list_settings.py` writes this page from `src/dagmaster/settings.py`; a test compares the two.
 
 | variable | value | default | meaning |
 |---|---|---|---|

@@ -44,7 +44,7 @@ def test_a_lease_is_a_number_of_seconds(monkeypatch, value):
         ("POSTGRES_PORT", "0", "integer from 1 up to 65535"),
         ("LOG_LEVEL", "verbose", "debug, info, warning, error"),
         ("API_ENABLED", "maybe", "true or false"),
-        ("WORKER_QUEUE", " , ", "names, joined by `,`"),
+        ("WORKER_QUEUE", " , ", "names, separated by `,`"),
     ],
 )
 def test_a_bad_value_is_reported_with_what_is_allowed(monkeypatch, name, value, expected):
@@ -58,8 +58,8 @@ def test_what_does_not_fit_together_is_refused(monkeypatch):
     told = refusal(monkeypatch, HEARTBEAT_INTERVAL_SEC="60", ORPHAN_THRESHOLD_SEC="60", TASK_LEASE_SEC="5")
 
     assert told == [
-        "HEARTBEAT_INTERVAL_SEC=60 must be shorter than ORPHAN_THRESHOLD_SEC=60, or healthy instances look dead",
-        "LEASE_RENEW_SEC=15 must be shorter than TASK_LEASE_SEC=5, or healthy tasks look lost",
+        "HEARTBEAT_INTERVAL_SEC=60 must be shorter than ORPHAN_THRESHOLD_SEC=60, or healthy orchestrators are considered dead",
+        "LEASE_RENEW_SEC=15 must be shorter than TASK_LEASE_SEC=5, or healthy tasks are considered lost",
     ]
 
 

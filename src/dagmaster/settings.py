@@ -1,6 +1,6 @@
-"""Every setting of dagmaster, read from environment variables once, at the door of a process.
+"""Every setting of dagmaster, read from environment variables once, when a process starts.
 
-Below the door functions receive what they need; nothing else reads the environment.
+Only the entry points load settings. All other functions receive the values that they need as arguments.
 """
 
 import difflib
@@ -24,7 +24,7 @@ PREFIX = "DAGMASTER_"
 _LONGEST_SHOWN = 60
 _ROOT_HOME = Path("/var/lib/dagmaster")
 
-# A day: whoever waits longer for a sign of life waits for ever.
+# At most a day: with a longer interval or timeout, a failure would hardly ever be noticed.
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 PortOrAny = Annotated[int, Field(ge=0, le=65535)]
@@ -32,15 +32,19 @@ Name = Annotated[str, Field(min_length=1)]
 Names = Annotated[tuple[Name, ...], NoDecode, Field(min_length=1)]
 
 _SHORTER = (
-    ("heartbeat_interval_sec", "orphan_threshold_sec", "healthy instances look dead"),
-    ("lease_renew_sec", "task_lease_sec", "healthy tasks look lost"),
-    ("orphan_threshold_sec", "janitor_patience_sec", "the janitor acts before the owner of a job can"),
-    ("task_lease_sec", "payload_grace_sec", "what a worker has stored is gone before it can report it"),
+    ("heartbeat_interval_sec", "orphan_threshold_sec", "healthy orchestrators are considered dead"),
+    ("lease_renew_sec", "task_lease_sec", "healthy tasks are considered lost"),
+    ("orphan_threshold_sec", "janitor_patience_sec", "the janitor acts before the owner of a job can act"),
+    (
+        "task_lease_sec",
+        "payload_grace_sec",
+        "an output that a worker has stored is deleted before the worker reports it",
+    ),
 )
 
 
 class Settings(BaseSettings):
-    """Names are the environment variables' names in lower case. What is secret has no place in `repr`."""
+    """The name of a setting is the name of its environment variable in lower case. Secrets are left out of `repr`."""
 
     model_config = SettingsConfigDict(extra="ignore", frozen=True, case_sensitive=False, env_ignore_empty=True)
 
@@ -48,163 +52,197 @@ class Settings(BaseSettings):
         "up", description="Role of a container that is started without a subcommand"
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="The least important level that is logged"
+        "info", description="Messages below this level are not logged"
     )
-    log_format: Literal["text", "json"] = Field("text", description="For people, or one JSON object a line")
+    log_format: Literal["text", "json"] = Field(
+        "text", description="Plain text for people, or one JSON object per line"
+    )
 
     database_url: str | None = Field(
-        None, repr=False, description="postgresql://…; without it and POSTGRES_HOST a private cluster is used"
+        None,
+        repr=False,
+        description="postgresql://…; if neither this nor POSTGRES_HOST is set, a private cluster is used",
     )
-    postgres_host: str | None = Field(None, description="Used where DATABASE_URL is not set")
-    postgres_port: Port = Field(5432, description="With POSTGRES_HOST")
-    postgres_db: str = Field("dagmaster", description="With POSTGRES_HOST")
-    postgres_user: str = Field("dagmaster", description="With POSTGRES_HOST")
-    postgres_password: str | None = Field(None, repr=False, description="With POSTGRES_HOST; never logged")
+    postgres_host: str | None = Field(None, description="Database server; used if DATABASE_URL is not set")
+    postgres_port: Port = Field(5432, description="Port of POSTGRES_HOST")
+    postgres_db: str = Field("dagmaster", description="Name of the database on POSTGRES_HOST")
+    postgres_user: str = Field("dagmaster", description="User name on POSTGRES_HOST")
+    postgres_password: str | None = Field(None, repr=False, description="Password on POSTGRES_HOST; never logged")
     data_folder: Path | None = Field(
-        None, description="Where the private cluster and the platform's files live", alias="DAGMASTER_DATA"
+        None, description="Folder of the private cluster and of the platform's files", alias="DAGMASTER_DATA"
     )
 
     server_url: str | None = Field(
         None,
-        description="API of the platform that commands talk to, where it is not the one running here",
+        description="URL of the API that commands use; by default the platform that runs on this machine",
         alias="DAGMASTER_URL",
     )
 
-    orchestrator_poll_interval: Seconds = Field(1.0, description="Seconds between looks when nothing rings")
-    heartbeat_interval_sec: Seconds = Field(15.0, description="How often an orchestrator shows that it lives")
+    orchestrator_poll_interval: Seconds = Field(1.0, description="Seconds between polls if no notification arrives")
+    heartbeat_interval_sec: Seconds = Field(15.0, description="Seconds between the heartbeats of an orchestrator")
     orphan_threshold_sec: Seconds = Field(
-        60.0, description="An orchestrator that is silent for this long is dead: its jobs may be claimed"
+        60.0, description="An orchestrator without a heartbeat for this long counts as dead: others may claim its jobs"
     )
     orphan_scan_interval_sec: Seconds = Field(
-        15.0, description="How often an orchestrator looks for jobs whose owner is silent"
+        15.0, description="Seconds between searches for jobs whose orchestrator is dead"
     )
-    orchestrator_batch: PositiveInt = Field(100, le=10_000, description="Jobs advanced in one transaction")
-    orchestrator_max_jobs: PositiveInt = Field(2000, le=1_000_000, description="Jobs one orchestrator owns at a time")
+    orchestrator_batch: PositiveInt = Field(100, le=10_000, description="Most jobs that one transaction advances")
+    orchestrator_max_jobs: PositiveInt = Field(2000, le=1_000_000, description="Most jobs that one orchestrator owns")
 
-    janitor_interval_sec: Seconds = Field(60.0, description="How often an orchestrator's janitor looks around")
+    janitor_interval_sec: Seconds = Field(60.0, description="Seconds between two runs of an orchestrator's janitor")
     janitor_patience_sec: Seconds = Field(
-        300.0, description="A job whose owner lives and does not act on what is due for this long goes to another owner"
+        300.0,
+        description="A job whose live orchestrator does not advance it for this long, although work is due, "
+        "is given to another orchestrator",
     )
     janitor_queued_sec: Seconds = Field(
-        600.0, description="A task or message that waits this long, and that nobody alive would take, is told of"
+        600.0, description="A task or message that waits this long, and that no live process takes, is reported"
     )
     janitor_webhook_url: str | None = Field(
-        None, repr=False, max_length=512, description="http(s)://…; told of what the janitor finds"
+        None, repr=False, max_length=512, description="http(s)://…; receives the janitor's actions as JSON"
     )
     allow_private_webhooks: bool = Field(
-        False, description="Let webhooks go to private, loopback and link-local addresses"
+        False, description="Allow webhooks at private, loopback and link-local addresses"
     )
     payload_grace_sec: float = Field(
         86_400,
         gt=0,
         le=2_592_000,
-        description="A large output that was stored, and that no worker has reported for this long, is deleted",
+        description="A large output that was stored but not reported by its worker within this time is deleted",
     )
     retention_days: float = Field(
-        0, ge=0, le=36_500, allow_inf_nan=False, description="Jobs that ended longer ago are deleted; 0 keeps all"
+        0,
+        ge=0,
+        le=36_500,
+        allow_inf_nan=False,
+        description="Jobs that ended more than this many days ago are deleted; 0 keeps all jobs",
     )
     tidy_enabled: bool = Field(
         True,
-        description="Whether orchestrators remove what jobs leave in storage; "
-        "false where another platform stores there too",
+        description="Orchestrators remove objects that jobs leave in storage; "
+        "use false if another platform uses the same storage",
     )
     intermediate_grace_sec: float = Field(
-        3600, ge=0, le=2_592_000, description="Intermediate objects of a job that completed are removed after this long"
+        3600, ge=0, le=2_592_000, description="Intermediate objects of a completed job are removed after this long"
     )
     intermediate_failed_days: float = Field(
         30,
         ge=0,
         le=36_500,
-        description="The same for jobs that failed, were cancelled or succeeded in part, whose resume may need them; "
-        "0 keeps them as long as the job",
+        description="Intermediate objects of a job that failed, was cancelled or succeeded in part are kept for this "
+        "many days, because a resume may need them; 0 keeps them as long as the job",
     )
-    retention_batch: PositiveInt = Field(100, le=10_000, description="Jobs deleted in one transaction at most")
+    retention_batch: PositiveInt = Field(100, le=10_000, description="Most jobs that one transaction deletes")
 
-    job_queue_name: Name = Field("dag-jobs", description="Queue of submissions by producers that have only a queue")
-    worker_queue: Names = Field(DEFAULT_QUEUES, description="Queues a worker serves, comma-separated")
+    job_queue_name: Name = Field("dag-jobs", description="Queue for submissions by producers that do not use the API")
+    worker_queue: Names = Field(DEFAULT_QUEUES, description="Queues from which a worker takes tasks")
     default_queue: Name = Field(
-        "dag-worker-tasks", description="Queue of tasks for which neither workflow nor handler names one"
+        "dag-worker-tasks", description="Queue of tasks whose workflow and handler name no queue"
     )
-    known_queues: Names = Field(DEFAULT_QUEUES, description="Queues a workflow may name")
-    worker_type: str = Field("general", description="A label for people, shown with the worker")
-    worker_slots: PositiveInt = Field(100, le=10_000, description="Async handlers one worker runs at once")
+    known_queues: Names = Field(DEFAULT_QUEUES, description="Queues that a workflow may use")
+    worker_type: str = Field("general", description="A label that is shown with the worker; it has no other effect")
+    worker_slots: PositiveInt = Field(
+        100, le=10_000, description="Async handlers that one worker runs at the same time"
+    )
     worker_processes: PositiveInt = Field(
-        2, le=1_000, description="Plain handlers one worker runs at once, each in a process of its own"
+        2, le=1_000, description="Plain handlers that one worker runs at the same time, each in its own child process"
     )
     worker_memory_mb: PositiveInt = Field(
-        4096, le=16_000_000, description="Memory limit of one plain handler's process"
+        4096, le=16_000_000, description="Memory limit of the child process of a plain handler, in MB"
     )
     worker_poll_interval: Seconds = Field(
-        2.0, description="Seconds between looks when nothing rings; the actual wait is half of it to all of it"
+        2.0,
+        description="Seconds between polls if no notification arrives; "
+        "the actual time is between half of it and all of it",
     )
     task_lease_sec: Seconds = Field(60.0, description="A running task whose lease is not renewed for this long is lost")
-    lease_renew_sec: Seconds = Field(15.0, description="How often a worker renews its leases and shows that it lives")
-    shutdown_grace_sec: Seconds = Field(30.0, description="How long handlers may go on after a worker was told to stop")
+    lease_renew_sec: Seconds = Field(
+        15.0, description="Seconds between the heartbeats of a worker, which also renew its leases"
+    )
+    shutdown_grace_sec: Seconds = Field(
+        30.0, description="Seconds that handlers may still run after their worker was asked to stop"
+    )
     max_losses: PositiveInt = Field(
-        5, le=1_000, description="Times a node may be lost to its environment before it fails"
+        5, le=1_000, description="Retries of a node after a lost worker or an unavailable service; then it fails"
     )
 
     workflow_folders: Annotated[tuple[Path, ...], NoDecode] = Field(
-        (), description="Folders with further workflow files"
+        (), description="Folders with additional workflow files"
     )
-    max_yaml_bytes: PositiveInt = Field(262_144, le=16_777_216, description="Largest workflow file")
-    max_nodes: PositiveInt = Field(500, le=10_000, description="Most nodes of one workflow")
-    max_fan_out: PositiveInt = Field(100_000, le=1_000_000, description="Most children of one fan_out")
-    max_inputs_bytes: PositiveInt = Field(262_144, le=16_777_216, description="Largest inputs of one submission")
+    max_yaml_bytes: PositiveInt = Field(262_144, le=16_777_216, description="Largest size of a workflow file")
+    max_nodes: PositiveInt = Field(500, le=10_000, description="Most nodes of a workflow")
+    max_fan_out: PositiveInt = Field(100_000, le=1_000_000, description="Most children of a fan_out")
+    max_inputs_bytes: PositiveInt = Field(
+        262_144, le=16_777_216, description="Largest size of the inputs of a submission"
+    )
     max_params_bytes: PositiveInt = Field(
-        16_777_216, le=16_777_216, description="Largest params of one task; what no message holds is kept by reference"
+        16_777_216,
+        le=16_777_216,
+        description="Largest size of the params of a task; large params are stored outside the message",
     )
 
-    api_enabled: bool = Field(True, description="Whether an orchestrator's process also serves the API")
-    api_host: str = Field("127.0.0.1", description="Where the API listens; only loopback, unless API_INSECURE")
-    api_port: PortOrAny = Field(8000, description="0 takes any free port")
+    api_enabled: bool = Field(True, description="The process of an orchestrator also serves the API")
+    api_host: str = Field(
+        "127.0.0.1", description="Address on which the API listens; must be loopback unless API_INSECURE is true"
+    )
+    api_port: PortOrAny = Field(8000, description="Port of the API; 0 takes any free port")
     api_insecure: bool = Field(
-        False, description="Let the API listen beyond loopback although it asks nobody who they are"
+        False,
+        description="Allow the API on other addresses than loopback, although authentication is disabled",
     )
     health_enabled: bool = Field(
-        True, description="Whether a worker, or an orchestrator without API, answers probes of its health"
+        True, description="A worker, or an orchestrator without the API, serves health probes over HTTP"
     )
     health_host: str = Field(
-        "127.0.0.1", description="Where probes are answered; only loopback, unless HEALTH_INSECURE"
+        "127.0.0.1",
+        description="Address on which health probes are served; must be loopback unless HEALTH_INSECURE is true",
     )
-    health_port: PortOrAny = Field(8002, description="0 takes any free port, and so does a process that finds it taken")
+    health_port: PortOrAny = Field(
+        8002, description="Port for health probes; 0 takes any free port, and so does a process whose port is in use"
+    )
     health_insecure: bool = Field(
-        False, description="Let probes come from beyond loopback: anyone who reaches the port sees what runs"
+        False,
+        description="Allow health probes on other addresses than loopback; anyone who reaches the port sees what runs",
     )
-    serving_enabled: bool = Field(True, description="Whether `up` also serves maps: STAC API, tiles, files")
-    serving_host: str = Field("127.0.0.1", description="Where maps are served; only loopback, unless SERVING_INSECURE")
-    serving_port: PortOrAny = Field(8003, description="0 takes any free port")
+    serving_enabled: bool = Field(True, description="`dagmaster up` also starts the map server: STAC API, tiles, files")
+    serving_host: str = Field(
+        "127.0.0.1",
+        description="Address on which the map server listens; must be loopback unless SERVING_INSECURE is true",
+    )
+    serving_port: PortOrAny = Field(8003, description="Port of the map server; 0 takes any free port")
     serving_insecure: bool = Field(
-        False, description="Let maps be served beyond loopback although nobody is asked who they are"
+        False,
+        description="Allow the map server on other addresses than loopback, although authentication is disabled",
     )
     public_url: str | None = Field(
         None,
         max_length=512,
-        description="http(s)://… under which others reach what is served; it begins every link in the catalogue",
+        description="http(s)://… at which clients reach the map server; every link in the catalogue begins with it",
     )
     allow_rebuild: bool = Field(
-        False, description="Development only: let the bootstrap API drop everything and deploy anew"
+        False, description="Development only: allow the bootstrap API to drop the whole schema and deploy it again"
     )
 
     storage_folder: Path | None = Field(
-        None, description="Where objects are kept, a folder for each zone; by default `storage` in the data folder"
+        None,
+        description="Folder of stored objects, with a folder for each zone; by default `storage` in the data folder",
     )
-    bronze_folder: Path | None = Field(None, description="Where raw data is kept, if not in STORAGE_FOLDER")
+    bronze_folder: Path | None = Field(None, description="Folder of raw data, if it is not in STORAGE_FOLDER")
     silver_folder: Path | None = Field(
-        None, description="Where processed data and files on their way are kept, if not in STORAGE_FOLDER"
+        None, description="Folder of processed data and intermediate files, if it is not in STORAGE_FOLDER"
     )
-    external_folder: Path | None = Field(None, description="Where public data is kept, if not in STORAGE_FOLDER")
-    bronze_container: Name = Field("bronze", description="Container of raw data, where none is named")
-    silver_container: Name = Field("silver", description="Container of processed data, where none is named")
-    external_container: Name = Field("external", description="Container of public data, where none is named")
-    allow_local_sources: bool = Field(False, description="Let jobs read files of the worker's machine by their paths")
-    allow_https_sources: bool = Field(False, description="Let jobs read from public web servers by https addresses")
-    allow_vsi_sources: bool = Field(False, description="Let jobs read what GDAL reaches by /vsi paths")
+    external_folder: Path | None = Field(None, description="Folder of public data, if it is not in STORAGE_FOLDER")
+    bronze_container: Name = Field("bronze", description="Container of raw data, if none is named")
+    silver_container: Name = Field("silver", description="Container of processed data, if none is named")
+    external_container: Name = Field("external", description="Container of public data, if none is named")
+    allow_local_sources: bool = Field(False, description="Allow jobs to read files on the worker's machine by path")
+    allow_https_sources: bool = Field(False, description="Allow jobs to read from public web servers by https URL")
+    allow_vsi_sources: bool = Field(False, description="Allow jobs to read GDAL /vsi paths")
     catalog_enabled: bool = Field(
-        True, description="Whether the STAC catalogue (pgSTAC, needs PostGIS) is deployed beside the engine's tables"
+        True, description="Deploy the STAC catalogue (pgSTAC, requires PostGIS) beside the engine's tables"
     )
 
-    crash_point: str | None = Field(None, description="Tests only: a named point at which the process dies")
+    crash_point: str | None = Field(None, description="Tests only: the named point at which the process kills itself")
 
     @field_validator("run_mode", "log_level", "log_format", mode="before")
     @classmethod
@@ -221,7 +259,7 @@ class Settings(BaseSettings):
     def _web_address(cls, value: str | None) -> str | None:
         parts = urlsplit(value or "http://none")
         if parts.scheme not in {"http", "https"} or not parts.hostname or "@" in parts.netloc:
-            raise ValueError("not the address of a web server")
+            raise ValueError("not an http or https URL without user name and password")
         return value
 
     @field_validator("public_url")
@@ -231,7 +269,7 @@ class Settings(BaseSettings):
             return None
         parts = urlsplit(cls._web_address(value) or "")
         if parts.query or parts.fragment:
-            raise ValueError("not the beginning of addresses")
+            raise ValueError("a base URL has no query and no fragment")
         return value.rstrip("/")
 
     @field_validator("workflow_folders", mode="before")
@@ -241,24 +279,24 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _coherent(self) -> Self:
-        wrong = [
-            f"{short.upper()}={getattr(self, short):g} must be shorter than "
-            f"{long.upper()}={getattr(self, long):g}, or {why}"
-            for short, long, why in _SHORTER
+        conflicts = [
+            f"{short.upper()}={getattr(self, short):g} must be shorter than {long.upper()}={getattr(self, long):g}, "
+            f"or {consequence}"
+            for short, long, consequence in _SHORTER
             if getattr(self, short) >= getattr(self, long)
         ]
-        if wrong:
-            raise ValueError("\n".join(wrong))
+        if conflicts:
+            raise ValueError("\n".join(conflicts))
         return self
 
     def home(self) -> Path:
-        """The data folder: the configured one, or the usual one of this user."""
+        """The data folder: the configured one, or the default of this user."""
         if self.data_folder:
             return self.data_folder.absolute()
         return _ROOT_HOME if os.geteuid() == 0 else Path.home() / ".local/share/dagmaster"
 
     def dsn(self) -> str | None:
-        """The configured server, or None where the private cluster is meant."""
+        """The URL of the configured database server, or None for the private cluster."""
         if self.database_url:
             return self.database_url
         if self.postgres_host is None:
@@ -269,7 +307,7 @@ class Settings(BaseSettings):
 
 
 def load(**overrides: Any) -> Settings:
-    """Read the environment. Every bad value is told by its variable's name, with what is allowed."""
+    """Read the environment. The error names the variable of every invalid value, and the values that it accepts."""
     try:
         return Settings(**overrides)
     except ValidationError as error:
@@ -280,25 +318,25 @@ def load(**overrides: Any) -> Settings:
 
 
 def problems_of(error: ValidationError, overrides: Mapping[str, Any]) -> list[str]:
-    """What is wrong, one line each. What does not fit together is only seen where each value is good by itself."""
-    bad = {str(place): mistake["input"] for mistake in error.errors() for place in mistake["loc"][:1]}
+    """One line for each problem. Values that contradict each other are reported only if each of them is valid alone."""
+    bad = {str(name): mistake["input"] for mistake in error.errors() for name in mistake["loc"][:1]}
     if not bad:
-        return _between(error)
+        return _conflicts(error)
     fields = {variable: field for variable, field in variables().items() if {variable, variable.lower()} & bad.keys()}
-    found = [
+    problems = [
         f"{variable}{_shown(field, bad.get(variable, bad.get(variable.lower())))}: expected {kind_of(field)}"
         for variable, field in fields.items()
     ]
-    repaired = {name: variables()[name.upper()].default for name in bad}
+    defaults = {name: variables()[name.upper()].default for name in bad}
     try:
-        Settings(**{**overrides, **repaired})
-    except ValidationError as others:
-        found += [line for line in _between(others) if not any(variable in line for variable in fields)]
-    return found
+        Settings(**{**overrides, **defaults})
+    except ValidationError as other:
+        problems += [line for line in _conflicts(other) if not any(variable in line for variable in fields)]
+    return problems
 
 
 def repaired(**overrides: Any) -> Settings:
-    """With defaults in place of what is refused: to look around with, never to run with."""
+    """Settings with defaults in place of invalid values: for a diagnosis, never for a running process."""
     try:
         return Settings(**overrides)
     except ValidationError as error:
@@ -313,31 +351,31 @@ def variables() -> dict[str, FieldInfo]:
 
 
 def kind_of(field: FieldInfo) -> str:
-    """What values a setting takes, in words."""
+    """The values that a setting accepts, in words."""
     kinds = [kind for kind in get_args(field.annotation) or (field.annotation,) if kind is not NoneType]
     if get_origin(field.annotation) is Literal:
         return ", ".join(str(kind) for kind in kinds)
     if get_origin(field.annotation) is tuple:
-        return "paths, joined by `:`" if kinds[0] is Path else "names, joined by `,`"
+        return "paths, separated by `:`" if kinds[0] is Path else "names, separated by `,`"
     words = {bool: "true or false", int: "integer", float: "number", str: "text", Path: "path"}
     return words[kinds[0]] + "".join(sorted(_bound(note) for note in field.metadata))
 
 
 def warnings() -> list[str]:
-    """Variables that look like settings and are none."""
+    """A warning for each environment variable that has the prefix of settings and is not a setting."""
     known = variables()
-    strangers = sorted(name for name in os.environ if name.upper().startswith(PREFIX) and name.upper() not in known)
-    return [f"{name} is not a setting{_did_you_mean(name.upper(), known)}" for name in strangers]
+    unknown = sorted(name for name in os.environ if name.upper().startswith(PREFIX) and name.upper() not in known)
+    return [f"{name} is not a setting{_did_you_mean(name.upper(), known)}" for name in unknown]
 
 
-def _between(error: ValidationError) -> list[str]:
+def _conflicts(error: ValidationError) -> list[str]:
     return [
         line for mistake in error.errors() if not mistake["loc"] for line in str(mistake["ctx"]["error"]).split("\n")
     ]
 
 
 def _shown(field: FieldInfo, value: Any) -> str:
-    """A value that was refused, unless it is secret."""
+    """An invalid value for an error message; empty if the setting is a secret."""
     if not field.repr:
         return ""
     text = redact(",".join(map(str, value)) if isinstance(value, tuple) else str(value))
@@ -356,12 +394,12 @@ def _bound(note: Any) -> str:
 
 
 def _did_you_mean(name: str, known: Mapping[str, Any]) -> str:
-    """Many put the prefix where there is none."""
+    """The nearest setting. The prefix is ignored, because many users add it to settings that have none."""
     by_bare_name = {other.removeprefix(PREFIX): other for other in known}
     close = difflib.get_close_matches(name.removeprefix(PREFIX)[:100], by_bare_name, n=1)
     return f"; did you mean {by_bare_name[close[0]]}?" if close else ""
 
 
 def _in_a_url(host: str) -> str:
-    """An IPv6 address in brackets, a folder of sockets in percent form."""
+    """The host as a part of a URL: an IPv6 address in brackets, the folder of a socket percent-encoded."""
     return f"[{host}]" if ":" in host and not host.startswith("[") else quote(host, safe="[]:,")
