@@ -12,7 +12,7 @@ from tests.web.problems import check
 def test_a_foreign_host_is_refused(client, house, host):
     problem = check(client.get("/here", headers={"Host": host}), 403, "request.foreign-host")
 
-    assert problem["hint"].startswith("ask for localhost")
+    assert problem["hint"].startswith("use localhost as the host name")
     assert problem["facts"] == ({} if house.is_discreet else {"host": host})
 
 
@@ -33,7 +33,7 @@ def test_a_body_that_says_it_is_too_large_is_not_read(client):
     problem = check(client.post("/length", content=b" " * (LIMIT + 1)), 413, "request.too-large")
 
     assert fits.json() == LIMIT
-    assert problem["detail"] == f"a request may have {LIMIT} bytes"
+    assert problem["detail"] == f"a request may have at most {LIMIT} bytes"
 
 
 @pytest.mark.requirement("X2")
@@ -43,7 +43,7 @@ def test_a_body_without_length_is_counted_as_it_comes(client, house):
 
     assert fits.json() == LIMIT
     assert problem["detail"] == (
-        "Request Entity Too Large" if house.is_discreet else f"a request may have {LIMIT} bytes"
+        "Request Entity Too Large" if house.is_discreet else f"a request may have at most {LIMIT} bytes"
     )
 
 

@@ -22,7 +22,7 @@ _FORWARDED = (b"forwarded", b"x-forwarded-host", b"x-forwarded-proto", b"x-forwa
 class MapMiddleware(RequestMiddleware):
     endpoint = listen.SERVING
     problems = PROBLEMS
-    hint_when_foreign = "ask for localhost, or set PUBLIC_URL"
+    hint_when_foreign = "use localhost as the host name, or set PUBLIC_URL"
 
     def __init__(self, app: ASGIApp, *, own_host: str, public_url: str | None, is_open_to_all: bool) -> None:
         self._public = urlsplit(public_url) if public_url else None

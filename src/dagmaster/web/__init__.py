@@ -1,1 +1,1 @@
-"""What every HTTP server of ours is made of: the door in front of it, how it tells of errors, its port."""
+"""What every HTTP server of dagmaster shares: middleware, problem details, and the server itself."""

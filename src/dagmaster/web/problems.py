@@ -1,7 +1,7 @@
-"""Errors as RFC 9457 problem details. One table says which status an error has; nothing else in any server does.
+"""Errors as RFC 9457 problem details. The tables of this module are the only place that maps errors to HTTP statuses.
 
-A problem's `code` is stable across releases, and its `type` is made of it. No secrets leave: texts are redacted.
-Servers answer in one form, and differ in how much they tell.
+The `code` of a problem is stable across releases, and its `type` contains the code. Secrets in texts are redacted. All
+servers send the same form; a discreet server leaves out details.
 """
 
 from collections.abc import Iterable, Mapping
@@ -33,7 +33,7 @@ from dagmaster.observe.redaction import redact, redact_value
 MEDIA_TYPE = "application/problem+json"
 RETRY_AFTER_SECONDS = 2
 
-# The nearest class of an error's family counts.
+# The nearest base class of an error that is listed determines its status.
 STATUSES: Mapping[type[DagmasterError], HTTPStatus] = {
     InvalidRequest: HTTPStatus.BAD_REQUEST,
     InvalidWorkflow: HTTPStatus.UNPROCESSABLE_ENTITY,
@@ -47,7 +47,7 @@ STATUSES: Mapping[type[DagmasterError], HTTPStatus] = {
     Fenced: HTTPStatus.CONFLICT,
     DagmasterError: HTTPStatus.INTERNAL_SERVER_ERROR,
 }
-# Requests that are understood and refused: their family is InvalidRequest, their status is their own.
+# Errors of the class InvalidRequest whose status is not 400.
 STATUSES_BY_CODE: Mapping[str, HTTPStatus] = {
     "bootstrap.rebuild-off": HTTPStatus.FORBIDDEN,
     "bootstrap.not-confirmed": HTTPStatus.FORBIDDEN,
@@ -65,23 +65,26 @@ OF_HTTP: Mapping[int, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Problems:
-    """How a server tells of errors. One that is discreet tells no facts, and nothing of what libraries say:
-    both may name paths."""
+    """How a server reports errors. A discreet one omits facts and messages of libraries, as both may contain paths."""
 
     is_discreet: bool = False
     longest_text: int = 4000
     headers: Mapping[str, str] = field(default_factory=dict)
 
     def problem_of(self, error: DagmasterError, path: str, request_id: str | None) -> Response:
-        told: dict[str, Any] = {} if self.is_discreet else {"facts": error.facts, "errors": self._mistakes(error)}
-        return self.answer(status_of(error), error.code, error.message, path, request_id, hint=error.hint, **told)
+        details: dict[str, Any] = {} if self.is_discreet else {"facts": error.facts, "errors": self._mistakes(error)}
+        return self.answer(status_of(error), error.code, error.message, path, request_id, hint=error.hint, **details)
 
     def bug(self, path: str, request_id: str | None) -> Response:
-        """Something that is our mistake. What it was is in the log, under the request's id."""
+        """The response to an unexpected error. The log has its details, with the id of the request."""
         return self.answer(
-            HTTPStatus.INTERNAL_SERVER_ERROR, "internal", "an error of ours; the log says more", path, request_id,
+            HTTPStatus.INTERNAL_SERVER_ERROR,
+            "internal",
+            "internal error; the log of the server has the details",
+            path,
+            request_id,
             hint="report it with the request_id",
-        )  # fmt: skip
+        )
 
     def answer(
         self,
@@ -123,14 +126,14 @@ class Problems:
         status = HTTPStatus(error.status_code)
         code = OF_HTTP.get(status, f"http.{status.value}")
         detail = status.phrase if self.is_discreet else error.detail or status.phrase
-        hint = "see /openapi.json for what there is" if status in (404, 405) else None
+        hint = "/openapi.json lists all paths and methods" if status in (404, 405) else None
         return self.answer(
             status, code, detail, request.url.path, request_id_of(request), hint=hint, headers=error.headers
-        )  # fmt: skip
+        )
 
     def clean(self, text: str) -> str:
-        """Bounded, without secrets, and without halves of characters, which JSON can't carry."""
-        clean = redact(text)  # whole: what is cut in the middle of a secret is no longer recognised as one
+        """The text with a limited length, without secrets, and without lone surrogates, which JSON cannot contain."""
+        clean = redact(text)  # before the text is cut: a part of a secret would not be recognised
         short = clean if len(clean) <= self.longest_text else f"{clean[: self.longest_text - 1]}…"
         return short.encode("utf-8", "replace").decode()
 
@@ -161,5 +164,5 @@ def status_of(error: DagmasterError) -> HTTPStatus:
 
 
 def request_id_of(request: Request) -> str | None:
-    found: str | None = request.scope.get("state", {}).get("request_id")
-    return found
+    request_id: str | None = request.scope.get("state", {}).get("request_id")
+    return request_id

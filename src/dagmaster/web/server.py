@@ -1,4 +1,4 @@
-"""An app on a port that was taken before."""
+"""Serve an app with uvicorn on a port that is already bound."""
 
 import asyncio
 import socket
@@ -15,15 +15,21 @@ _KEEP_ALIVE_SECONDS = 30
 
 
 class WebServer:
-    """Serves until `finish`."""
+    """Serves until `finish` is called."""
 
     def __init__(self, app: FastAPI, bound: socket.socket) -> None:
         self._app = app
         self._bound = bound
         config = uvicorn.Config(
-            app, log_config=None, access_log=False, lifespan="on", timeout_graceful_shutdown=_GRACE_SECONDS,
-            timeout_keep_alive=_KEEP_ALIVE_SECONDS, server_header=False, proxy_headers=False,
-        )  # fmt: skip
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="on",
+            timeout_graceful_shutdown=_GRACE_SECONDS,
+            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+            server_header=False,
+            proxy_headers=False,
+        )
         self._server = _Server(config)
 
     @property
@@ -42,11 +48,11 @@ class WebServer:
             self._bound.close()
 
     async def until_started(self) -> None:
-        """Or until it has failed to."""
+        """Wait until the server has started, or has failed to start."""
         await self._server.has_started.wait()
 
     def finish(self) -> None:
-        """What is under way is finished first."""
+        """Stop the server. Open requests are completed first, within the grace period."""
         self._server.should_exit = True
 
 
@@ -63,5 +69,5 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals are the role's business, not the server's."""
+        """Install no signal handlers: the role handles signals."""
         yield
