@@ -187,7 +187,7 @@ def _model(name: str, schema: Schema) -> str:
 
 DETAILS = {
     "request.invalid": "every mistake in the request, each with its place, also as `errors`",
-    "request.not-storable": "a value can't be stored: …",
+    "request.not-storable": "a value cannot be stored: …",
     "workflow.invalid": "every mistake in the workflow file, each with its line and column, also as `errors`",
 }
 

@@ -158,7 +158,7 @@ async def test_workers_and_an_orchestrator_without_api_report_their_health_side_
 
 async def _health_url(running: Fleet, process: Process) -> str:
     async def told() -> str | None:
-        found = re.search(r"health is told.*url=(\S+)", process.log.read_text())
+        found = re.search(r"health endpoint started.*url=(\S+)", process.log.read_text())
         return found[1] if found else None
 
     return str(await running.until(told, 10, f"the address of {process.name}"))

@@ -88,12 +88,8 @@ async def test_invalid_requests_list_every_mistake_and_repeat_nothing(shared_dat
 @pytest.mark.parametrize(
     ("path", "sent", "message"),
     [
-        (
-            "/jobs",
-            {"workflow_id": "x", "priorty": 1},
-            "body.priorty: unknown field 'priorty'; did you mean 'priority'?",
-        ),
-        ("/jobs", {"priority": 1}, "body.workflow_id: is needed"),
+        ("/jobs", {"workflow_id": "x", "priorty": 1}, "body.priorty: unknown field 'priorty'; did you mean 'priority'?"),
+        ("/jobs", {"priority": 1}, "body.workflow_id: is required"),
         ("/jobs", {"workflow_id": "x", "priority": 11}, "body.priority: must be less than or equal to 10"),
         ("/jobs", [], "body: must be an object"),
         (f"/jobs/{JOB}/cancel", {"zzz": 1}, "body.zzz: unknown field 'zzz'; known are by, reason"),
@@ -121,7 +117,7 @@ async def test_what_is_no_json_says_where(shared_database):
         )
 
     problem = check(answer, 422, "request.invalid")
-    assert problem["detail"] == "body: this is not JSON: expecting value at line 2, column 14"
+    assert problem["detail"] == "body: not valid JSON: expecting value at line 2, column 14"
     assert (problem["errors"][0]["line"], problem["errors"][0]["column"]) == (2, 14)
 
 

@@ -209,7 +209,7 @@ async def test_probes_that_end_before_their_thread_has_begun_give_the_port_back_
 
     def late(probes: Probes) -> None:
         began.set()
-        probes._over.wait()
+        probes._stopped.wait()
         serve(probes)
 
     monkeypatch.setattr(Probes, "_serve", late)

@@ -1,5 +1,4 @@
-"""The first page: what there is, drawn from the API's own description.
-It loads nothing, so it works without the internet."""
+"""The index page: a list of all routes, from the OpenAPI description. It loads no other files, so it works offline."""
 
 from collections.abc import Iterator, Mapping
 from html import escape
@@ -32,33 +31,32 @@ async def show_docs(request: Request) -> HTMLResponse:
     return HTMLResponse(page(request.app.openapi()))
 
 
-def page(described: Mapping[str, Any]) -> str:
-    info = described["info"]
-    about = "".join(f"<p>{escape(part)}</p>" for part in info["description"].split("\n\n"))
-    tags = "".join(_section(described, tag) for tag in described["tags"])
+def page(openapi: Mapping[str, Any]) -> str:
+    info = openapi["info"]
+    introduction = "".join(f"<p>{escape(part)}</p>" for part in info["description"].split("\n\n"))
+    tags = "".join(_section(openapi, tag) for tag in openapi["tags"])
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(info["title"])} API</title>'
         f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head><body>'
-        f"<h1>{escape(info['title'])} {escape(info['version'])}</h1>{about}"
-        '<p>In full: <a href="openapi.json">openapi.json</a> for programs, docs/reference/api.md for people. '
-        "Look around: "
+        f"<h1>{escape(info['title'])} {escape(info['version'])}</h1>{introduction}"
+        '<p>Full description: <a href="openapi.json">openapi.json</a>, or docs/reference/api.md. Start with: '
         f'<a href="{PREFIX}/jobs">jobs</a>, <a href="{PREFIX}/workflows">workflows</a>, '
         f'<a href="{PREFIX}/health">health</a>.</p>{tags}</body></html>\n'
     )
 
 
-def _section(described: Mapping[str, Any], tag: Mapping[str, str]) -> str:
-    rows = "".join(_rows(described, tag["name"]))
+def _section(openapi: Mapping[str, Any], tag: Mapping[str, str]) -> str:
+    rows = "".join(_rows(openapi, tag["name"]))
     title = escape(tag["name"].capitalize())
     return f"<h2>{title}</h2><p>{escape(tag['description'])}.</p><table>{rows}</table>" if rows else ""
 
 
-def _rows(described: Mapping[str, Any], tag: str) -> Iterator[str]:
-    for path, operations in described["paths"].items():
+def _rows(openapi: Mapping[str, Any], tag: str) -> Iterator[str]:
+    for path, operations in openapi["paths"].items():
         for method, operation in operations.items():
             if tag in operation["tags"]:
-                about = " ".join(operation.get("description", "").split())
+                description = " ".join(operation.get("description", "").split())
                 yield (
                     f"<tr><td>{method.upper()}</td><td><code>{escape(path)}</code></td>"
-                    f'<td title="{escape(about)}">{escape(operation["summary"])}</td></tr>'
+                    f'<td title="{escape(description)}">{escape(operation["summary"])}</td></tr>'
                 )

@@ -1,5 +1,4 @@
-"""Middleware of the API: it also refuses requests of other web sites that would change something (CSRF),
-by their `Origin`."""
+"""Middleware of the API. It also refuses requests from other web sites that are not reads (CSRF), by their `Origin`."""
 
 from urllib.parse import urlsplit
 
@@ -15,16 +14,16 @@ from dagmaster.web.middleware import RequestMiddleware
 class ApiMiddleware(RequestMiddleware):
     endpoint = listen.API
     problems = PROBLEMS
-    hint_when_too_large = "large data goes to storage, by reference"
+    hint_when_too_large = "put large data into storage and pass a reference"
 
     def refusal(self, scope: Scope, headers: Headers) -> InvalidRequest | None:
-        refused = super().refusal(scope, headers)
-        if refused is not None:
-            return refused
+        error = super().refusal(scope, headers)
+        if error is not None:
+            return error
         origin = headers.get("origin")
         is_reading = scope["method"] in {"GET", "HEAD", "OPTIONS"}
         if origin is not None and not is_reading and _host_of(origin) != headers.get("host", ""):
-            return InvalidRequest("requests of other web sites must not change anything", code="request.foreign-origin")
+            return InvalidRequest("requests from other web sites may only read", code="request.foreign-origin")
         return None
 
 

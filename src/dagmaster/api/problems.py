@@ -1,6 +1,6 @@
-"""The API's problems: what it tells of requests that can't be read, and the description of what its routes may refuse.
+"""Problem details of the API: for requests that are invalid, and for the OpenAPI description of its routes.
 
-Nothing of what was sent comes back.
+A problem never repeats values of the request.
 """
 
 import re
@@ -27,7 +27,7 @@ _log = log.get("api")
 
 
 def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The problems a route may answer with, for its description. Some may happen to any."""
+    """The problems that a route may respond with, for OpenAPI. Some are possible for every route."""
     everywhere = (400, 403, 413, 415, 422, 500, 503)
     return {status: _described(status) for status in sorted({*everywhere, *statuses})}
 
@@ -36,13 +36,13 @@ def _described(status: int) -> dict[str, Any]:
     content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemDetails"}}}
     described: dict[str, Any] = {"description": HTTPStatus(status).phrase, "content": content}
     if status == HTTPStatus.SERVICE_UNAVAILABLE:
-        seconds = {"description": "Seconds after which to try again", "schema": {"type": "integer"}}
+        seconds = {"description": "Seconds after which the client may try again", "schema": {"type": "integer"}}
         described["headers"] = {"Retry-After": seconds}
     return described
 
 
 def register(app: FastAPI) -> None:
-    """Let every error leave as a problem."""
+    """Respond to every error with problem details."""
     app.add_exception_handler(DagmasterError, _on_ours)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, PROBLEMS.on_http)
@@ -70,7 +70,7 @@ async def _on_invalid(request: Request, error: Exception) -> Response:
         return PROBLEMS.answer(
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
             "request.media-type",
-            "the body is not marked as JSON",
+            "the content type of the body is not JSON",
             path,
             request_id,
             hint="send it with the header `Content-Type: application/json`",
@@ -84,7 +84,7 @@ async def _on_invalid(request: Request, error: Exception) -> Response:
         detail,
         path,
         request_id,
-        hint="/docs shows what there is, /openapi.json every field of it",
+        hint="/docs lists the paths, /openapi.json describes every field",
         errors=mistakes,
     )
 
@@ -95,7 +95,7 @@ def _is_json(request: Request) -> bool:
 
 
 def _body_of(request: Request) -> type[BaseModel] | None:
-    """The model of what a route is sent."""
+    """The model of the body of a route."""
     hints = get_type_hints(request.scope["endpoint"]) if "endpoint" in request.scope else {}
     return next((model for name, hint in hints.items() if name != "return" and (model := _model_in(hint))), None)
 
@@ -107,36 +107,36 @@ def _model_in(hint: Any) -> type[BaseModel] | None:
     return None
 
 
-def _mistake(said: Mapping[str, Any], sent: Any, body: type[BaseModel] | None) -> Mistake:
-    """One of Pydantic's errors, in words that whoever sent the request knows."""
-    place = tuple(said["loc"])
-    if said["type"] == "json_invalid":
-        return _not_json(said, str(sent))
-    match said["type"]:
+def _mistake(error: Mapping[str, Any], sent: Any, body: type[BaseModel] | None) -> Mistake:
+    """An error of Pydantic in the words of the API."""
+    place = tuple(error["loc"])
+    if error["type"] == "json_invalid":
+        return _not_json(error, str(sent))
+    match error["type"]:
         case "extra_forbidden":
             known = _fields_at(body, place[1:-1])
             message = f"unknown field '{place[-1]}'{or_known(str(place[-1]), known)}"
         case "missing" if place == ("body",):
-            message = "a body is needed, as application/json"
+            message = "a body of type application/json is required"
         case "missing":
-            message = "is needed"
+            message = "is required"
         case "model_attributes_type" | "model_type":
             message = "must be an object"
         case _:
-            message = _SHOULD.sub("must ", said["msg"]).removeprefix("Value error, ")
-    return Mistake(message=PROBLEMS.clean(message), at=PROBLEMS.clean(".".join(map(str, place))), code=said["type"])
+            message = _SHOULD.sub("must ", error["msg"]).removeprefix("Value error, ")
+    return Mistake(message=PROBLEMS.clean(message), at=PROBLEMS.clean(".".join(map(str, place))), code=error["type"])
 
 
-def _not_json(said: Mapping[str, Any], sent: str) -> Mistake:
-    place = said["loc"][1]
-    line, column = sent.count("\n", 0, place) + 1, place - sent.rfind("\n", 0, place)
-    reason = said["ctx"]["error"]
-    message = f"this is not JSON: {reason[:1].lower()}{reason[1:]} at line {line}, column {column}"
+def _not_json(error: Mapping[str, Any], sent: str) -> Mistake:
+    offset = error["loc"][1]
+    line, column = sent.count("\n", 0, offset) + 1, offset - sent.rfind("\n", 0, offset)
+    reason = error["ctx"]["error"]
+    message = f"not valid JSON: {reason[:1].lower()}{reason[1:]} at line {line}, column {column}"
     return Mistake(message=message, at="body", line=line, column=column, code="json_invalid")
 
 
 def _fields_at(model: type[BaseModel] | None, path: Iterable[Any]) -> list[str]:
-    """The fields of what is at a place in a body."""
+    """The fields of the object at a path in the body."""
     for step in path:
         field = model.model_fields.get(str(step)) if model else None
         model = _model_in(field.annotation) if field else None
@@ -144,8 +144,8 @@ def _fields_at(model: type[BaseModel] | None, path: Iterable[Any]) -> list[str]:
 
 
 async def _on_unstorable(request: Request, error: Exception) -> Response:
-    said = error.diag.message_primary if isinstance(error, psycopg.Error) else None
-    detail = f"a value can't be stored: {said or 'it is not text that PostgreSQL takes'}"
+    reason = error.diag.message_primary if isinstance(error, psycopg.Error) else None
+    detail = f"a value cannot be stored: {reason or 'PostgreSQL does not accept the text'}"
     return PROBLEMS.answer(
         HTTPStatus.BAD_REQUEST, "request.not-storable", detail, request.url.path, request_id_of(request)
     )

@@ -1,4 +1,4 @@
-"""What the routes work with: made once by the app, closed with it."""
+"""The services that routes use: the app creates them when it starts, and closes them when it stops."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
@@ -21,8 +21,7 @@ LEDGERS = 3
 
 
 class Ledgers:
-    """A few ledgers for many requests: each is one connection, used by one request at a time,
-    opened when first used."""
+    """A small pool of ledgers. Each has one connection, opened at its first use, and serves one request at a time."""
 
     def __init__(self, dsn: str, notifier: PostgresNotifier) -> None:
         self._all = [PostgresLedger(dsn, "api-ledger", notifier) for _ in range(LEDGERS)]
@@ -45,7 +44,7 @@ class Ledgers:
 
 @dataclass
 class ApiServices:
-    """`orchestrator` is the one of this process, if there is any: health depends on it."""
+    """`orchestrator` is the orchestrator of this process, if it has one. Health checks include it."""
 
     settings: Settings
     dsn: str
@@ -60,7 +59,7 @@ class ApiServices:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Open inside the block. A database that is away does not matter: each request says so by itself."""
+        """Open the services for the block. This works without a database too: then each request reports the outage."""
         self.notifier = PostgresNotifier(self.dsn, [JOBS, RESULTS])
         self.reads, self.ledgers = ApiReads(self.dsn), Ledgers(self.dsn, self.notifier)
         self.follower = Follower(self.reads, self.notifier)
@@ -77,7 +76,7 @@ class ApiServices:
 
     @property
     def alive_within(self) -> float:
-        """An instance that has been silent for longer counts as gone."""
+        """Seconds without a heartbeat after which an instance counts as dead."""
         return self.settings.orphan_threshold_sec
 
 

@@ -1,11 +1,11 @@
 """Health over HTTP for a process without the API: /livez, /readyz, /health and /metrics.
 
-In threads of its own, not in the loop that it tells of. A loop that hangs in a handler could not answer, and whoever
-asked would know only that nobody did; this way the answer comes at once, says since when the loop stands still, and
-still lists what runs, which is what one wants to know then. The loop shows that it moves by ticking. Should the
-interpreter itself hang, no answer comes, and that is true as well.
+The server runs in its own threads, not in the event loop that it reports on. An event loop that a handler blocks could
+not respond, and the client would learn nothing from the timeout. From a thread, the response comes at once: it says for
+how long the loop has been blocked, and lists the tasks that run. A timer in the loop records when the loop last ran. If
+the whole interpreter is blocked, there is no response, and the client's timeout reports that correctly.
 
-What is told is read from the process's own memory: it is right when the database is away, too.
+All values come from the memory of the process, so they are correct even if the database is unavailable.
 """
 
 import asyncio
@@ -24,8 +24,8 @@ import orjson
 from dagmaster.listen import is_loopback, url_of
 from dagmaster.observe import log
 
-_REQUEST_SECONDS = 5.0  # a client that is slower is hung up on
-_MOST_AT_ONCE = 16
+_REQUEST_SECONDS = 5.0  # the connection of a slower client is closed
+_MAX_CONNECTIONS = 16
 _TICKS_PER_PATIENCE = 4
 _LONGEST_TICK_SECONDS = 0.5
 _JSON, _TEXT = "application/json", "text/plain; version=0.0.4; charset=utf-8"
@@ -42,7 +42,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric as Prometheus reads it: a value for each set of labels."""
+    """One metric in the form of Prometheus: a value for each set of labels."""
 
     name: str
     kind: Literal["counter", "gauge"]
@@ -51,10 +51,10 @@ class Metric:
 
 
 class Subject(Protocol):
-    """Who is asked. Every call comes from another thread than the loop's, and must neither wait nor change anything."""
+    """The process that is probed. Its methods are called from other threads; they must neither block nor change anything."""
 
     def alive(self) -> list[Check]:
-        """What only a restart would heal, beside a loop that stands still."""
+        """Checks whose failure only a restart repairs, besides a blocked event loop."""
         ...
 
     def ready(self) -> list[Check]: ...
@@ -75,7 +75,7 @@ def age_of(moment: float | None) -> float | None:
 
 
 class Probes:
-    """Use as a context manager, inside the loop that is watched."""
+    """The server of the probes. Use it as a context manager, in the event loop that it watches."""
 
     def __init__(
         self, bound: socket.socket, subject: Subject, *, patience_seconds: float, is_open_to_all: bool = False
@@ -86,62 +86,66 @@ class Probes:
         self._patience = patience_seconds
         self._is_open_to_all = is_open_to_all
         self._period = min(patience_seconds / _TICKS_PER_PATIENCE, _LONGEST_TICK_SECONDS)
-        self._moved_at = time.monotonic()
-        self._over = threading.Event()
+        self._ticked_at = time.monotonic()
+        self._stopped = threading.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._thread = threading.Thread(target=self._serve, name="probes", daemon=True)
 
     def __enter__(self) -> Self:
         self._tick()
         self._thread.start()
-        _log.info("health is told", url=self.url)
+        _log.info("health endpoint started", url=self.url)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._over.set()
+        self._stopped.set()
         if self._timer:
             self._timer.cancel()
-        with suppress(OSError):  # it has closed the port already
-            self._bound.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for a client; it closes the port
+        with suppress(OSError):  # the thread has closed the socket already
+            self._bound.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for a client; it closes the socket
         self._thread.join(_REQUEST_SECONDS)
 
     def _tick(self) -> None:
-        self._moved_at = time.monotonic()
+        self._ticked_at = time.monotonic()
         self._timer = asyncio.get_running_loop().call_later(self._period, self._tick)
 
     def _serve(self) -> None:
         with self._bound:
             server = _Server(self._bound, self)
-            while not self._over.is_set():
+            while not self._stopped.is_set():
                 server.handle_request()
 
-    # Answers
+    # Responses
 
     def answer(self, path: str, host: str) -> tuple[int, str, bytes]:
-        """Status, media type and body."""
+        """The status, media type and body of the response."""
         if not (self._is_open_to_all or is_loopback(urlsplit(f"//{host}").hostname or "")):
-            return 403, _JSON, _json({"detail": "the health of this machine is not told under this host name"})
+            return (
+                403,
+                _JSON,
+                _json({"detail": "the health endpoint does not accept requests for this host name; use localhost"}),
+            )
         match urlsplit(path).path:
             case "/livez":
-                return self._judged("is_alive", self._alive())
+                return self._verdict("is_alive", self._alive())
             case "/readyz":
-                return self._judged("is_ready", [*self._alive(), *self._subject.ready()])
+                return self._verdict("is_ready", [*self._alive(), *self._subject.ready()])
             case "/health":
-                return 200, _JSON, _json(self._everything())
+                return 200, _JSON, _json(self._report())
             case "/metrics":
-                return 200, _TEXT, _exposition([*self._subject.metrics(), self._stillness()]).encode()
-        return 404, _JSON, _json({"detail": "there are /livez, /readyz, /health and /metrics"})
+                return 200, _TEXT, _exposition([*self._subject.metrics(), self._loop_metric()]).encode()
+        return 404, _JSON, _json({"detail": "not found; the paths are /livez, /readyz, /health and /metrics"})
 
     def _alive(self) -> list[Check]:
-        still = time.monotonic() - self._moved_at
-        moves = Check("event loop", still < self._patience, f"moved {still:.1f} s ago")
-        return [moves, *self._subject.alive()]
+        seconds = time.monotonic() - self._ticked_at
+        event_loop = Check("event loop", seconds < self._patience, f"last ran {seconds:.1f} s ago")
+        return [event_loop, *self._subject.alive()]
 
-    def _judged(self, verdict: str, checks: list[Check]) -> tuple[int, str, bytes]:
-        is_fine = all(check.is_ok for check in checks)
-        return 200 if is_fine else 503, _JSON, _json({verdict: is_fine, "checks": checks})
+    def _verdict(self, name: str, checks: list[Check]) -> tuple[int, str, bytes]:
+        is_ok = all(check.is_ok for check in checks)
+        return 200 if is_ok else 503, _JSON, _json({name: is_ok, "checks": checks})
 
-    def _everything(self) -> dict[str, Any]:
+    def _report(self) -> dict[str, Any]:
         alive, ready = self._alive(), self._subject.ready()
         verdicts = {
             "is_alive": all(check.is_ok for check in alive),
@@ -150,13 +154,13 @@ class Probes:
         }
         return verdicts | self._subject.about()
 
-    def _stillness(self) -> Metric:
-        meaning = "Seconds since the event loop last moved"
-        return one("dagmaster_loop_still_seconds", "gauge", meaning, time.monotonic() - self._moved_at)
+    def _loop_metric(self) -> Metric:
+        meaning = "Seconds since the event loop last ran"
+        return one("dagmaster_loop_still_seconds", "gauge", meaning, time.monotonic() - self._ticked_at)
 
 
 class _Server(ThreadingHTTPServer):
-    """On a port that is taken already, with a bound on how many ask at once."""
+    """An HTTP server on a socket that is already bound, with a limit on the number of connections."""
 
     daemon_threads = True
 
@@ -166,10 +170,10 @@ class _Server(ThreadingHTTPServer):
         self.socket.close()
         self.socket = bound
         self.probes = probes
-        self._places = threading.BoundedSemaphore(_MOST_AT_ONCE)
+        self._connections = threading.BoundedSemaphore(_MAX_CONNECTIONS)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if self._places.acquire(blocking=False):
+        if self._connections.acquire(blocking=False):
             super().process_request(request, client_address)
         else:
             self.shutdown_request(request)
@@ -178,10 +182,10 @@ class _Server(ThreadingHTTPServer):
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._places.release()
+            self._connections.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        _log.debug("a probe went away before its answer", exc_info=True)
+        _log.debug("a client closed the connection before the response", exc_info=True)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -189,12 +193,12 @@ class _Handler(BaseHTTPRequestHandler):
     server_version, sys_version = "dagmaster", ""
 
     def do_GET(self) -> None:
-        self._tell(with_body=True)
+        self._respond(with_body=True)
 
     def do_HEAD(self) -> None:
-        self._tell(with_body=False)
+        self._respond(with_body=False)
 
-    def _tell(self, *, with_body: bool) -> None:
+    def _respond(self, *, with_body: bool) -> None:
         probes = cast(_Server, self.server).probes
         status, media_type, body = probes.answer(self.path, self.headers.get("Host", ""))
         self.send_response(status)
@@ -206,7 +210,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name is the library's
-        """Probes come every few seconds: nobody wants to read of them."""
+        """Log nothing: probes come every few seconds."""
 
 
 def _json(value: Any) -> bytes:
@@ -222,8 +226,8 @@ def _exposition(metrics: Iterable[Metric]) -> str:
 
 
 def _labels(labels: tuple[tuple[str, str], ...]) -> str:
-    written = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels)
-    return f"{{{written}}}" if written else ""
+    pairs = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels)
+    return f"{{{pairs}}}" if pairs else ""
 
 
 def _escaped(value: str) -> str:
