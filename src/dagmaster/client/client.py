@@ -1,10 +1,10 @@
-"""A client of the API: what a command asks, and what its errors mean.
+"""A client of the API, for commands.
 
-    Client ──▶ a question ──▶ JSON as it came
-                         └──▶ a problem (RFC 9457), told as the error it was on the platform, with the id of the request
-                         └──▶ no answer, or one that is not the API's: Unavailable, and what to look at
+    Client ──▶ request ──▶ JSON, as the API sent it
+                      └──▶ a problem (RFC 9457): raised as the error that it was on the platform, with the request id
+                      └──▶ no response, or one that is not from the API: Unavailable, with a hint
 
-Where the platform is, is asked anew after a lost connection: one that was started again may listen elsewhere.
+After a lost connection the client looks up the URL of the platform again: a restarted platform may use another port.
 """
 
 import hashlib
@@ -38,16 +38,16 @@ from dagmaster.jobs.ids import ids_beginning_with
 
 TIMEOUT_SECONDS = 30.0
 CONNECT_TIMEOUT_SECONDS = 5.0
-# A stream shows a sign of life every 15 seconds.
+# The server sends a heartbeat on a stream every 15 seconds.
 STREAM_TIMEOUT_SECONDS = 50.0
 JANITOR_TIMEOUT_SECONDS = 120.0
-# Deploying and migrating wait for locks.
+# Deployments and migrations wait for locks.
 SCHEMA_TIMEOUT_SECONDS = 900.0
 _LARGEST_EVENT_BYTES = 64 * 1024 * 1024
-_LARGEST_ANSWER_BYTES = 256 * 1024 * 1024
+_LARGEST_RESPONSE_BYTES = 256 * 1024 * 1024
 _MOST_LETTERS = 10_000
 
-_KINDS: Mapping[int, type[DagmasterError]] = {
+_ERRORS_BY_STATUS: Mapping[int, type[DagmasterError]] = {
     HTTPStatus.UNAUTHORIZED: NotAllowed,
     HTTPStatus.FORBIDDEN: NotAllowed,
     HTTPStatus.NOT_FOUND: NotFound,
@@ -59,14 +59,14 @@ _KINDS: Mapping[int, type[DagmasterError]] = {
 
 @dataclass(frozen=True, slots=True)
 class StreamedEvent:
-    """An event as it came; `data` is its JSON. Progress has no number."""
+    """An event as the server sent it; `data` is its JSON. A progress event has no sequence number."""
 
     sequence: int | None
     data: str
 
 
 class Client:
-    """Asks the platform that `find` names. Not to be shared between threads: make another one with `again`."""
+    """A client of the platform whose URL `find` returns. It is not thread-safe: another thread uses a `copy`."""
 
     def __init__(self, find: Callable[[], str], timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         self._find = find
@@ -74,7 +74,7 @@ class Client:
         self._connected: tuple[str, httpx2.Client] | None = None
         self.now = datetime.now(UTC)
 
-    def again(self) -> "Client":
+    def copy(self) -> "Client":
         return Client(self._find, self._timeout_seconds)
 
     def close(self) -> None:
@@ -87,15 +87,15 @@ class Client:
     def submit(self, submission: Json, *, force: bool = False, resume: bool = False) -> Json:
         return self._object("POST", "/jobs", body=submission, params={"force": force, "resume": resume})
 
-    def cancel(self, job_id: str, wish: Json, wait_seconds: float) -> Json:
-        """Ask for a job's end, or look how far that is: asking again changes nothing."""
-        return self._object("POST", f"/jobs/{job_id}/cancel", body=wish, params={"wait": wait_seconds})
+    def cancel(self, job_id: str, request: Json, wait_seconds: float) -> Json:
+        """Request the cancellation of a job, or get its progress: a second request changes nothing."""
+        return self._object("POST", f"/jobs/{job_id}/cancel", body=request, params={"wait": wait_seconds})
 
-    def resume(self, job_id: str, wish: Json, *, is_dry_run: bool = False) -> Json:
-        return self._object("POST", f"/jobs/{job_id}/resume", body=wish, params={"dry_run": is_dry_run})
+    def resume(self, job_id: str, request: Json, *, is_dry_run: bool = False) -> Json:
+        return self._object("POST", f"/jobs/{job_id}/resume", body=request, params={"dry_run": is_dry_run})
 
-    def retry(self, job_id: str, wish: Json, *, is_dry_run: bool = False) -> Json:
-        return self._object("POST", f"/jobs/{job_id}/retry", body=wish, params={"dry_run": is_dry_run})
+    def retry(self, job_id: str, request: Json, *, is_dry_run: bool = False) -> Json:
+        return self._object("POST", f"/jobs/{job_id}/retry", body=request, params={"dry_run": is_dry_run})
 
     def jobs(self, limit: int, after: str | None = None, **filters: str | None) -> tuple[list[Json], str | None]:
         return self._page("/jobs", limit, after, **filters)
@@ -104,11 +104,11 @@ class Client:
         return self._object("GET", f"/jobs/{job_id}")
 
     def job_line(self, job_id: str) -> Json:
-        """One job as in a list: cheap to ask for again and again."""
-        lines, _ = self.jobs(1, _behind(UUID(job_id)))
-        if not lines or lines[0].get("job_id") != job_id:
+        """The summary of a job: a cheap request, for polling."""
+        jobs, _ = self.jobs(1, _cursor_before(UUID(job_id)))
+        if not jobs or jobs[0].get("job_id") != job_id:
             raise _no_job(job_id)
-        return lines[0]
+        return jobs[0]
 
     def nodes(
         self, job_id: str, limit: int, after: int = -1, *, parent: str | None = None, status: str | None = None
@@ -120,21 +120,21 @@ class Client:
         return self._object("GET", f"/jobs/{job_id}/nodes/{_segment(node_id)}")
 
     def download_output(self, job_id: str, node_id: str, file: BinaryIO) -> int:
-        """Write a node's whole output to a file, however large. Answers its size."""
+        """Write the whole output of a node to a file. Returns its size in bytes."""
         url, http = self._connection()
-        patience = httpx2.Timeout(self._timeout_seconds, connect=self._connect_seconds())
+        timeout = httpx2.Timeout(self._timeout_seconds, connect=self._connect_seconds())
         path = f"{url}{PREFIX}/jobs/{job_id}/nodes/{_segment(node_id)}/output"
         digest, size = hashlib.sha256(), 0
-        with self._translated(url), http.stream("GET", path, timeout=patience) as response:
+        with self._translated(url), http.stream("GET", path, timeout=timeout) as response:
             if response.status_code != HTTPStatus.OK:
                 response.read()
-            _refuse_unless_ok(response, url, "application/json")
-            for piece in response.iter_bytes():
-                digest.update(piece)
-                size += file.write(piece)
-        tag = response.headers.get("etag", "")
-        if not tag.startswith("W/") and tag.strip('"') != digest.hexdigest():
-            raise unexpected("what came is not what its ETag says")
+            _raise_unless_ok(response, url, "application/json")
+            for chunk in response.iter_bytes():
+                digest.update(chunk)
+                size += file.write(chunk)
+        etag = response.headers.get("etag", "")
+        if not etag.startswith("W/") and etag.strip('"') != digest.hexdigest():
+            raise unexpected("the content does not match its ETag")
         return size
 
     def events(
@@ -160,7 +160,7 @@ class Client:
         return self._object("GET", f"/jobs/{job_id}/waiting")
 
     def find_job(self, name: str) -> str:
-        """The id of the job that an id, the unique beginning of one, or `last` stands for."""
+        """The id of a job by its id, by the unique beginning of its id, or `last` for the newest job."""
         if name == "last":
             newest, _ = self.jobs(1)
             if not newest:
@@ -169,18 +169,19 @@ class Client:
         first, last = ids_beginning_with(name)
         if first == last:
             return str(first)
-        found = [job["job_id"] for job in self.jobs(4, _behind(last))[0] if UUID(job["job_id"]) >= first]
-        if not found:
+        matches = [job["job_id"] for job in self.jobs(4, _cursor_before(last))[0] if UUID(job["job_id"]) >= first]
+        if not matches:
             raise _no_job(name)
-        if len(found) > 1:
-            what = f"several jobs begin with {name}: {', '.join(found[:3])}, …"
-            raise InvalidRequest(what, code="job.ambiguous", hint="type more of it")
-        return str(found[0])
+        if len(matches) > 1:
+            message = f"several jobs begin with {name}: {', '.join(matches[:3])}, …"
+            raise InvalidRequest(message, code="job.ambiguous", hint="type more digits of the id")
+        return str(matches[0])
 
     @contextmanager
     def stream(self, job_id: str, after: int) -> Iterator[Iterator[StreamedEvent] | None]:
-        """The events behind a number as they happen, and progress in between, as far as this connection goes; None
-        where none will follow."""
+        """The events after a sequence number as they happen, and progress, until the connection ends.
+
+        None if the job has ended and no more events will follow."""
         url, http = self._connection()
         timeout = httpx2.Timeout(STREAM_TIMEOUT_SECONDS, connect=CONNECT_TIMEOUT_SECONDS)
         headers = {"Accept": "text/event-stream", "Last-Event-ID": str(after)}
@@ -191,7 +192,7 @@ class Client:
                 return
             if response.status_code != HTTPStatus.OK:
                 response.read()
-            _refuse_unless_ok(response, url, "text/event-stream")
+            _raise_unless_ok(response, url, "text/event-stream")
             yield _events(response)
 
     # Workflows
@@ -200,10 +201,10 @@ class Client:
         return self._page("/workflows", limit)[0]
 
     def refused_workflows(self) -> list[Json]:
-        """Files that the platform found and could not use."""
+        """Workflow files that the platform cannot use."""
         refused = self._object("GET", "/workflows", params={"limit": 1}).get("refused", [])
         if not isinstance(refused, list):
-            raise unexpected("refused workflow files that are no list")
+            raise unexpected("`refused` is not a list")
         return refused
 
     def workflow(self, workflow_id: str) -> Json:
@@ -220,9 +221,9 @@ class Client:
     def queues(self) -> list[Json]:
         return self._page("/queues", MOST_ITEMS)[0]
 
-    def set_queue(self, queue: str, **changed: int | bool | None) -> Json:
-        """Change `max_running`, `is_paused` or both; what is not named stays."""
-        return self._object("PATCH", f"/queues/{_segment(queue)}", body=changed)
+    def set_queue(self, queue: str, **changes: int | bool | None) -> Json:
+        """Change `max_running`, `is_paused` or both. A value that is not passed stays as it is."""
+        return self._object("PATCH", f"/queues/{_segment(queue)}", body=changes)
 
     def workers(self, limit: int) -> tuple[list[Json], str | None]:
         return self._page("/workers", limit)
@@ -236,7 +237,7 @@ class Client:
         return self._page("/dead-letters", limit, after, reason=reason)
 
     def find_dead_letter(self, name: str) -> UUID:
-        """The id of the dead letter that an id, or the unique beginning of one, stands for."""
+        """The id of a dead letter by its id, or by the unique beginning of its id."""
         try:
             first, last = ids_beginning_with(name)
         except InvalidRequest:
@@ -248,14 +249,14 @@ class Client:
         if first == last:
             return first
         letters, _ = self.dead_letters(_MOST_LETTERS)
-        found = [letter_id for letter in letters if first <= (letter_id := UUID(letter["dead_letter_id"])) <= last]
-        if not found:
-            what = f"no dead letter has an id that begins with {name}"
-            raise NotFound(what, code="dead-letter.not-found", hint="see `dagmaster dead-letters ls`")
-        if len(found) > 1:
-            what = f"several dead letters begin with {name}: {', '.join(map(str, found[:3]))}, …"
-            raise InvalidRequest(what, code="dead-letter.ambiguous", hint="type more of it")
-        return found[0]
+        matches = [letter_id for letter in letters if first <= (letter_id := UUID(letter["dead_letter_id"])) <= last]
+        if not matches:
+            message = f"no dead letter has an id that begins with {name}"
+            raise NotFound(message, code="dead-letter.not-found", hint="see `dagmaster dead-letters ls`")
+        if len(matches) > 1:
+            message = f"several dead letters begin with {name}: {', '.join(map(str, matches[:3]))}, …"
+            raise InvalidRequest(message, code="dead-letter.ambiguous", hint="type more digits of the id")
+        return matches[0]
 
     def dead_letter(self, dead_letter_id: UUID) -> Json:
         return self._object("GET", f"/dead-letters/{dead_letter_id}")
@@ -269,7 +270,7 @@ class Client:
         return self._page("/janitor/actions", limit, after, **filters)
 
     def run_janitor(self, *, is_dry_run: bool) -> Json:
-        # Each of its statements may take 10 seconds, and there are some.
+        # The janitor executes several statements, and each may take 10 seconds.
         params = {"dry_run": "true" if is_dry_run else "false"}
         return self._object("POST", "/janitor/run", params=params, timeout=JANITOR_TIMEOUT_SECONDS)
 
@@ -282,7 +283,7 @@ class Client:
         return self._object("GET", "/bootstrap/tables", timeout=SCHEMA_TIMEOUT_SECONDS)
 
     def ddl(self) -> str:
-        return self._asked("GET", "/bootstrap/ddl", expected="text/plain").text
+        return self._request("GET", "/bootstrap/ddl", expected="text/plain").text
 
     def deploy(self) -> Json:
         return self._object("POST", "/bootstrap/deploy", timeout=SCHEMA_TIMEOUT_SECONDS)
@@ -293,36 +294,36 @@ class Client:
     def rebuild(self, confirm: str) -> Json:
         return self._object("POST", "/bootstrap/rebuild", body={"confirm": confirm}, timeout=SCHEMA_TIMEOUT_SECONDS)
 
-    # Asking
+    # Requests
 
     def _page(
         self, path: str, limit: int, after: str | None = None, **filters: str | int | None
     ) -> tuple[list[Json], str | None]:
-        """As many as wanted, in as many questions as that takes; and where the next ones begin."""
+        """Up to `limit` items, with as many requests as necessary, and the cursor of the next page."""
         items: list[Json] = []
         while True:
             count = min(MOST_ITEMS, limit - len(items))
             page = self._object("GET", path, params={"limit": count, "after": after, **filters})
             if not isinstance(page.get("items"), list) or "next" not in page:
-                raise unexpected("a page without items")
+                raise unexpected("a page has no `items` or no `next`")
             if not isinstance(page["next"], str | None) or (page["next"] is not None and not page["items"]):
-                raise unexpected("a page that leads nowhere")
+                raise unexpected("`next` of a page is not valid")
             items += page["items"]
             after = page["next"]
             if after is None or len(items) >= limit:
                 return items, after
 
-    def _object(self, method: str, path: str, **more: Any) -> Json:
-        answer = self._asked(method, path, **more)
+    def _object(self, method: str, path: str, **options: Any) -> Json:
+        response = self._request(method, path, **options)
         try:
-            value = orjson.loads(answer.content)
+            value = orjson.loads(response.content)
         except orjson.JSONDecodeError as error:
             raise unexpected(f"it is not JSON ({error})") from None
         if not isinstance(value, dict):
             raise unexpected("it is not an object")
         return value
 
-    def _asked(
+    def _request(
         self,
         method: str,
         path: str,
@@ -337,23 +338,24 @@ class Client:
         sent = orjson.dumps(body) if body is not None else content
         if sent is not None and len(sent) > MAX_BODY_BYTES:
             raise InvalidRequest(
-                f"the request would have {len(sent):,} bytes; the API takes {MAX_BODY_BYTES:,}",
+                f"the request has {len(sent):,} bytes; at most {MAX_BODY_BYTES:,} are allowed",
                 code="request.too-large",
-                hint="large data goes to storage, by reference",
+                hint="put large data into storage and pass a reference",
             )
         url, http = self._connection()
-        given = {name: value for name, value in (params or {}).items() if value is not None}
+        query = {name: value for name, value in (params or {}).items() if value is not None}
         headers = {"Content-Type": media_type} if sent is not None else {}
-        patience = httpx2.Timeout(timeout or self._timeout_seconds, connect=self._connect_seconds())
+        seconds = timeout or self._timeout_seconds
+        timeouts = httpx2.Timeout(seconds, connect=self._connect_seconds())
         path = f"{url}{PREFIX}{path}"
         with (
             self._translated(url),
-            http.stream(method, path, params=given, content=sent, headers=headers, timeout=patience) as response,
+            http.stream(method, path, params=query, content=sent, headers=headers, timeout=timeouts) as stream,
         ):
-            answer = _whole(response, time.monotonic() + (timeout or self._timeout_seconds), _shown(url))
-        self.now = _moment(answer) or datetime.now(UTC)
-        _refuse_unless_ok(answer, url, expected)
-        return answer
+            response = _read(stream, time.monotonic() + seconds, _redacted(url))
+        self.now = _date_of(response) or datetime.now(UTC)
+        _raise_unless_ok(response, url, expected)
+        return response
 
     def _connect_seconds(self) -> float:
         return min(CONNECT_TIMEOUT_SECONDS, self._timeout_seconds)
@@ -370,38 +372,41 @@ class Client:
             yield
         except httpx2.HTTPError as error:
             self.close()
-            raise _unanswered(error, _shown(url)) from None
+            raise _no_response(error, _redacted(url)) from None
 
 
 def checked_url(text: str) -> str:
-    """The address of an API, without a slash at its end."""
+    """The URL of an API, without a slash at its end."""
     hint = "for example --server http://localhost:8000"
     try:
         url = httpx2.URL(text)
     except httpx2.InvalidURL as error:
-        raise InvalidRequest(f"{_shown(text)}: not a URL: {error}", code="server.bad-url", hint=hint) from None
+        raise InvalidRequest(f"{_redacted(text)}: not a URL: {error}", code="server.bad-url", hint=hint) from None
     if url.scheme not in {"http", "https"} or not url.host:
         raise InvalidRequest(
-            f"{_shown(text)}: not the URL of an API", code="server.bad-url",
-            hint=f"it begins with http:// or https://, {hint}",
-        )  # fmt: skip
+            f"{_redacted(text)}: not the URL of an API",
+            code="server.bad-url",
+            hint=f"the URL must begin with http:// or https://, {hint}",
+        )
     if url.query or url.fragment:
-        raise InvalidRequest(f"{_shown(text)}: ends with a query or fragment", code="server.bad-url", hint=hint)
+        raise InvalidRequest(
+            f"{_redacted(text)}: the URL of an API has no query and no fragment", code="server.bad-url", hint=hint
+        )
     return text.rstrip("/").removesuffix(PREFIX)
 
 
 def _http(url: str) -> httpx2.Client:
     parsed = httpx2.URL(url)
-    # A proxy of the environment is not on the way to this machine. Certificates take a while to load.
-    is_here = parsed.host in {"localhost", "127.0.0.1", "::1"}
+    # Requests to this machine use no proxy of the environment. Certificates are loaded only for https, as that is slow.
+    is_local = parsed.host in {"localhost", "127.0.0.1", "::1"}
     return httpx2.Client(
         headers={"User-Agent": f"dagmaster/{__version__}", "Accept": "application/json"},
-        trust_env=not is_here,
+        trust_env=not is_local,
         verify=parsed.scheme == "https",
     )
 
 
-def _shown(url: str) -> str:
+def _redacted(url: str) -> str:
     from dagmaster.observe.redaction import redact
 
     return redact(url)
@@ -413,8 +418,8 @@ def _segment(name: str) -> str:
     return quote(name, safe="")
 
 
-def _behind(job_id: UUID) -> str | None:
-    """Where a page begins whose first job is this one, or one before it. Ids are in the order of time."""
+def _cursor_before(job_id: UUID) -> str | None:
+    """The cursor of a page that begins with this job, or with the next older one: ids are in the order of time."""
     return str(UUID(int=job_id.int + 1)) if job_id.int < 2**128 - 1 else None
 
 
@@ -422,28 +427,28 @@ def _no_job(name: str) -> NotFound:
     return NotFound(f"no job has the id {name}", code="job.not-found", hint="see `dagmaster jobs ls`")
 
 
-def _moment(answer: httpx2.Response) -> datetime | None:
+def _date_of(response: httpx2.Response) -> datetime | None:
     try:
-        return parsedate_to_datetime(answer.headers["date"])
+        return parsedate_to_datetime(response.headers["date"])
     except (KeyError, ValueError):
         return None
 
 
-def _whole(response: httpx2.Response, until: float, url: str) -> httpx2.Response:
-    """The answer, if it comes to an end: in time, and at a size that a command can hold."""
-    parts: list[bytes] = []
+def _read(stream: httpx2.Response, until: float, url: str) -> httpx2.Response:
+    """The complete response. Refused if it takes too long or is too large for memory."""
+    chunks: list[bytes] = []
     size = 0
-    for part in response.iter_bytes():
-        size += len(part)
-        if size > _LARGEST_ANSWER_BYTES:
-            raise unexpected(f"it has more than {_LARGEST_ANSWER_BYTES:,} bytes")
+    for chunk in stream.iter_bytes():
+        size += len(chunk)
+        if size > _LARGEST_RESPONSE_BYTES:
+            raise unexpected(f"more than {_LARGEST_RESPONSE_BYTES:,} bytes")
         if time.monotonic() > until:
             raise Unavailable(
                 f"{url} took too long to answer", code="server.slow", hint="try again; is the platform overloaded?"
             )
-        parts.append(part)
-    headers = [(name, value) for name, value in response.headers.multi_items() if name.lower() != "content-encoding"]
-    return httpx2.Response(response.status_code, headers=headers, content=b"".join(parts), request=response.request)
+        chunks.append(chunk)
+    headers = [(name, value) for name, value in stream.headers.multi_items() if name.lower() != "content-encoding"]
+    return httpx2.Response(stream.status_code, headers=headers, content=b"".join(chunks), request=stream.request)
 
 
 def _events(response: httpx2.Response) -> Iterator[StreamedEvent]:
@@ -457,15 +462,16 @@ def _events(response: httpx2.Response) -> Iterator[StreamedEvent]:
 # --- errors ----------------------------------------------------------------------------------------------------------
 
 
-def _unanswered(error: httpx2.HTTPError, url: str) -> Unavailable:
-    """Why there was no answer."""
+def _no_response(error: httpx2.HTTPError, url: str) -> Unavailable:
+    """The error for a request without a response."""
     reason = _reason(error)
     match error:
         case httpx2.ConnectError() | httpx2.ConnectTimeout() | httpx2.ProxyError():
             return Unavailable(
-                f"no platform answers at {url}: {reason or 'no connection within seconds'}", code="server.unreachable",
-                hint="is it running? check the address (--server, DAGMASTER_URL), or start one with `dagmaster up`",
-            )  # fmt: skip
+                f"no platform answers at {url}: {reason or 'no connection within the timeout'}",
+                code="server.unreachable",
+                hint="is it running? check the URL (--server, DAGMASTER_URL), or start one with `dagmaster up`",
+            )
         case httpx2.TimeoutException():
             return Unavailable(
                 f"{url} took too long to answer", code="server.slow", hint="try again; is the platform overloaded?"
@@ -480,68 +486,70 @@ def _reason(error: Exception) -> str:
     return text.partition("] ")[2] if text.startswith("[Errno ") else text
 
 
-def _refuse_unless_ok(answer: httpx2.Response, url: str, expected: str) -> None:
-    """Raise what the platform says was wrong, or that this is no platform."""
-    media_type = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if answer.is_redirect:
-        target = _shown(answer.headers.get("location", "nowhere"))
+def _raise_unless_ok(response: httpx2.Response, url: str, expected: str) -> None:
+    """Raise the error that the platform reports, or Unavailable if the response is not from a platform."""
+    media_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if response.is_redirect:
+        target = _redacted(response.headers.get("location", "nowhere"))
         raise Unavailable(
-            f"{_shown(url)} sends us on to {target}", code="server.redirects",
-            hint="give the final address with --server",
-        )  # fmt: skip
+            f"{_redacted(url)} redirects to {target}",
+            code="server.redirects",
+            hint="pass the final URL with --server",
+        )
     if media_type == "application/problem+json":
-        raise _problem(answer)
-    if answer.is_error:
-        raise _bare_error(answer, _shown(url), media_type)
+        raise _problem(response)
+    if response.is_error:
+        raise _bare_error(response, _redacted(url), media_type)
     if media_type != expected:
         raise Unavailable(
-            f"{_shown(url)} answers, but not as the API of a platform does ({media_type or 'no content type'})",
+            f"{_redacted(url)} responds, but it is not the API of a platform ({media_type or 'no content type'})",
             code="server.not-a-platform",
-            hint="check the address (--server, DAGMASTER_URL); is something else listening there?",
+            hint="check the URL (--server, DAGMASTER_URL); does another program listen there?",
         )
 
 
-def _kind_of(status: int) -> type[DagmasterError]:
+def _error_class(status: int) -> type[DagmasterError]:
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         return Unavailable
-    return _KINDS.get(status, InvalidRequest)
+    return _ERRORS_BY_STATUS.get(status, InvalidRequest)
 
 
-def _bare_error(answer: httpx2.Response, url: str, media_type: str) -> DagmasterError:
-    """An error of something in between: a proxy, a gateway, another program."""
-    said = f"{answer.status_code} {answer.reason_phrase}".strip()
-    return _kind_of(answer.status_code)(
-        f"{url} answers {said}, and not as the API of a platform does ({media_type or 'no content type'})",
+def _bare_error(response: httpx2.Response, url: str, media_type: str) -> DagmasterError:
+    """The error for a failed request to a proxy, a gateway or another program."""
+    status = f"{response.status_code} {response.reason_phrase}".strip()
+    return _error_class(response.status_code)(
+        f"{url} responds with {status}, but it is not the API of a platform ({media_type or 'no content type'})",
         code="server.not-a-platform",
-        hint="check the address (--server, DAGMASTER_URL), or ask whoever runs what is in front of it",
+        hint="check the URL (--server, DAGMASTER_URL), and any proxy in front of the API",
     )
 
 
-def _problem(answer: httpx2.Response) -> DagmasterError:
+def _problem(response: httpx2.Response) -> DagmasterError:
     try:
-        told = orjson.loads(answer.content)
+        problem = orjson.loads(response.content)
     except orjson.JSONDecodeError:
-        told = None
-    if not isinstance(told, dict):
+        problem = None
+    if not isinstance(problem, dict):
         return unexpected("a problem that is not JSON")
-    mistakes = told.get("errors")
-    if isinstance(mistakes, list) and told.get("code") == InvalidWorkflow.default_code:
+    mistakes = problem.get("errors")
+    if isinstance(mistakes, list) and problem.get("code") == InvalidWorkflow.default_code:
         return InvalidWorkflow("workflow", problems_of(mistakes))
-    facts = told.get("facts")
-    known = {str(name): value for name, value in facts.items()} if isinstance(facts, dict) else {}
+    facts = problem.get("facts")
+    if not isinstance(facts, dict):
+        facts = {}
     reserved = {"message", "code", "hint"}
-    error = _kind_of(answer.status_code)(
-        str(told.get("detail") or told.get("title") or answer.status_code),
-        code=str(told.get("code") or "server.problem"),
-        hint=str(told["hint"]) if told.get("hint") else None,
-        **{name: value for name, value in known.items() if name not in reserved},
+    error = _error_class(response.status_code)(
+        str(problem.get("detail") or problem.get("title") or response.status_code),
+        code=str(problem.get("code") or "server.problem"),
+        hint=str(problem["hint"]) if problem.get("hint") else None,
+        **{name: value for name, value in facts.items() if name not in reserved},
     )
-    error.facts |= {"request_id": told.get("request_id"), "status": answer.status_code}
+    error.facts |= {"request_id": problem.get("request_id"), "status": response.status_code}
     return error
 
 
 def problems_of(mistakes: Sequence[Any]) -> list[WorkflowProblem]:
-    """Mistakes in a workflow file, as the platform found them."""
+    """The errors in a workflow file, from the response of the platform."""
     return [
         WorkflowProblem(
             message=str(mistake.get("message")),

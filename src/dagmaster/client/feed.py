@@ -1,7 +1,7 @@
 """A job's events as they happen, over any number of connections.
 
-Each connection goes on behind the last event that was seen, and numbers have no gaps: nothing is missed and nothing
-comes twice, however often the connection is lost.
+Each connection continues after the last event that was received, and sequence numbers have no gaps: no event is missed
+or received twice, however often the connection is lost.
 """
 
 import queue
@@ -45,14 +45,14 @@ def resumed(
     client: Client,
     job_id: str,
     after: int,
-    on_trouble: Callable[[Unavailable], None],
+    on_outage: Callable[[Unavailable], None],
     *,
     on_connected: Callable[[], None] = lambda: None,
     on_progress: Callable[[], None] = lambda: None,
 ) -> Iterator[StreamedEvent]:
-    """Every event behind a number, once and in order, until the job is over. `on_trouble` waits, or raises."""
+    """Every event after a sequence number, once and in order, until the job has ended. `on_outage` waits, or raises."""
     while True:
-        began_behind = after
+        first_after = after
         try:
             with client.stream(job_id, after) as events:
                 on_connected()
@@ -63,60 +63,60 @@ def resumed(
                         on_progress()
                         continue
                     if event.sequence > after + 1:
-                        break  # what is missing in between comes with the next connection
+                        break  # the next connection sends the missing events
                     if event.sequence == after + 1:
                         yield event
                         after = event.sequence
         except Unavailable as error:
-            on_trouble(error)
+            on_outage(error)
         else:
-            if after == began_behind:
-                time.sleep(_PAUSE_SECONDS)  # a platform that is just stopping ends its streams at once
+            if after == first_after:
+                time.sleep(_PAUSE_SECONDS)  # a platform that is stopping ends its streams at once
 
 
 class Feed:
-    """Tells that something happened to a job, from a thread of its own. Trouble is left to whoever then asks what."""
+    """Signals from its own thread that a job has changed. It hides errors: the next request of the caller raises them."""
 
     def __init__(self, client: Client, job_id: str, after: int) -> None:
-        self._client = client.again()
-        self._news: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._client = client.copy()
+        self._signals: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, args=(job_id, after), name="feed", daemon=True)
         self._thread.start()
 
     def wait(self, seconds: float) -> bool:
-        """Whether anything happened within this time."""
+        """Wait up to this time. Returns whether the job has changed."""
         try:
-            self._news.get(timeout=seconds)
+            self._signals.get(timeout=seconds)
         except queue.Empty:
             return False
-        while not self._news.empty():
-            self._news.get()
+        while not self._signals.empty():
+            self._signals.get()
         return True
 
     def close(self) -> None:
-        """The thread ends with its connection, or with the process."""
+        """Stop the thread. It ends when its connection ends, or with the process."""
         self._is_closed = True
 
     def _run(self, job_id: str, after: int) -> None:
         try:
             while not self._is_closed:
-                for event in resumed(self._client, job_id, after, self._on_trouble, on_progress=self._tell):
+                for event in resumed(self._client, job_id, after, self._on_outage, on_progress=self._signal):
                     after = event.sequence or after
-                    self._tell()
+                    self._signal()
                     if self._is_closed:
                         return
-                self._tell()
-                time.sleep(_PAUSE_SECONDS)  # it is over, unless someone resumes it
+                self._signal()
+                time.sleep(_PAUSE_SECONDS)  # the job has ended, but it may be resumed
         except DagmasterError:
-            return  # whoever asks what happened is told the same
+            return  # the next request of the caller raises the same error
         finally:
             self._client.close()
 
-    def _tell(self) -> None:
-        self._news.put(None)
+    def _signal(self) -> None:
+        self._signals.put(None)
 
-    def _on_trouble(self, error: Unavailable) -> None:
+    def _on_outage(self, error: Unavailable) -> None:
         if self._is_closed:
             raise error
         time.sleep(_PAUSE_SECONDS)

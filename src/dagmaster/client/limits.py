@@ -1,5 +1,4 @@
-"""What both ends of the API must agree on. Light to import:
-the command line needs it, and nothing else of this package."""
+"""Constants that the server and the client of the API share. Light to import, because the command line needs them."""
 
 PREFIX = "/api/v1"
 MAX_BODY_BYTES = 1024 * 1024

@@ -1,13 +1,13 @@
 """Make text safe to print on a terminal.
 
-What comes from a platform was written by handlers, submitters and others. A terminal obeys control characters, so they
+Texts from a platform were written by handlers, submitters and others. A terminal executes control characters, so they
 are escaped.
 """
 
 import re
 from typing import Any
 
-# Control characters but line breaks and tabs, the marks that turn the direction of writing, and halves of characters.
+# Control characters except line breaks and tabs, marks that change the writing direction, and lone surrogates.
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 

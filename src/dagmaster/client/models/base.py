@@ -48,8 +48,7 @@ Extensible = Annotated[T, WrapValidator(_keep_unknown)]
 
 
 def read(kind: type[M], value: Any) -> M:
-    """A response as a model. Unknown fields are ignored, and control characters in texts are escaped:
-    people see them."""
+    """A response as a model. Unknown fields are ignored. Control characters are escaped, because texts are printed."""
     try:
         return kind.model_validate(neutral_value(value), extra="ignore", context=_CLIENT)
     except ValidationError as error:
@@ -64,8 +63,7 @@ def read_all(kind: type[M], values: Iterable[Any]) -> list[M]:
 
 def unexpected(what: str) -> Unavailable:
     return Unavailable(
-        f"the platform's answer is not understood: {what}",
+        f"the response of the platform is not valid: {what}",
         code="server.unexpected",
-        hint="is it of another version than this command? "
-        "compare `dagmaster orchestrators ls` and `dagmaster --version`",
+        hint="is it another version than this command? compare `dagmaster orchestrators ls` and `dagmaster --version`",
     )

@@ -10,7 +10,7 @@ from dagmaster.jobs.states import Blame
 
 
 class TaskError(RequestModel):
-    """Why an attempt failed, and who has to act: the caller, the data's owner, or nobody because a retry may help."""
+    """Why an attempt failed, and who has to act: the caller, the data's owner, or no one because a retry may help."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -33,7 +33,6 @@ class TaskReport(RequestModel):
 
 
 class ReportReceipt(ApiModel):
-    """`accepted` is false if the report was too late to count.
-    It is stored for people to see; the worker need not act."""
+    """`accepted` is false if the report was too late to count. It is stored all the same; the worker need not act."""
 
     accepted: bool

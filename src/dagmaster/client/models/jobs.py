@@ -254,8 +254,8 @@ class Resumed(ApiModel):
     status: Extensible[Literal["resumed", "dry_run"]]
     nodes: tuple[str, ...] = Field(description="Nodes of the definition, in its order")
     children: dict[str, int] = Field(
-        description="The number of children of each fan_out that run: those that failed or were cancelled, "
-        "and those that were not created yet. A fan_out that reads its source again is not listed, "
-        "because its number of children is not known yet"
+        description="The number of children of each fan_out that run: those that failed or were cancelled, and those "
+        "that were not created yet. A fan_out that reads its source again is not listed, because its number of "
+        "children is not known yet"
     )
     resume_count: int = 0

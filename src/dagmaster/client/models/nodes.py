@@ -50,8 +50,8 @@ class NodeSummary(ApiModel):
 
 
 class ChildCounts(ApiModel):
-    """The children of a fan_out by state. `waiting` children are queued or not created yet; `retrying` children wait
-    for their next attempt."""
+    """The children of a fan_out by state. `waiting` children are queued or not created yet; `retrying` children wait for
+    their next attempt."""
 
     total: int
     done: int
@@ -67,8 +67,7 @@ class ChildCounts(ApiModel):
 
 
 class PublicNode(NodeSummary):
-    """A node, or a child of a fan_out. `state` is the status to show to people:
-    a fan_out runs as long as its children do."""
+    """A node, or a child of a fan_out. `state` is the status to display: a fan_out runs as long as its children do."""
 
     type: str
     stage: str
@@ -96,8 +95,7 @@ class StageSummary(ApiModel):
 
 
 class LogLine(ApiModel):
-    """A line that an attempt logged, with the time of its worker's clock.
-    Lines are numbered from 1; old lines may be deleted."""
+    """A line that an attempt logged, with the time of its worker's clock. Numbers start at 1; old lines may be deleted."""
 
     number: int
     at: datetime

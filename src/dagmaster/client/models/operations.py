@@ -82,8 +82,7 @@ class DeadLetterSummary(DeadLetter):
 
 
 class Replayed(ApiModel):
-    """A submission is in its queue again; it becomes a job, or a dead letter with a new id.
-    For a task, its job is resumed."""
+    """A submission is in its queue again, and becomes a job or a dead letter with a new id. The job of a task is resumed."""
 
     dead_letter_id: UUID
     queue: str
