@@ -1,5 +1,4 @@
-"""Write docs/states.md from the transition tables in jobs/states.py.
-With --check: only say whether it is up to date."""
+"""Write docs/states.md from the transition tables in jobs/states.py. With --check, only compare them."""
 
 import sys
 from enum import StrEnum
@@ -13,44 +12,42 @@ PAGE = Path(__file__).parent.parent / "docs" / "states.md"
 INTRODUCTION = """\
 # States
 
-This page is drawn by `scripts/draw_states.py` from the tables in `src/dagmaster/jobs/states.py`. The planner asks these
-tables before every move, and the database's triggers are generated from them: a transition that is not here is
+`scripts/draw_states.py` writes this page from the tables in `src/dagmaster/jobs/states.py`. The planner checks these tables
+before every transition, and the triggers of the database are generated from them: a transition that is not on this page is
 impossible. A test compares this page with the tables.
 
-States are lower case everywhere: in the database, in events and on screen. An arrow with a text, such as `run + 1`, is
-a way back out of a terminal state: the database lets it pass only where the same update raises that counter by one.
+States are written in lower case everywhere: in the database, in events and on screen. An arrow with a text, such as
+`run + 1`, leaves a terminal state. The database accepts it only if the same update increases that counter by one.
 """
 
-# By kind first: members of different enums are equal where their texts are.
+# One dictionary per life cycle, because members of different enums are equal if their texts are equal.
 MEANINGS: dict[str, dict[StrEnum, str]] = {
     "job": {
         JobStatus.PENDING: "created; nothing has been sent to a worker yet",
         JobStatus.RUNNING: "at least one task has been dispatched",
         JobStatus.COMPLETED: "every node has ended and no failure counts",
-        JobStatus.PARTIAL_SUCCESS: (
-            "every critical node completed or was skipped by a branch, an important one fell short"
-        ),
-        JobStatus.FAILED: "a critical node failed for good, or the workflow's outputs could not be rendered",
-        JobStatus.CANCELLED: "ended on request",
+        JobStatus.PARTIAL_SUCCESS: "every critical node completed or was skipped by a branch, but an important one did not",
+        JobStatus.FAILED: "a critical node failed finally, or the workflow's outputs could not be rendered",
+        JobStatus.CANCELLED: "stopped on request",
     },
     "node": {
-        NodeStatus.PENDING: "waits for the nodes it depends on",
-        NodeStatus.READY: "may go; with `not_before` it waits for its next attempt, a fan_out is making its children",
-        NodeStatus.DISPATCHED: "its task is in the queue, or was claimed a moment ago",
+        NodeStatus.PENDING: "waits for the nodes that it depends on",
+        NodeStatus.READY: "can be dispatched; with `not_before` it waits for a retry; a fan_out creates its children",
+        NodeStatus.DISPATCHED: "its task is in the queue, or a worker has just claimed it",
         NodeStatus.RUNNING: "a worker is running its task",
-        NodeStatus.COMPLETED: "has its output",
+        NodeStatus.COMPLETED: "completed with an output",
         NodeStatus.FAILED: "failed; final unless the same transaction retries it",
         NodeStatus.SKIPPED: "will not run: `reason` is `branch_not_taken` or `upstream_failed`",
-        NodeStatus.CANCELLED: "will not run, or was taken back: `reason` says why",
+        NodeStatus.CANCELLED: "will not run, or was stopped: `reason` says why",
     },
     "task": {
-        TaskStatus.QUEUED: "waits for a worker that offers its handler",
+        TaskStatus.QUEUED: "waits for a worker that has its handler",
         TaskStatus.RUNNING: "a worker holds it under a lease",
         TaskStatus.SUCCEEDED: "its worker reported an output in time",
-        TaskStatus.FAILED: "its worker reported an error, or it ran past its time",
-        TaskStatus.LOST: "its lease lapsed",
-        TaskStatus.RETURNED: "its worker gave it back while shutting down; costs no retry",
-        TaskStatus.CANCELLED: "taken back, or waited in its queue longer than allowed",
+        TaskStatus.FAILED: "its worker reported an error, or its timeout passed",
+        TaskStatus.LOST: "its lease expired",
+        TaskStatus.RETURNED: "its worker returned it while shutting down; this does not count as a retry",
+        TaskStatus.CANCELLED: "cancelled, or it waited in its queue longer than allowed",
     },
 }
 
@@ -66,8 +63,8 @@ def _section(cycle: LifeCycle) -> str:
 
 
 def _next(cycle: LifeCycle, state: StrEnum) -> str:
-    ways = [*cycle.after(state), *(f"{target} ({cycle.counter} + 1)" for target in cycle.rerun(state))]
-    return ", ".join(ways) or "nothing"
+    targets = [*cycle.after(state), *(f"{target} ({cycle.counter} + 1)" for target in cycle.rerun(state))]
+    return ", ".join(targets) or "none"
 
 
 def main(arguments: list[str]) -> int:

@@ -1,6 +1,6 @@
-"""Write docs/reference from the code: the API, the command line, the fields of workflow files, the handlers that ship.
+"""Write docs/reference from the code: the API, the command line, the fields of workflow files, the built-in handlers.
 
-With --check: only say which pages are not up to date.
+With --check, only report which pages are not up to date.
 """
 
 import ast
@@ -39,7 +39,7 @@ Schema = dict[str, Any]
 
 
 def table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A table, or nothing where there are no rows."""
+    """A Markdown table, or an empty text if there are no rows."""
     lines = [_line(row) for row in rows]
     names = list(headings)
     return "".join([_line(names), "|" + "---|" * len(names) + "\n", *lines, "\n"]) if lines else ""
@@ -62,44 +62,47 @@ def anchor(heading: str) -> str:
 API_INTRODUCTION = """\
 # API
 
-Every path, parameter and answer of the API, written by `make docs` from its OpenAPI description; a running platform
-serves that as `/openapi.json`, and an overview as `/docs`. Lists come in pages: `next` of one is `after` of the
-following one. What is refused is told as a problem (RFC 9457) with one of the [codes](#problem-codes) below.
+This page lists every path, parameter and response of the API. `make docs` writes it from the OpenAPI description, which a
+running platform serves as `/openapi.json`; `/docs` is a short overview. Lists have pages: pass `next` of a page as `after`
+to get the following page. The response to a request that fails is a problem (RFC 9457) with one of the
+[codes](#problem-codes) below.
 
 """
 
 
 def api_page() -> str:
-    # Nothing is asked of a database here, and no environment has a say.
-    described = create_app(
+    # The description needs no database, and does not depend on the environment.
+    openapi = create_app(
         Settings.model_construct(), "postgresql://nowhere/nothing", WorkflowLibrary({}), installed()
     ).openapi()
-    common = _common(described)
-    parts = [API_INTRODUCTION, f"Any request may be answered with a problem of status {', '.join(sorted(common))}.\n\n"]
-    for tag in described["tags"]:
-        operations = list(_operations_of(described, tag["name"], common))
+    common = _common(openapi)
+    parts = [API_INTRODUCTION, f"Every path may respond with a problem of status {', '.join(sorted(common))}.\n\n"]
+    for tag in openapi["tags"]:
+        operations = list(_operations_of(openapi, tag["name"], common))
         if operations:
             parts += [f"## {tag['name'].capitalize()}\n\n{tag['description']}.\n\n", *operations]
-    parts.append("## Models\n\nThe bodies of requests and answers.\n\n")
-    parts += [_model(name, schema) for name, schema in sorted(described["components"]["schemas"].items())]
+    parts.append("## Models\n\nThe bodies of requests and responses.\n\n")
+    parts += [_model(name, schema) for name, schema in sorted(openapi["components"]["schemas"].items())]
     parts.append(_problem_codes())
     return "".join(parts).rstrip() + "\n"
 
 
-def _common(described: Schema) -> set[str]:
-    """The statuses of problems that every operation has."""
-    operations = [operation for found in described["paths"].values() for operation in found.values()]
+def _common(openapi: Schema) -> set[str]:
+    """The statuses of problems that every operation may respond with."""
+    operations = [operation for methods in openapi["paths"].values() for operation in methods.values()]
     return set.intersection(*(_problems_of(operation) for operation in operations))
 
 
 def _problems_of(operation: Schema) -> set[str]:
     return {
-        status for status, answer in operation["responses"].items() if problems.MEDIA_TYPE in answer.get("content", {})
+        status
+        for status, response in operation["responses"].items()
+        if problems.MEDIA_TYPE in response.get("content", {})
     }
 
 
-def _operations_of(described: Schema, tag: str, common: set[str]) -> Iterator[str]:
-    for path, operations in described["paths"].items():
+def _operations_of(openapi: Schema, tag: str, common: set[str]) -> Iterator[str]:
+    for path, operations in openapi["paths"].items():
         for method, operation in operations.items():
             if tag in operation["tags"]:
                 yield _operation(method.upper(), path, operation, common)
@@ -115,8 +118,10 @@ def _operation(method: str, path: str, operation: Schema, common: set[str]) -> s
     if body := operation.get("requestBody"):
         shapes = [f"{_kind(content['schema'])} as `{media}`" for media, content in body["content"].items()]
         parts.append(f"Body: {', or '.join(shapes)}.\n\n")
-    answers = [_answer(*found) for found in operation["responses"].items() if found[0] not in common]
-    parts.append(table(("answer", "body", "meaning"), answers))
+    responses = [
+        _response(status, response) for status, response in operation["responses"].items() if status not in common
+    ]
+    parts.append(table(("status", "body", "meaning"), responses))
     return "".join(parts)
 
 
@@ -126,9 +131,10 @@ def _parameter(parameter: Schema) -> tuple[str, ...]:
     return name, parameter["in"], _kind(schema), _default(schema), parameter.get("description", "")
 
 
-def _answer(status: str, answer: Schema) -> tuple[str, str, str]:
-    shapes = [_kind(content.get("schema", {})) or f"`{media}`" for media, content in answer.get("content", {}).items()]
-    return status, ", ".join(dict.fromkeys(shapes)), answer["description"]
+def _response(status: str, response: Schema) -> tuple[str, str, str]:
+    content = response.get("content", {})
+    shapes = [_kind(described.get("schema", {})) or f"`{media}`" for media, described in content.items()]
+    return status, ", ".join(dict.fromkeys(shapes)), response["description"]
 
 
 def _default(schema: Schema) -> str:
@@ -162,8 +168,8 @@ def _kind(schema: Schema) -> str:
 
 def _bounds(schema: Schema) -> str:
     words = {"minimum": "at least", "maximum": "at most", "exclusiveMinimum": "above", "maxLength": "up to"}
-    told = [f"{word} {schema[name]}" for name, word in words.items() if name in schema]
-    return f", {', '.join(told)}" if told else ""
+    bounds = [f"{word} {schema[name]}" for name, word in words.items() if name in schema]
+    return f", {', '.join(bounds)}" if bounds else ""
 
 
 def _model(name: str, schema: Schema) -> str:
@@ -175,61 +181,58 @@ def _model(name: str, schema: Schema) -> str:
     required = set(schema.get("required", ()))
     rows = (
         (
-            f"`{field}`" + (" (required)" if field in required else ""),
-            _kind(told),
-            _default(told),
-            told.get("description", ""),
+            f"`{name}`" + (" (required)" if name in required else ""),
+            _kind(field),
+            _default(field),
+            field.get("description", ""),
         )
-        for field, told in schema.get("properties", {}).items()
+        for name, field in schema.get("properties", {}).items()
     )
     return "".join([*parts, table(("field", "value", "default", "meaning"), rows)])
 
 
 DETAILS = {
-    "request.invalid": "every mistake in the request, each with its place, also as `errors`",
+    "request.invalid": "every error in the request, with the field; `errors` lists them",
     "request.not-storable": "a value cannot be stored: …",
-    "workflow.invalid": "every mistake in the workflow file, each with its line and column, also as `errors`",
+    "workflow.invalid": "every error in the workflow file; `errors` lists them with line and column",
 }
 
 
 def _problem_codes() -> str:
     rows = [(f"`{code}`", str(_status(code, name)), message) for code, name, message in _raised()]
     rows += [(f"`{code}`", str(status), HTTPStatus(status).phrase.lower()) for status, code in problems.OF_HTTP.items()]
-    rows += [(f"`{code}`", str(status), detail) for status, code, detail in _answered()]
+    rows += [(f"`{code}`", str(status), detail) for status, code, detail in _sent_directly()]
     of_file = errors.InvalidWorkflow.default_code
     rows.append((f"`{of_file}`", str(_status(of_file, "InvalidWorkflow")), DETAILS[of_file]))
-    introduction = (
-        "## Problem codes\n\nWhat may be refused, and with which status. Codes stay the same across releases.\n\n"
-    )
+    introduction = "## Problem codes\n\nThe status and the message of each code. Codes are stable across releases.\n\n"
     return introduction + table(("code", "status", "detail"), sorted(rows))
 
 
 def _status(code: str, name: str) -> HTTPStatus | int:
     kind: type[errors.DagmasterError] = getattr(errors, name)
-    known = problems.STATUSES_BY_CODE.get(code)
-    return int(known or next(problems.STATUSES[base] for base in kind.__mro__ if base in problems.STATUSES))
+    own = problems.STATUSES_BY_CODE.get(code)
+    return int(own or next(problems.STATUSES[base] for base in kind.__mro__ if base in problems.STATUSES))
 
 
 def _raised() -> set[tuple[str, str, str]]:
-    """Every error in the code that is made with a code of its own: code, class, message.
-    Of several messages the shortest."""
+    """Every error that is raised with its own code: code, class, and the shortest of its messages."""
     families = {
-        name for name, found in vars(errors).items() if isinstance(found, type) and issubclass(found, Exception)
+        name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)
     }
-    found: dict[str, tuple[str, str, str]] = {}
-    for file in _within_reach():
+    raised: dict[str, tuple[str, str, str]] = {}
+    for file in _files_of_requests():
         for node in ast.walk(ast.parse(file.read_text())):
             if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in families):
                 continue
             codes = [k.value.value for k in node.keywords if k.arg == "code" and isinstance(k.value, ast.Constant)]
             for code in codes:
-                told = (str(code), node.func.id, _text(node.args[0]) if node.args else "")
-                found[told[0]] = min(found.get(told[0], told), told, key=lambda t: (not t[2], len(t[2]), t[2]))
-    return set(found.values())
+                entry = (str(code), node.func.id, _text(node.args[0]) if node.args else "")
+                raised[entry[0]] = min(raised.get(entry[0], entry), entry, key=lambda t: (not t[2], len(t[2]), t[2]))
+    return set(raised.values())
 
 
-def _answered() -> Iterator[tuple[int, str, str]]:
-    """The problems that the API makes without an error of ours, beside those of HTTP: status, code, detail."""
+def _sent_directly() -> Iterator[tuple[int, str, str]]:
+    """The problems that the API sends without raising a DagmasterError, except those of HTTP: status, code, detail."""
     texts = [Path(module.__file__).read_text() for module in (api_problems, problems)]
     for node in ast.walk(ast.parse("\n".join(texts))):
         match node:
@@ -240,15 +243,15 @@ def _answered() -> Iterator[tuple[int, str, str]]:
                 yield int(HTTPStatus[name]), code, DETAILS.get(code) or _text(detail)
 
 
-def _within_reach() -> list[Path]:
-    """The files whose errors a request may meet."""
+def _files_of_requests() -> list[Path]:
+    """The files whose errors a request may cause."""
     folder = Path(dagmaster.__path__[0])
     files = [file for package in PACKAGES for file in (folder / package).rglob("*.py")]
     return sorted(file for file in files if file.name != "embedded.py")
 
 
 def _text(node: ast.expr) -> str:
-    """A message as it stands in the code, with … for what is filled in."""
+    """A message as it is written in the code, with … for the values in it."""
     match node:
         case ast.Constant(value=str(text)):
             return text
@@ -264,8 +267,8 @@ def _text(node: ast.expr) -> str:
 CLI_INTRODUCTION = """\
 # Command line
 
-Every command with its options, written by `make docs` from the commands themselves; `--help` shows the same. What all
-commands understand is told once, at the beginning.
+This page lists every command with its options. `make docs` writes it from the commands; `--help` shows the same text. The
+first table has the options that all commands accept.
 
 """
 
@@ -282,9 +285,9 @@ def cli_page() -> str:
 
 
 def _exit_codes() -> list[tuple[str, str]]:
-    """From the head of the module that gives them."""
-    found = re.findall(r"(\d+)\s+(\S.*?)(?=\s{2,}\d|\n|$)", command_line.__doc__ or "")
-    return [(code, meaning) for code, meaning in sorted(found, key=lambda pair: int(pair[0]))]
+    """The exit codes, from the docstring of the module that returns them."""
+    pairs = re.findall(r"(\d+)\s+(\S.*?)(?=\s{2,}\d|\n|$)", command_line.__doc__ or "")
+    return [(code, meaning) for code, meaning in sorted(pairs, key=lambda pair: int(pair[0]))]
 
 
 def _commands(group: click.Group, context: click.Context, shared: set[str]) -> Iterator[str]:
@@ -328,7 +331,7 @@ def _option(option: click.Parameter) -> tuple[str, ...]:
     is_plain = option.is_flag or option.count
     value = "" if is_plain else (option.metavar or _choices(option.type))
     default = option.default if isinstance(option.default, str | int | float) and not is_plain else None
-    repeated = " (may be given several times)" if option.multiple else ""
+    repeated = " (may be repeated)" if option.multiple else ""
     names = f"`{_spelling(option)}`" + (" (required)" if option.required else "")
     return names, value, "" if default is None else f"`{default}`", f"{option.help or ''}{repeated}"
 
@@ -350,78 +353,78 @@ def _choices(kind: click.ParamType) -> str:
 WORKFLOW_INTRODUCTION = """\
 # Fields of a workflow file
 
-Every field that a workflow file may have, with its type and default, written by `make docs` from the models that read
-the file. How they work together is told in [workflows.md](../workflows.md). A field that is not listed is refused.
+This page lists every field of a workflow file, with its type and default. `make docs` writes it from the models that read
+the file. [workflows.md](../workflows.md) explains how the fields work together. A field that is not listed is refused.
 
 """
 
-# In the order of the page: what a model stands for in a file.
+# The heading and introduction of each model, in the order of the page.
 PARTS: Mapping[type[BaseModel], tuple[str, str]] = {
     model.Workflow: ("The file", "The outermost fields."),
     model.Input: ("An input", "A value of `inputs`."),
-    model.StartNode: ("A `start` node", "Exactly one: where the job begins."),
-    model.EndNode: ("An `end` node", "One or more: where paths lead to."),
-    model.TaskNode: ("A `task` node", "One handler with its params. A node with a `handler` and no `type` is one."),
-    model.ConditionalNode: ("A `conditional` node", "Chooses which way to go on."),
+    model.StartNode: ("A `start` node", "The start of the job. A workflow has exactly one."),
+    model.EndNode: ("An `end` node", "The end of a path. A workflow has one or more."),
+    model.TaskNode: ("A `task` node", "Runs a handler with params. A node with a `handler` and no `type` is a task."),
+    model.ConditionalNode: ("A `conditional` node", "Selects the next nodes by a condition or by branches."),
     model.Branch: ("A branch", "An item of `branches`."),
-    model.FanOutNode: ("A `fan_out` node", "One child for each item of an array."),
-    model.Work: ("The task of a fan_out", "The value of `task`: what each child runs."),
-    model.FanInNode: ("A `fan_in` node", "Gathers the children of a fan_out."),
+    model.FanOutNode: ("A `fan_out` node", "Runs one child for each item, or each batch of items, of an array."),
+    model.Work: ("The task of a fan_out", "The value of `task`: the handler that each child runs."),
+    model.FanInNode: ("A `fan_in` node", "Waits for the children of a fan_out and collects their results."),
     model.Retry: ("Retries", "The value of `retry`."),
     model.DependsOn: ("Dependencies", "The value of `depends_on`."),
 }
 MEANINGS: Mapping[str, str] = {
-    "workflow_id": "what the workflow is submitted under: a letter, then up to 63 letters, digits, `_`, `.` or `-`",
-    "name": "for people",
-    "version": "kept as it is written",
-    "description": "for people",
-    "timeout_seconds": "how long an attempt may run; without it the handler's own limit, then 3600",
-    "Workflow.timeout_seconds": "how long a job may take; past it, the job is stopped and has failed",
-    "idempotent": "a submission with the same inputs answers with the job that the first one made",
-    "fail_fast": "when a critical node has failed, take running tasks back too",
-    "inputs": "what a job may or must be given, by name",
-    "outputs": "templates for the job's result",
-    "nodes": "the nodes, by their ids",
-    "Input.type": "what is accepted",
+    "workflow_id": "the id of the workflow: a letter, then up to 63 letters, digits, `_`, `.` or `-`",
+    "name": "a name for people",
+    "version": "a text; it is stored with each job and not interpreted",
+    "description": "a description for people",
+    "timeout_seconds": "the longest run time of an attempt; by default the handler's timeout, or 3600",
+    "Workflow.timeout_seconds": "the longest duration of a job; after it, the job is stopped and fails",
+    "idempotent": "a submission with the same inputs as an earlier one returns the earlier job",
+    "fail_fast": "when a critical node has failed, running tasks are stopped too",
+    "inputs": "the inputs of a job, by name",
+    "outputs": "templates of the job's result, by name",
+    "nodes": "the nodes, by id",
+    "Input.type": "the type of the value",
     "required": "a submission without it is refused",
-    "default": "taken where a submission does not give it",
-    "type": "which kind of node it is",
-    "next": "who comes after this node: a name or a list of names",
-    "Branch.next": "where this branch leads: a name or a list of names",
-    "depends_on": "what this node waits for; replaces what the `next` of others implies",
-    "stage": "a label that groups nodes for people; without it the node's id",
-    "importance": "what its failure means for the job",
-    "handler": "the name under which a handler is registered",
-    "FanInNode.handler": "a handler of its own, which streams the children's results",
-    "queue": "where its tasks wait; without it the handler's own queue, then `DEFAULT_QUEUE`",
-    "params": "what the handler is given: any JSON structure, with templates in its texts",
-    "queue_timeout_seconds": "how long an attempt may wait in its queue; then it counts as a failure",
-    "retry": "how failures are tried again",
+    "default": "the value if a submission has none",
+    "type": "the type of the node",
+    "next": "the nodes that follow: a name or a list of names",
+    "Branch.next": "the nodes that follow in this branch: a name or a list of names",
+    "depends_on": "the nodes that this node waits for; replaces the dependencies from the `next` of other nodes",
+    "stage": "a label that groups nodes for display; by default the node's id",
+    "importance": "the effect of its failure on the job",
+    "handler": "the name of a registered handler",
+    "FanInNode.handler": "a handler that reads the children's results as a stream",
+    "queue": "the queue of its tasks; by default the handler's queue, or `DEFAULT_QUEUE`",
+    "params": "the params of the handler: a JSON object whose texts may be templates",
+    "queue_timeout_seconds": "the longest time that an attempt waits in its queue; after it, the attempt fails",
+    "retry": "the retries after a failure",
     "condition": "an expression that is true or false",
     "Branch.condition": "a comparison with the value of `condition_field`, such as `> 100`",
-    "Branch.default": "taken where no other branch is",
-    "on_true": "where it goes on if the condition holds",
-    "on_false": "where it goes on if it does not",
-    "condition_field": "an expression whose value the branches compare",
-    "branches": "ways to go on, of which the first that holds is taken",
-    "source": "an expression that gives an array, or an array; this or `results_of`",
-    "results_of": "an earlier fan_out whose children's results are the items; this or `source`",
-    "task": "what each child runs",
-    "batch_size": "how many items one child gets",
-    "max_parallel": "at most so many children are under way at a time, over all workers",
-    "tolerate": "how many children may fail: a whole number counts them, `10%` or `0.1` is a share of all",
-    "label": "a template for a readable name of the child",
-    "fan_out": "whose children; by default the nearest fan_out upstream",
-    "aggregation": "what becomes of the children's outputs, where there is no handler",
-    "max_attempts": "retries after the first attempt, so 0 means one attempt in all",
-    "backoff": "`exponential` doubles the wait each time, `fixed` keeps it",
-    "initial_delay_seconds": "the first wait",
-    "max_delay_seconds": "no wait is longer",
-    "jitter": "the actual wait is between half of it and all of it, at random",
-    "all_of": "each of these must have ended well",
-    "any_of": "one of these is enough",
+    "Branch.default": "this branch is taken if no other branch is",
+    "on_true": "the nodes that follow if the condition is true",
+    "on_false": "the nodes that follow if the condition is false",
+    "condition_field": "an expression; the branches compare its value",
+    "branches": "a list of branches; the first one whose condition is true is taken",
+    "source": "an array, or an expression whose value is an array; either this or `results_of`",
+    "results_of": "an earlier fan_out; the results of its children are the items; either this or `source`",
+    "task": "the task of each child",
+    "batch_size": "the number of items per child",
+    "max_parallel": "the most children that are queued, running or waiting for a retry at the same time, over all workers",
+    "tolerate": "how many children may fail: a whole number of children, or a share written as `10%` or `0.1`",
+    "label": "a template of a readable name for each child",
+    "fan_out": "the fan_out whose children it collects; by default the nearest fan_out upstream",
+    "aggregation": "how the children's outputs are combined, if there is no handler",
+    "max_attempts": "the number of retries after the first attempt; 0 means a single attempt",
+    "backoff": "`exponential` doubles the delay after each retry, `fixed` keeps it",
+    "initial_delay_seconds": "the delay before the first retry",
+    "max_delay_seconds": "the longest delay",
+    "jitter": "the actual delay is random, between half of it and all of it",
+    "all_of": "the node waits for all of these",
+    "any_of": "the node waits until one of these has completed",
 }
-# What the models share with others, and the check refuses.
+# Fields that a model inherits, and that the check refuses.
 REFUSED = {(model.ConditionalNode, "next"), (model.EndNode, "next")}
 _WORDS = {
     str: "text",
@@ -443,8 +446,8 @@ def workflow_page() -> str:
 
 
 def _field(part: type[BaseModel], name: str, field: FieldInfo) -> tuple[str, ...]:
-    told = f"`{field.alias or name}`" + (" (required)" if field.is_required() else "")
-    return told, _type(field.annotation, field.metadata), _initial(field), meaning_of(part, name)
+    label = f"`{field.alias or name}`" + (" (required)" if field.is_required() else "")
+    return label, _type(field.annotation, field.metadata), _initial(field), meaning_of(part, name)
 
 
 def meaning_of(part: type[BaseModel], name: str) -> str:
@@ -489,44 +492,42 @@ def _type(kind: Any, notes: Iterable[Any] = ()) -> str:
 
 
 def _limits(notes: Iterable[Any]) -> str:
-    told: list[str] = []
-    for note in (part for given in notes for part in (given.metadata if isinstance(given, FieldInfo) else [given])):
+    limits: list[str] = []
+    for note in (part for entry in notes for part in (entry.metadata if isinstance(entry, FieldInfo) else [entry])):
         match note:
             case Gt(gt=limit):
-                told.append(f"above {limit}")
+                limits.append(f"above {limit}")
             case Ge(ge=limit):
-                told.append(f"at least {limit}")
+                limits.append(f"at least {limit}")
             case Le(le=limit):
-                told.append(f"at most {limit}")
-    return f", {', '.join(told)}" if told else ""
+                limits.append(f"at most {limit}")
+    return f", {', '.join(limits)}" if limits else ""
 
 
 # ---------------------------------------------------------------------------------------------------- handlers
 
 HANDLERS_INTRODUCTION = """\
-# Handlers that ship
+# Built-in handlers
 
-The handlers that a workflow can name without any other package installed, written by `make docs` from the
-registrations: those of the raster workflows, and some for tests and as examples. [handlers.md](../handlers.md) explains
-how to add others.
+This page lists the handlers that are part of dagmaster: those of the raster workflows, and some for tests and as examples.
+`make docs` writes it from their registrations. [handlers.md](../handlers.md) explains how to add others.
 
 """
 
 
 def handlers_page() -> str:
-    return (
-        HANDLERS_INTRODUCTION + "".join(map(_handler, sorted(shipped.REGISTRATIONS, key=lambda found: found.name)))[:-1]
-    )
+    registrations = sorted(shipped.REGISTRATIONS, key=lambda registration: registration.name)
+    return HANDLERS_INTRODUCTION + "".join(map(_handler, registrations))[:-1]
 
 
-def _handler(found: Registration) -> str:
-    function = found.resolve()
-    where = "in the worker's event loop" if found.is_async else "in a child process"
-    queue = f"`{found.queue}`" if found.queue else "`DEFAULT_QUEUE`"
+def _handler(registration: Registration) -> str:
+    function = registration.resolve()
+    where = "in the worker's event loop" if registration.is_async else "in a child process"
+    queue = f"`{registration.queue}`" if registration.queue else "`DEFAULT_QUEUE`"
+    timeout = registration.timeout_seconds or DEFAULT_TIMEOUT_SECONDS
     parts = [
-        f"## {found.name}\n\n{' '.join((inspect.getdoc(function) or '').split())}\n\n",
-        f"Runs {where}; its queue is {queue}, its timeout {found.timeout_seconds or DEFAULT_TIMEOUT_SECONDS:g} s, ",
-        "unless the workflow sets others.\n\n",
+        f"## {registration.name}\n\n{' '.join((inspect.getdoc(function) or '').split())}\n\n",
+        f"It runs {where}. Unless the workflow sets others, its queue is {queue} and its timeout is {timeout:g} s.\n\n",
     ]
     hints = get_type_hints(function)
     returned = hints.pop("return", None)

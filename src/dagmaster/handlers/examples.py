@@ -1,4 +1,4 @@
-"""Handlers for tests and demonstrations, and as examples."""
+"""Example handlers, which tests and demonstrations use too."""
 
 import asyncio
 import ctypes
@@ -18,7 +18,7 @@ from dagmaster.errors import DagmasterError, HandlerFailed, Unavailable, UnfitDa
 from dagmaster.handlers.context import Context, SyncContext
 
 CHECK_SECONDS = 0.1
-SURE_AFTER_RETRIES = 4
+SUCCEEDS_AFTER_RETRIES = 4
 
 
 async def echo(ctx: Context) -> dict[str, Any]:
@@ -47,11 +47,11 @@ async def sleep(ctx: Context, params: SleepParams) -> dict[str, float]:
     """Sleep in short steps, and stop early on a cancel or shutdown."""
     loop = asyncio.get_running_loop()
     end = loop.time() + params.seconds
-    while (left := end - loop.time()) > 0:
+    while (remaining := end - loop.time()) > 0:
         if ctx.cancelled or ctx.shutting_down:
             raise ctx.give_back()
-        ctx.progress(1 - left / params.seconds)
-        await asyncio.sleep(min(CHECK_SECONDS, left))
+        ctx.progress(1 - remaining / params.seconds)
+        await asyncio.sleep(min(CHECK_SECONDS, remaining))
     return {"slept_seconds": params.seconds}
 
 
@@ -99,7 +99,7 @@ async def flaky_echo(ctx: Context, params: FlakyParams) -> dict[str, Any]:
 def _draws_failure(ctx: Context, params: FlakyParams) -> bool:
     if params.seed is None:
         return random.random() < params.failure_rate  # noqa: S311 - not a secret
-    if ctx.retry_count >= SURE_AFTER_RETRIES:
+    if ctx.retry_count >= SUCCEEDS_AFTER_RETRIES:
         return False
     digest = hashlib.sha256(f"{params.seed}|{ctx.node_id}|{ctx.attempt}".encode()).digest()
     return int.from_bytes(digest[:8], "big") / 2**64 < params.failure_rate
@@ -141,11 +141,11 @@ _FINISHED = "finished"
 
 def _folder_of(ctx: SyncContext) -> Path:
     """A folder that all attempts of a node on this machine share."""
-    ours = Path(tempfile.gettempdir()) / f"dagmaster-phases-{os.getuid()}"
-    ours.mkdir(mode=0o700, exist_ok=True)
-    if ours.is_symlink() or ours.stat().st_uid != os.getuid():
-        raise Unavailable(f"{ours} belongs to another user", code="examples.no-folder")
-    folder = ours / f"{ctx.job_id}-{ctx.node_id}"
+    parent = Path(tempfile.gettempdir()) / f"dagmaster-phases-{os.getuid()}"
+    parent.mkdir(mode=0o700, exist_ok=True)
+    if parent.is_symlink() or parent.stat().st_uid != os.getuid():
+        raise Unavailable(f"{parent} belongs to another user", code="examples.no-folder")
+    folder = parent / f"{ctx.job_id}-{ctx.node_id}"
     folder.mkdir(exist_ok=True)
     return folder
 
@@ -177,7 +177,7 @@ async def chunk_processor(_ctx: Context, params: ChunkParams) -> dict[str, Any]:
 
 
 def _plain(number: float) -> float:
-    """Integers without a decimal point."""
+    """A whole number as an integer, so that JSON shows it without a decimal point."""
     return int(number) if float(number).is_integer() else number
 
 
