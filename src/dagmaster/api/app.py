@@ -48,7 +48,7 @@ _TAGS = [
     {"name": "callbacks", "description": "For workers without access to the database"},
     {"name": "queues", "description": "Show, limit and pause queues"},
     {"name": "dead letters", "description": "Messages that were rejected"},
-    {"name": "operations", "description": "Running instances, the janitor, and numbers of the platform"},
+    {"name": "operations", "description": "Running instances, the janitor, and statistics of the platform"},
     {"name": "bootstrap", "description": "The database schema"},
     {"name": "health", "description": "For probes and operators"},
 ]

@@ -31,7 +31,9 @@ async def _queues(services: ApiServices, only: str | None = None) -> list[QueueS
     )
 
 
-@router.put("/{queue}", operation_id="set_queue", summary="Limit, pause or open a queue", responses=responses(404, 409))
+@router.put(
+    "/{queue}", operation_id="set_queue", summary="Limit, pause or resume a queue", responses=responses(404, 409)
+)
 async def set_queue(services: Services, queue: QueueName, limits: QueueLimits) -> QueueSummary:
     """The limits apply to all workers, from the next task on. A limit that is left out is removed."""
     return await _set_queue(services, queue, QueueChange(max_running=limits.max_running, is_paused=limits.is_paused))

@@ -1,4 +1,4 @@
-"""Numbers of the platform."""
+"""Statistics of the platform."""
 
 from fastapi import APIRouter
 
@@ -12,7 +12,7 @@ router = APIRouter(tags=["operations"])
 RECENT_HOURS = 24
 
 
-@router.get("/stats", operation_id="get_stats", summary="Get numbers of the platform", responses=responses())
+@router.get("/stats", operation_id="get_stats", summary="Get statistics of the platform", responses=responses())
 async def get_stats(services: Services) -> Stats:
     sizes = await services.reads.sizes()
     jobs = await services.reads.jobs_by_status()

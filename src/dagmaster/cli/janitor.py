@@ -22,7 +22,7 @@ def janitor() -> None:
 @click.option("--type", "action_type", metavar="ACTION", help="Only actions of this type, such as lease_lapsed")
 @click.option("--target", metavar="ID", help="Only actions on this job, task, queue or session; the whole id")
 @_limit
-@click.option("--after", metavar="CURSOR", help="Continue after this one (`next` of the page before)")
+@click.option("--after", metavar="CURSOR", help="Continue after this action (`next` of the page before)")
 @pass_state
 def list_actions(state: State, action_type: str | None, target: str | None, limit: int, after: str | None) -> None:
     """List what the janitor did, newest first."""

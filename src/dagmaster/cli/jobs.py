@@ -25,7 +25,7 @@ def jobs() -> None:
 @jobs.command("ls")
 @click.option("--status", type=click.Choice(JOB_STATES), help="Only jobs in this state")
 @click.option("--workflow", metavar="ID", shell_complete=complete_workflows, help="Only jobs of this workflow")
-@click.option("--submitted-by", metavar="WHO", help="Only jobs submitted by them")
+@click.option("--submitted-by", metavar="WHO", help="Only jobs of this submitter")
 @click.option("--correlation-id", metavar="ID", help="Only jobs with this correlation id")
 @click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True)
 @click.option("--after", metavar="CURSOR", help="Continue after this job (`next` of the page before)")
@@ -300,7 +300,13 @@ def _short(data: Any) -> str:
 @click.option("--parent", metavar="FAN_OUT", help="The children of this fan_out")
 @click.option("--status", type=click.Choice(NODE_STATES), help="Only nodes in this state")
 @click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True)
-@click.option("--after", type=click.IntRange(-1, 2**31 - 2), default=-1, metavar="N", help="Continue after this one")
+@click.option(
+    "--after",
+    type=click.IntRange(-1, 2**31 - 2),
+    default=-1,
+    metavar="N",
+    help="Continue after this node (`next` of the page before)",
+)
 @pass_state
 def nodes(state: State, *, job: str, parent: str | None, status: str | None, limit: int, after: int) -> None:
     """List a job's nodes, or with --parent the children of a fan_out, a page at a time."""

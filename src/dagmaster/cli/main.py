@@ -1,9 +1,9 @@
-"""The entry point: the tree of commands, and the one place where errors become messages and exit codes.
+"""The entry point: the tree of commands, and the one place that turns errors into messages and exit codes.
 
-0  fine                    3  not allowed
-1  the job failed          4  not found, or the state forbids it
-2  usage                   5  unavailable
-70 a bug                   130 interrupted
+0  success                 3  not allowed
+1  the job failed          4  not found, or the state does not allow it
+2  invalid usage           5  unavailable
+70 internal error          130 interrupted
 """
 
 import os

@@ -25,7 +25,13 @@ Schema = dict[str, Any]
     "-p", "--param", "pairs", multiple=True, metavar="K=V", help="An input; JSON unless it is declared as a string"
 )
 @click.option("--params", metavar="@FILE|JSON", help="Inputs as a JSON object, up to 1 MiB")
-@click.option("--priority", type=click.IntRange(0, 10), default=0, show_default=True, help="10 goes first")
+@click.option(
+    "--priority",
+    type=click.IntRange(0, 10),
+    default=0,
+    show_default=True,
+    help="Tasks of jobs with a higher priority run first",
+)
 @click.option("--correlation-id", help="Your own id for the job, up to 64 characters")
 @click.option("--submitted-by", help="Name of the submitter; idempotency keys are per submitter")
 @click.option("--idempotency-key", metavar="KEY", help="Submit only once: the same key returns the same job")

@@ -17,7 +17,7 @@ def encode(value: Any, what: str) -> bytes:
     try:
         text = orjson.dumps(value)
     except (TypeError, RecursionError) as error:
-        raise InvalidRequest(f"{what} can't be kept as JSON: {error}", code="value.not-json") from error
+        raise InvalidRequest(f"{what} cannot be stored as JSON: {error}", code="value.not-json") from error
     if _NUL.search(text):
-        raise InvalidRequest(f"{what} contain a NUL character, which can't be stored", code="value.nul")
+        raise InvalidRequest(f"{what} contain a NUL character, which cannot be stored", code="value.nul")
     return text

@@ -20,10 +20,11 @@ _StoredId = Annotated[str, Field(json_schema_extra={"minLength": 1, "maxLength":
 
 
 class JobRequest(Submission):
-    """A submission of a workflow that the platform knows, or of one that is sent along."""
+    """A submission of a workflow of the platform, or of the one in `definition`."""
 
     definition: Annotated[str, Field(min_length=1)] | None = Field(
-        None, description="A workflow file (YAML) to run instead of the known one; its `workflow_id` must match"
+        None,
+        description="A workflow file (YAML) to run instead of the platform's workflow; its `workflow_id` must match",
     )
 
 

@@ -82,7 +82,7 @@ class DeadLetterSummary(DeadLetter):
 
 
 class Replayed(ApiModel):
-    """A submission is in its queue again, and becomes a job or a dead letter with a new id. The job of a task is resumed."""
+    """A submission is in its queue again; it becomes a job, or a dead letter with a new id. A task's job is resumed."""
 
     dead_letter_id: UUID
     queue: str
@@ -123,7 +123,7 @@ class WorkflowStatistics(ApiModel):
 
 
 class Stats(ApiModel):
-    """Numbers of the platform."""
+    """Statistics of the platform."""
 
     jobs: dict[JobStatus, int]
     tasks: list[TaskCount]

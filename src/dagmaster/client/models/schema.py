@@ -17,7 +17,7 @@ class SchemaStatus(ApiModel):
     pending: list[str] = Field(description="What `migrate` would change, and what it leaves to you")
     server_version: str
     extensions: dict[str, str]
-    catalog: str | None = Field(None, description="The deployed version of pgSTAC; null if there is no STAC catalog")
+    catalog: str | None = Field(None, description="The deployed version of pgSTAC; null if there is no STAC catalogue")
 
 
 class TableSizes(ApiModel):

@@ -26,7 +26,7 @@ class WorkflowSummary(ApiModel):
 
 
 class RefusedFile(ApiModel):
-    """A workflow file that the platform found and cannot use."""
+    """A workflow file that the platform cannot use."""
 
     file: str = Field(description="Its name, or the entry point of a package that has no workflow files")
     problems: list[Mistake]
