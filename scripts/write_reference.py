@@ -200,7 +200,10 @@ DETAILS = {
 
 def _problem_codes() -> str:
     rows = [(f"`{code}`", str(_status(code, name)), message) for code, name, message in _raised()]
-    rows += [(f"`{code}`", str(status), HTTPStatus(status).phrase.lower()) for status, code in problems.OF_HTTP.items()]
+    rows += [
+        (f"`{code}`", str(status), HTTPStatus(status).phrase.lower())
+        for status, code in problems.CODES_BY_STATUS.items()
+    ]
     rows += [(f"`{code}`", str(status), detail) for status, code, detail in _sent_directly()]
     of_file = errors.InvalidWorkflow.default_code
     rows.append((f"`{of_file}`", str(_status(of_file, "InvalidWorkflow")), DETAILS[of_file]))
@@ -237,9 +240,9 @@ def _sent_directly() -> Iterator[tuple[int, str, str]]:
     for node in ast.walk(ast.parse("\n".join(texts))):
         match node:
             case ast.Call(
-                func=ast.Attribute(attr="answer"),
+                func=ast.Attribute(attr="response"),
                 args=[ast.Attribute(attr=name), ast.Constant(value=str(code)), detail, *_],
-            ) if code not in problems.OF_HTTP.values():
+            ) if code not in problems.CODES_BY_STATUS.values():
                 yield int(HTTPStatus[name]), code, DETAILS.get(code) or _text(detail)
 
 

@@ -43,14 +43,14 @@ def _described(status: int) -> dict[str, Any]:
 
 def register(app: FastAPI) -> None:
     """Respond to every error with problem details."""
-    app.add_exception_handler(DagmasterError, _on_ours)
+    app.add_exception_handler(DagmasterError, _on_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, PROBLEMS.on_http)
     app.add_exception_handler(psycopg.DataError, _on_unstorable)
     app.add_exception_handler(UnicodeEncodeError, _on_unstorable)
 
 
-async def _on_ours(request: Request, error: Exception) -> Response:
+async def _on_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, DagmasterError)
     if status_of(error) >= HTTPStatus.INTERNAL_SERVER_ERROR:
         _log.warning(
@@ -60,14 +60,14 @@ async def _on_ours(request: Request, error: Exception) -> Response:
             code=error.code,
             error=error.message,
         )
-    return await PROBLEMS.on_ours(request, error)
+    return await PROBLEMS.on_error(request, error)
 
 
 async def _on_invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     path, request_id = request.url.path, request_id_of(request)
     if any(tuple(e["loc"]) == ("body",) and e["type"] != "missing" for e in error.errors()) and not _is_json(request):
-        return PROBLEMS.answer(
+        return PROBLEMS.response(
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
             "request.media-type",
             "the content type of the body is not JSON",
@@ -78,7 +78,7 @@ async def _on_invalid(request: Request, error: Exception) -> Response:
     body = _body_of(request)
     mistakes = [_mistake(e, error.body, body) for e in error.errors()]
     detail = "; ".join(f"{mistake.at}: {mistake.message}" for mistake in mistakes[:5])
-    return PROBLEMS.answer(
+    return PROBLEMS.response(
         HTTPStatus.UNPROCESSABLE_ENTITY,
         "request.invalid",
         detail,
@@ -146,6 +146,6 @@ def _fields_at(model: type[BaseModel] | None, path: Iterable[Any]) -> list[str]:
 async def _on_unstorable(request: Request, error: Exception) -> Response:
     reason = error.diag.message_primary if isinstance(error, psycopg.Error) else None
     detail = f"a value cannot be stored: {reason or 'PostgreSQL does not accept the text'}"
-    return PROBLEMS.answer(
+    return PROBLEMS.response(
         HTTPStatus.BAD_REQUEST, "request.not-storable", detail, request.url.path, request_id_of(request)
     )

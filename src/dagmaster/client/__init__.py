@@ -1,4 +1,4 @@
 """The HTTP API as its clients see it: request and response models, limits, and a client. No server code is imported.
 
-`dagmaster.api` declares its routes with these models, and the command line reads the answers with them.
+`dagmaster.api` declares its routes with these models, and the command line reads responses with them.
 """

@@ -22,7 +22,7 @@ def _escaped(character: str) -> str:
 
 
 def neutral_value(value: Any) -> Any:
-    """A JSON value with every text in it made neutral."""
+    """A JSON value in which every text is neutral."""
     if isinstance(value, str):
         return neutral(value)
     if isinstance(value, dict):

@@ -111,13 +111,13 @@ class Probes:
 
     def _serve(self) -> None:
         with self._bound:
-            server = _Server(self._bound, self)
+            server = _ProbeServer(self._bound, self)
             while not self._stopped.is_set():
                 server.handle_request()
 
     # Responses
 
-    def answer(self, path: str, host: str) -> tuple[int, str, bytes]:
+    def response(self, path: str, host: str) -> tuple[int, str, bytes]:
         """The status, media type and body of the response."""
         if not (self._is_open_to_all or is_loopback(urlsplit(f"//{host}").hostname or "")):
             return (
@@ -159,7 +159,7 @@ class Probes:
         return one("dagmaster_loop_still_seconds", "gauge", meaning, time.monotonic() - self._ticked_at)
 
 
-class _Server(ThreadingHTTPServer):
+class _ProbeServer(ThreadingHTTPServer):
     """An HTTP server on a socket that is already bound, with a limit on the number of connections."""
 
     daemon_threads = True
@@ -199,8 +199,8 @@ class _Handler(BaseHTTPRequestHandler):
         self._respond(with_body=False)
 
     def _respond(self, *, with_body: bool) -> None:
-        probes = cast(_Server, self.server).probes
-        status, media_type, body = probes.answer(self.path, self.headers.get("Host", ""))
+        probes = cast(_ProbeServer, self.server).probes
+        status, media_type, body = probes.response(self.path, self.headers.get("Host", ""))
         self.send_response(status)
         self.send_header("Content-Type", media_type)
         self.send_header("Content-Length", str(len(body)))

@@ -30,7 +30,7 @@ _log = log.get("serving")
 
 def register(app: FastAPI) -> None:
     """Turn every error into a problem response."""
-    app.add_exception_handler(DagmasterError, PROBLEMS.on_ours)
+    app.add_exception_handler(DagmasterError, PROBLEMS.on_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, PROBLEMS.on_http)
     for error in _OUTSIDE:
@@ -81,4 +81,4 @@ async def _on_unreadable(request: Request, error: Exception) -> Response:
 
 
 def _problem(request: Request, status: HTTPStatus, code: str, detail: str, hint: str | None = None) -> Response:
-    return PROBLEMS.answer(status, code, detail, request.url.path, request_id_of(request), hint=hint)
+    return PROBLEMS.response(status, code, detail, request.url.path, request_id_of(request), hint=hint)

@@ -192,7 +192,7 @@ def create_stac() -> FastAPI:
     app: FastAPI = api.app
     # The landing page links to a route of this name.
     app.add_api_route(f"{PREFIX}/api.html", _get_help, name="swagger_ui_html", include_in_schema=False)
-    app.add_exception_handler(InvalidRequest, PROBLEMS.on_ours)
+    app.add_exception_handler(InvalidRequest, PROBLEMS.on_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, PROBLEMS.on_http)
     for error in _NO_CATALOG_ERRORS:
@@ -239,16 +239,16 @@ async def _get_help() -> Response:
 async def _on_invalid(request: Request, error: Exception) -> Response:
     """Replaces stac-fastapi's handler, which repeats the values and fails for those that JSON cannot represent."""
     assert isinstance(error, RequestValidationError)
-    return await PROBLEMS.on_ours(request, InvalidRequest(describe(error), code="request.invalid", hint=_HINT))
+    return await PROBLEMS.on_error(request, InvalidRequest(describe(error), code="request.invalid", hint=_HINT))
 
 
 async def _on_no_catalog(request: Request, _error: Exception) -> Response:
-    return await PROBLEMS.on_ours(request, not_deployed())
+    return await PROBLEMS.on_error(request, not_deployed())
 
 
 async def _on_unavailable(request: Request, _error: Exception) -> Response:
     unavailable = Unavailable("the database is not available", code="database.unavailable")
-    return await PROBLEMS.on_ours(request, unavailable)
+    return await PROBLEMS.on_error(request, unavailable)
 
 
 async def _on_attribute_error(request: Request, error: Exception) -> Response:
@@ -260,4 +260,4 @@ async def _on_attribute_error(request: Request, error: Exception) -> Response:
 
 async def _on_unreadable(request: Request, _error: Exception) -> Response:
     unreadable = InvalidRequest("a value cannot be read", code="request.invalid", hint=_HINT)
-    return await PROBLEMS.on_ours(request, unreadable)
+    return await PROBLEMS.on_error(request, unreadable)

@@ -55,7 +55,7 @@ STATUSES_BY_CODE: Mapping[str, HTTPStatus] = {
     "request.foreign-origin": HTTPStatus.FORBIDDEN,
     "request.too-large": HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
 }
-OF_HTTP: Mapping[int, str] = {
+CODES_BY_STATUS: Mapping[int, str] = {
     404: "route.not-found",
     405: "route.method-not-allowed",
     413: "request.too-large",
@@ -73,11 +73,11 @@ class Problems:
 
     def problem_of(self, error: DagmasterError, path: str, request_id: str | None) -> Response:
         details: dict[str, Any] = {} if self.is_discreet else {"facts": error.facts, "errors": self._mistakes(error)}
-        return self.answer(status_of(error), error.code, error.message, path, request_id, hint=error.hint, **details)
+        return self.response(status_of(error), error.code, error.message, path, request_id, hint=error.hint, **details)
 
     def bug(self, path: str, request_id: str | None) -> Response:
         """The response to an unexpected error. The log has its details, with the id of the request."""
-        return self.answer(
+        return self.response(
             HTTPStatus.INTERNAL_SERVER_ERROR,
             "internal",
             "internal error; the log of the server has the details",
@@ -86,7 +86,7 @@ class Problems:
             hint="report it with the request_id",
         )
 
-    def answer(
+    def response(
         self,
         status: HTTPStatus,
         code: str,
@@ -117,17 +117,17 @@ class Problems:
             orjson.dumps(problem.model_dump()), status_code=status, media_type=MEDIA_TYPE, headers=all_headers
         )
 
-    async def on_ours(self, request: Request, error: Exception) -> Response:
+    async def on_error(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, DagmasterError)
         return self.problem_of(error, request.url.path, request_id_of(request))
 
     async def on_http(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         status = HTTPStatus(error.status_code)
-        code = OF_HTTP.get(status, f"http.{status.value}")
+        code = CODES_BY_STATUS.get(status, f"http.{status.value}")
         detail = status.phrase if self.is_discreet else error.detail or status.phrase
         hint = "/openapi.json lists all paths and methods" if status in (404, 405) else None
-        return self.answer(
+        return self.response(
             status, code, detail, request.url.path, request_id_of(request), hint=hint, headers=error.headers
         )
 

@@ -30,7 +30,7 @@ class WebServer:
             server_header=False,
             proxy_headers=False,
         )
-        self._server = _Server(config)
+        self._server = _UvicornServer(config)
 
     @property
     def url(self) -> str:
@@ -56,7 +56,7 @@ class WebServer:
         self._server.should_exit = True
 
 
-class _Server(uvicorn.Server):
+class _UvicornServer(uvicorn.Server):
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.has_started = asyncio.Event()
