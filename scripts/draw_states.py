@@ -12,9 +12,9 @@ PAGE = Path(__file__).parent.parent / "docs" / "states.md"
 INTRODUCTION = """\
 # States
 
-`scripts/draw_states.py` writes this page from the tables in `src/dagmaster/jobs/states.py`. The planner checks these tables
-before every transition, and the triggers of the database are generated from them: a transition that is not on this page is
-impossible. A test compares this page with the tables.
+`scripts/draw_states.py` writes this page from the tables in `src/dagmaster/jobs/states.py`. The planner checks these
+tables before every transition, and the triggers of the database are generated from them: a transition that is not on
+this page is impossible. A test compares this page with the tables.
 
 States are written in lower case everywhere: in the database, in events and on screen. An arrow with a text, such as
 `run + 1`, leaves a terminal state. The database accepts it only if the same update increases that counter by one.
@@ -26,7 +26,7 @@ MEANINGS: dict[str, dict[StrEnum, str]] = {
         JobStatus.PENDING: "created; nothing has been sent to a worker yet",
         JobStatus.RUNNING: "at least one task has been dispatched",
         JobStatus.COMPLETED: "every node has ended and no failure counts",
-        JobStatus.PARTIAL_SUCCESS: "every critical node completed or was skipped by a branch, but an important one did not",
+        JobStatus.PARTIAL_SUCCESS: "every critical node completed or was skipped by a branch; an important one did not",
         JobStatus.FAILED: "a critical node failed finally, or the workflow's outputs could not be rendered",
         JobStatus.CANCELLED: "stopped on request",
     },

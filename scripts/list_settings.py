@@ -13,17 +13,17 @@ PAGE = Path(__file__).parent.parent / "docs" / "settings.md"
 INTRODUCTION = """\
 # Settings
 
-Every setting is an environment variable, which a process reads once when it starts. An empty variable counts as not set.
-Invalid values are refused at the start, all at once, each with the name of the variable and the values that it accepts.
-These limits depend on each other:
+Every setting is an environment variable, which a process reads once when it starts. An empty variable counts as not
+set. Invalid values are refused at the start, all at once, each with the name of the variable and the values that it
+accepts. These limits depend on each other:
 
 - `HEARTBEAT_INTERVAL_SEC` must be shorter than `ORPHAN_THRESHOLD_SEC`, or healthy orchestrators are considered dead.
 - `LEASE_RENEW_SEC` must be shorter than `TASK_LEASE_SEC`, or healthy tasks are considered lost.
-- `ORPHAN_THRESHOLD_SEC` must be shorter than `JANITOR_PATIENCE_SEC`, or the janitor acts before the owner of a job can act.
+- `ORPHAN_THRESHOLD_SEC` must be shorter than `JANITOR_PATIENCE_SEC`, or the janitor acts before the owner can.
 - `TASK_LEASE_SEC` must be shorter than `PAYLOAD_GRACE_SEC`, or an output is deleted before its worker reports it.
 
-A variable that begins with `DAGMASTER_` and is not in this list causes a warning. `dagmaster doctor` checks all settings.
-`scripts/list_settings.py` writes this page from `src/dagmaster/settings.py`; a test compares the two.
+A variable that begins with `DAGMASTER_` and is not in this list causes a warning. `dagmaster doctor` checks all
+settings. `scripts/list_settings.py` writes this page from `src/dagmaster/settings.py`; a test compares the two.
 
 | variable | value | default | meaning |
 |---|---|---|---|

@@ -62,9 +62,9 @@ def anchor(heading: str) -> str:
 API_INTRODUCTION = """\
 # API
 
-This page lists every path, parameter and response of the API. `make docs` writes it from the OpenAPI description, which a
-running platform serves as `/openapi.json`; `/docs` is a short overview. Lists have pages: pass `next` of a page as `after`
-to get the following page. The response to a request that fails is a problem (RFC 9457) with one of the
+This page lists every path, parameter and response of the API. `make docs` writes it from the OpenAPI description, which
+a running platform serves as `/openapi.json`; `/docs` is a short overview. Lists have pages: pass `next` of a page as
+`after` to get the following page. The response to a request that fails is a problem (RFC 9457) with one of the
 [codes](#problem-codes) below.
 
 """
@@ -270,8 +270,8 @@ def _text(node: ast.expr) -> str:
 CLI_INTRODUCTION = """\
 # Command line
 
-This page lists every command with its options. `make docs` writes it from the commands; `--help` shows the same text. The
-first table has the options that all commands accept.
+This page lists every command with its options. `make docs` writes it from the commands; `--help` shows the same text.
+The first table has the options that all commands accept.
 
 """
 
@@ -356,8 +356,9 @@ def _choices(kind: click.ParamType) -> str:
 WORKFLOW_INTRODUCTION = """\
 # Fields of a workflow file
 
-This page lists every field of a workflow file, with its type and default. `make docs` writes it from the models that read
-the file. [workflows.md](../workflows.md) explains how the fields work together. A field that is not listed is refused.
+This page lists every field of a workflow file, with its type and default. `make docs` writes it from the models that
+read the file. [workflows.md](../workflows.md) explains how the fields work together. A field that is not listed is
+refused.
 
 """
 
@@ -414,7 +415,7 @@ MEANINGS: Mapping[str, str] = {
     "results_of": "an earlier fan_out; the results of its children are the items; either this or `source`",
     "task": "the task of each child",
     "batch_size": "the number of items per child",
-    "max_parallel": "the most children that are queued, running or waiting for a retry at the same time, over all workers",
+    "max_parallel": "the most children that are queued, running or waiting for a retry at once, over all workers",
     "tolerate": "how many children may fail: a whole number of children, or a share written as `10%` or `0.1`",
     "label": "a template of a readable name for each child",
     "fan_out": "the fan_out whose children it collects; by default the nearest fan_out upstream",
@@ -512,8 +513,8 @@ def _limits(notes: Iterable[Any]) -> str:
 HANDLERS_INTRODUCTION = """\
 # Built-in handlers
 
-This page lists the handlers that are part of dagmaster: those of the raster workflows, and some for tests and as examples.
-`make docs` writes it from their registrations. [handlers.md](../handlers.md) explains how to add others.
+This page lists the handlers that are part of dagmaster: those of the raster workflows, and some for tests and as
+examples. `make docs` writes it from their registrations. [handlers.md](../handlers.md) explains how to add others.
 
 """
 

@@ -58,7 +58,8 @@ def test_what_does_not_fit_together_is_refused(monkeypatch):
     told = refusal(monkeypatch, HEARTBEAT_INTERVAL_SEC="60", ORPHAN_THRESHOLD_SEC="60", TASK_LEASE_SEC="5")
 
     assert told == [
-        "HEARTBEAT_INTERVAL_SEC=60 must be shorter than ORPHAN_THRESHOLD_SEC=60, or healthy orchestrators are considered dead",
+        "HEARTBEAT_INTERVAL_SEC=60 must be shorter than ORPHAN_THRESHOLD_SEC=60,"
+        " or healthy orchestrators are considered dead",
         "LEASE_RENEW_SEC=15 must be shorter than TASK_LEASE_SEC=5, or healthy tasks are considered lost",
     ]
 

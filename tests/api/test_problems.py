@@ -88,7 +88,11 @@ async def test_invalid_requests_list_every_mistake_and_repeat_nothing(shared_dat
 @pytest.mark.parametrize(
     ("path", "sent", "message"),
     [
-        ("/jobs", {"workflow_id": "x", "priorty": 1}, "body.priorty: unknown field 'priorty'; did you mean 'priority'?"),
+        (
+            "/jobs",
+            {"workflow_id": "x", "priorty": 1},
+            "body.priorty: unknown field 'priorty'; did you mean 'priority'?",
+        ),
         ("/jobs", {"priority": 1}, "body.workflow_id: is required"),
         ("/jobs", {"workflow_id": "x", "priority": 11}, "body.priority: must be less than or equal to 10"),
         ("/jobs", [], "body: must be an object"),

@@ -85,7 +85,12 @@ def a_problem(status: int, **members: object) -> Answering:
         (plain(502, "text/html", b"<html>"), "responds with 502 Bad Gateway", "server.not-a-platform", 5),
         (plain(401, None), "responds with 401 Unauthorized", "server.not-a-platform", 3),
         (plain(404, "text/html"), "responds with 404 Not Found", "server.not-a-platform", 4),
-        (plain(302, None, Location="http://u:hush@elsewhere/"), "redirects to http://u:***@elsewhere/", "server.redirects", 5),
+        (
+            plain(302, None, Location="http://u:hush@elsewhere/"),
+            "redirects to http://u:***@elsewhere/",
+            "server.redirects",
+            5,
+        ),
         (plain(200, "application/json", b"{oops"), "it is not JSON", "server.unexpected", 5),
         (plain(200, "application/json", b"[]"), "it is not an object", "server.unexpected", 5),
         (plain(400, "application/problem+json", b"<"), "a problem that is not JSON", "server.unexpected", 5),

@@ -75,7 +75,7 @@ def resumed(
 
 
 class Feed:
-    """Signals from its own thread that a job has changed. It hides errors: the next request of the caller raises them."""
+    """Signals from its own thread that a job has changed. It hides errors: the next request raises them."""
 
     def __init__(self, client: Client, job_id: str, after: int) -> None:
         self._client = client.copy()

@@ -51,7 +51,7 @@ class Metric:
 
 
 class Subject(Protocol):
-    """The process that is probed. Its methods are called from other threads; they must neither block nor change anything."""
+    """The process that is probed. Its methods are called from other threads: they must not block or change anything."""
 
     def alive(self) -> list[Check]:
         """Checks whose failure only a restart repairs, besides a blocked event loop."""

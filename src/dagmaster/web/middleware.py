@@ -1,8 +1,9 @@
 """Middleware for every request: it assigns a request id, checks the host name, and limits the size of the body.
 
-It is plain ASGI, so that streams and large files pass through unchanged. Authentication is not supported yet, so servers
-listen on loopback only. Web pages of other sites in a browser on this machine can still reach them by DNS rebinding; the
-check of the `Host` header refuses those. A server extends the middleware by overriding `refusal`, `enter` and `mark`.
+It is plain ASGI, so that streams and large files pass through unchanged. Authentication is not supported yet, so
+servers listen on loopback only. Web pages of other sites in a browser on this machine can still reach them by DNS
+rebinding; the check of the `Host` header refuses those. A server extends the middleware by overriding `refusal`,
+`enter` and `mark`.
 """
 
 import re

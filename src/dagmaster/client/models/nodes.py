@@ -50,8 +50,8 @@ class NodeSummary(ApiModel):
 
 
 class ChildCounts(ApiModel):
-    """The children of a fan_out by state. `waiting` children are queued or not created yet; `retrying` children wait for
-    their next attempt."""
+    """The children of a fan_out by state. `waiting` children are queued or not created yet; `retrying` children wait
+    for their next attempt."""
 
     total: int
     done: int
@@ -95,7 +95,7 @@ class StageSummary(ApiModel):
 
 
 class LogLine(ApiModel):
-    """A line that an attempt logged, with the time of its worker's clock. Numbers start at 1; old lines may be deleted."""
+    """A line that an attempt logged, with the time of its worker's clock. Numbers start at 1; old lines may be gone."""
 
     number: int
     at: datetime
