@@ -257,13 +257,13 @@ def _files(document: Json) -> Violations:
 def _renders(document: Json) -> Violations:
     is_item = document.get("type") == "Feature"
     owner, where = (document["properties"], "properties.renders") if is_item else (document, "renders")
-    found = owner.get("renders")
-    if not isinstance(found, Mapping) or "default" not in found:
+    renders = owner.get("renders")
+    if not isinstance(renders, Mapping) or "default" not in renders:
         yield where, "there is always one that is called default"
         return
     own = document.get("assets", {})
     assets = own if is_item else document.get("item_assets", {})
-    for name, render in found.items():
+    for name, render in renders.items():
         # Of a collection the default is its items'; others may be of its own assets, such as an older version's mosaic.
         of = assets if name == "default" else {**own, **assets}
         yield from ((f"{where}.{name}", what) for what in _wrong_with_render(render, of))
@@ -356,18 +356,18 @@ def _processing(document: Json) -> Violations:
 
 def _classes(document: Json) -> Violations:
     for where, owner in _owners(document):
-        found = owner.get("classification:classes")
-        if found is None:
+        class_list = owner.get("classification:classes")
+        if class_list is None:
             continue
-        if not isinstance(found, list) or not found:
+        if not isinstance(class_list, list) or not class_list:
             yield f"{where}.classification:classes", "it lists at least one class"
             continue
-        values = [one.get("value") for one in found]
+        values = [one.get("value") for one in class_list]
         if len(set(values)) < len(values) or not all(
             isinstance(value, int) and not isinstance(value, bool) for value in values
         ):
             yield f"{where}.classification:classes", "each class has a whole number of its own"
-        for one in found:
+        for one in class_list:
             if not _CLASS_NAME.fullmatch(str(one.get("name", ""))):
                 yield f"{where}.classification:classes", "a name has letters, digits, dashes and underscores"
             if "color_hint" in one and not _COLOUR.fullmatch(str(one["color_hint"])):

@@ -70,7 +70,7 @@ def item(
     tiles look alike. `created` is of the first revision. `platform` holds the platform's refs, each published as
     `platform:<ref>`.
     """
-    found: Json = {
+    document: Json = {
         "type": "Feature",
         "stac_version": STAC_VERSION,
         "stac_extensions": [],
@@ -94,21 +94,21 @@ def item(
         "assets": _assets(cog, thumbnail),
         "links": item_links(links),
     }
-    found["stac_extensions"] = _extensions(found)
-    return found
+    document["stac_extensions"] = _extensions(document)
+    return document
 
 
 def _description(dataset: Dataset, tile: str | None) -> Json:
     title = dataset.title or dataset.id
-    found: Json = {"title": f"{title} ({tile})" if tile else title}
+    fields: Json = {"title": f"{title} ({tile})" if tile else title}
     if dataset.description:
-        found["description"] = dataset.description
+        fields["description"] = dataset.description
     if dataset.keywords:
-        found["keywords"] = list(dataset.keywords)
-    found["license"] = dataset.license
+        fields["keywords"] = list(dataset.keywords)
+    fields["license"] = dataset.license
     if dataset.providers:
-        found["providers"] = providers(dataset.providers)
-    return found
+        fields["providers"] = providers(dataset.providers)
+    return fields
 
 
 def providers(named: tuple[Provider, ...]) -> list[Json]:
@@ -143,17 +143,17 @@ def version_fields(version: Version) -> Json:
 
 
 def _processing(processing: Processing) -> Json:
-    found: Json = {
+    fields: Json = {
         "processing:facility": processing.facility,
         "processing:datetime": rfc3339(processing.at),
         "processing:lineage": processing.lineage,
         "processing:software": dict(sorted(processing.software.items())),
     }
     if processing.workflow:
-        found["processing:version"] = processing.workflow
+        fields["processing:version"] = processing.workflow
     if processing.source_sha256:
-        found["dagmaster:source_checksum"] = multihash(processing.source_sha256)
-    return found
+        fields["dagmaster:source_checksum"] = multihash(processing.source_sha256)
+    return fields
 
 
 def platform_fields(refs: Mapping[str, str]) -> Json:
@@ -176,8 +176,8 @@ def _assets(cog: Cog, thumbnail: str | None) -> Json:
     if cog.header_bytes is not None:
         data["file:header_size"] = cog.header_bytes
     data |= projection(cog.facts)
-    if found := classes(cog):
-        data["classification:classes"] = found
+    if class_list := classes(cog):
+        data["classification:classes"] = class_list
     data["bands"] = bands(cog)
     return {"data": data, **({"thumbnail": thumbnail_asset(thumbnail)} if thumbnail else {})}
 
@@ -202,40 +202,40 @@ def item_links(links: Links) -> list[Json]:
         ("latest-version", geojson, links.latest),
         ("version-history", json, links.history),
     ]
-    found = [_link(rel, media_type, href) for rel, media_type, href in singles if href]
-    return [*found, *map_links(links), *other_links(links)]
+    links_of_rel = [_link(rel, media_type, href) for rel, media_type, href in singles if href]
+    return [*links_of_rel, *map_links(links), *other_links(links)]
 
 
 def map_links(links: Links) -> list[Json]:
     """Each names the render that it shows, as the render extension asks."""
-    found = []
+    map_link_list = []
     if links.tilejson:
-        found.append({**_link("tilejson", "application/json", links.tilejson), "render": "default"})
+        map_link_list.append({**_link("tilejson", "application/json", links.tilejson), "render": "default"})
     if links.xyz:
-        found.append({**_link("xyz", "image/png", links.xyz), "render": "default"})
-    return found
+        map_link_list.append({**_link("xyz", "image/png", links.xyz), "render": "default"})
+    return map_link_list
 
 
 def other_links(links: Links) -> list[Json]:
-    found = [{"rel": "license", "href": public(links.license)}] if links.license else []
-    found += [
+    link_list = [{"rel": "license", "href": public(links.license)}] if links.license else []
+    link_list += [
         {"rel": "derived_from", "type": "application/geo+json", "href": public(href)} for href in links.derived_from
     ]
-    return [*found, *({"rel": "via", "href": public(href)} for href in links.via)]
+    return [*link_list, *({"rel": "via", "href": public(href)} for href in links.via)]
 
 
 def _link(rel: str, media_type: str, href: str) -> Json:
     return {"rel": rel, "type": media_type, "href": public(href)}
 
 
-def _extensions(found: Json) -> list[str]:
+def _extensions(document: Json) -> list[str]:
     """Those that are used, and only those."""
     names = ["projection", "raster", "file", "processing", "version"]
-    if "published" in found["properties"]:
+    if "published" in document["properties"]:
         names.append("timestamps")
     names.append("render")
-    if any("render" in link for link in found["links"]):
+    if any("render" in link for link in document["links"]):
         names.append("web-map-links")
-    if "classification:classes" in found["assets"]["data"]:
+    if "classification:classes" in document["assets"]["data"]:
         names.append("classification")
     return [EXTENSIONS[name] for name in names]

@@ -66,12 +66,12 @@ class StacProblem:
 
 def problems(document: Json) -> list[StacProblem]:
     """All problems of a document; empty if it is valid."""
-    found = [StacProblem(where, "schema", message) for where, message in _schema(document)]
+    problem_list = [StacProblem(where, "schema", message) for where, message in _schema(document)]
     of_its_type = _ITEM_RULES if document.get("type") == "Feature" else _COLLECTION_RULES
     for rule in (*_RULES, *of_its_type, *EXTENSION_RULES):
         code = rule.__name__.strip("_").replace("_", "-")
-        found += [StacProblem(where, code, message) for where, message in _applied(rule, document)]
-    return sorted(found, key=lambda problem: (problem.where, problem.code, problem.message))
+        problem_list += [StacProblem(where, code, message) for where, message in _applied(rule, document)]
+    return sorted(problem_list, key=lambda problem: (problem.where, problem.code, problem.message))
 
 
 def _applied(rule: "Rule", document: Json) -> list[tuple[str, str]]:
@@ -84,8 +84,8 @@ def _applied(rule: "Rule", document: Json) -> list[tuple[str, str]]:
 
 def refuse_invalid(document: Json) -> None:
     """Raise InvalidRequest if the document has a problem."""
-    if found := problems(document):
-        shown = "; ".join(map(str, found[:5])) + ("; …" if len(found) > 5 else "")
+    if problem_list := problems(document):
+        shown = "; ".join(map(str, problem_list[:5])) + ("; …" if len(problem_list) > 5 else "")
         raise InvalidRequest(f"a STAC document is not valid: {shown}", code="stac.invalid", id=str(document.get("id")))
 
 

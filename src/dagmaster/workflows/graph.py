@@ -125,13 +125,13 @@ def reading_order(workflow: Workflow) -> tuple[str, ...]:
         for other in (*node.depends_on.all_of, *node.depends_on.any_of) if node.depends_on else ():
             dependents.setdefault(other, []).append(node_id)
     pending = deque(sorted(node_id for node_id, node in workflow.nodes.items() if isinstance(node, StartNode)))
-    found: dict[str, None] = {}
+    visited: dict[str, None] = {}
     while pending:
         here = pending.popleft()
-        if here in workflow.nodes and here not in found:
-            found[here] = None
+        if here in workflow.nodes and here not in visited:
+            visited[here] = None
             pending.extend((*targets(workflow.nodes[here]), *dependents.get(here, ())))
-    return (*found, *sorted(workflow.nodes.keys() - found.keys()))
+    return (*visited, *sorted(workflow.nodes.keys() - visited.keys()))
 
 
 def dependencies(workflow: Workflow) -> tuple[Edges, Edges]:
@@ -159,11 +159,11 @@ def waits_for(workflow: Workflow) -> Edges:
 
 
 def inverse(edges: Mapping[str, Iterable[str]]) -> Edges:
-    found: dict[str, list[str]] = {node_id: [] for node_id in edges}
+    reversed_edges: dict[str, list[str]] = {node_id: [] for node_id in edges}
     for node_id, others in edges.items():
         for other in others:
-            found[other].append(node_id)
-    return {node_id: tuple(others) for node_id, others in found.items()}
+            reversed_edges[other].append(node_id)
+    return {node_id: tuple(others) for node_id, others in reversed_edges.items()}
 
 
 def topological(waits: Edges) -> tuple[str, ...]:
@@ -184,10 +184,10 @@ def topological(waits: Edges) -> tuple[str, ...]:
 
 
 def upstream(order: Iterable[str], waits: Edges) -> dict[str, frozenset[str]]:
-    found: dict[str, frozenset[str]] = {}
+    upstream: dict[str, frozenset[str]] = {}
     for node_id in order:
-        found[node_id] = frozenset(waits[node_id]).union(*(found[other] for other in waits[node_id]))
-    return found
+        upstream[node_id] = frozenset(waits[node_id]).union(*(upstream[other] for other in waits[node_id]))
+    return upstream
 
 
 def fan_outs_of(workflow: Workflow, fan_in: str, waits: Edges) -> tuple[str, ...]:
@@ -197,26 +197,26 @@ def fan_outs_of(workflow: Workflow, fan_in: str, waits: Edges) -> tuple[str, ...
         return (node.fan_out,)
     distance = {fan_in: 0}
     pending = deque([fan_in])
-    found: list[str] = []
-    while pending and not (found and distance[pending[0]] >= distance[found[0]]):
+    fan_outs: list[str] = []
+    while pending and not (fan_outs and distance[pending[0]] >= distance[fan_outs[0]]):
         here = pending.popleft()
         for other in waits[here]:
             if other not in distance:
                 distance[other] = distance[here] + 1
                 pending.append(other)
-                found += [other] if isinstance(workflow.nodes[other], FanOutNode) else []
-    return tuple(found)
+                fan_outs += [other] if isinstance(workflow.nodes[other], FanOutNode) else []
+    return tuple(fan_outs)
 
 
 def stages(workflow: Workflow, order: Iterable[str]) -> dict[str, tuple[int, str]]:
     """Number and label of each node's stage, by first appearance; a node without a label is a stage of its own."""
     numbers: dict[tuple[bool, str], int] = {}
-    found: dict[str, tuple[int, str]] = {}
+    stages: dict[str, tuple[int, str]] = {}
     for node_id in order:
         label = workflow.nodes[node_id].stage
         number = numbers.setdefault((label is None, label or node_id), len(numbers) + 1)
-        found[node_id] = (number, label or node_id)
-    return found
+        stages[node_id] = (number, label or node_id)
+    return stages
 
 
 # --- templates -------------------------------------------------------------------------------------------------------
@@ -224,34 +224,34 @@ def stages(workflow: Workflow, order: Iterable[str]) -> dict[str, tuple[int, str
 
 def _templates(nodes: Mapping[str, AnyNode]) -> dict[str, Any]:
     """Every node's templates, under the names of the Graph's fields."""
-    found: dict[str, dict[str, Any]] = {
+    compiled: dict[str, dict[str, Any]] = {
         name: {} for name in ("params", "sources", "labels", "conditions", "fields", "branches")
     }
     for node_id, node in nodes.items():
         if work := work_of(node):
-            found["params"][node_id] = compile_value(work.params)
+            compiled["params"][node_id] = compile_value(work.params)
         if isinstance(node, FanOutNode):
-            _fan_out(found, node_id, node)
+            _fan_out(compiled, node_id, node)
         if isinstance(node, ConditionalNode):
-            _conditional(found, node_id, node)
-    return found
+            _conditional(compiled, node_id, node)
+    return compiled
 
 
-def _fan_out(found: dict[str, dict[str, Any]], node_id: str, node: FanOutNode) -> None:
+def _fan_out(compiled: dict[str, dict[str, Any]], node_id: str, node: FanOutNode) -> None:
     if isinstance(node.source, str):
-        found["sources"][node_id] = compile_expression(node.source)
+        compiled["sources"][node_id] = compile_expression(node.source)
     elif node.source is not None:
-        found["sources"][node_id] = compile_value(node.source)
+        compiled["sources"][node_id] = compile_value(node.source)
     if node.label is not None:
-        found["labels"][node_id] = compile_value(node.label)
+        compiled["labels"][node_id] = compile_value(node.label)
 
 
-def _conditional(found: dict[str, dict[str, Any]], node_id: str, node: ConditionalNode) -> None:
+def _conditional(compiled: dict[str, dict[str, Any]], node_id: str, node: ConditionalNode) -> None:
     if node.condition is not None:
-        found["conditions"][node_id] = compile_condition(node.condition)
+        compiled["conditions"][node_id] = compile_condition(node.condition)
     if node.condition_field is not None:
-        found["fields"][node_id] = compile_expression(node.condition_field)
-        found["branches"][node_id] = tuple(
+        compiled["fields"][node_id] = compile_expression(node.condition_field)
+        compiled["branches"][node_id] = tuple(
             (None if branch.condition is None else compile_branch(branch.condition), branch.next)
             for branch in node.branches
         )
@@ -260,10 +260,10 @@ def _conditional(found: dict[str, dict[str, Any]], node_id: str, node: Condition
 def _needs(
     nodes: Iterable[str], templates: Mapping[str, dict[str, Any]], outputs: Mapping[str, Compiled] | None
 ) -> dict[str, frozenset[str]]:
-    found: dict[str, set[str]] = {node_id: set() for node_id in nodes}
+    needed: dict[str, set[str]] = {node_id: set() for node_id in nodes}
     for name, by_node in templates.items():
         for node_id, compiled in by_node.items():
             each = [c for c, _ in compiled if c] if name == "branches" else [compiled]
-            found[node_id].update(*(c.nodes for c in each))
-    found[OUTPUTS] = set().union(*(compiled.nodes for compiled in (outputs or {}).values()))
-    return {node_id: frozenset(read) for node_id, read in found.items()}
+            needed[node_id].update(*(c.nodes for c in each))
+    needed[OUTPUTS] = set().union(*(compiled.nodes for compiled in (outputs or {}).values()))
+    return {node_id: frozenset(read) for node_id, read in needed.items()}

@@ -186,8 +186,8 @@ def _differences(connection: sa.Connection, metadata: sa.MetaData) -> list[Any]:
     with warnings.catch_warnings():
         # SQLAlchemy wonders about constraints that are not validated yet; we compare these ourselves.
         warnings.filterwarnings("ignore", "Can't validate argument", sa.exc.SAWarning)
-        found = compare_metadata(MigrationContext.configure(connection, opts=options), metadata)
-    flat = [difference for difference in found if isinstance(difference, tuple)]
+        differences = compare_metadata(MigrationContext.configure(connection, opts=options), metadata)
+    flat = [difference for difference in differences if isinstance(difference, tuple)]
     changed = {d[1].name for d in flat if d[0] == "add_index"} & {d[1].name for d in flat if d[0] == "remove_index"}
     flat.sort(key=lambda difference: difference[0] == "remove_index")  # not before there is what takes its place
     return [d for d in flat if not (d[0].endswith("_index") and d[1].name in changed)]
@@ -271,7 +271,7 @@ def _fact_changes(live: Facts, wanted: Facts) -> Iterator[Change]:
             yield Change(f"{subject.kind} {subject.name} of {subject.table} is in no model")
 
 
-def _fact_change(subject: SchemaObject, found: str | None, wanted: str) -> Change:
+def _fact_change(subject: SchemaObject, actual: str | None, wanted: str) -> Change:
     kind, table, name = subject
     alter = f"ALTER TABLE {SCHEMA}.{table}"
     match kind:
@@ -280,28 +280,28 @@ def _fact_change(subject: SchemaObject, found: str | None, wanted: str) -> Chang
         case "default":
             return Change(f"set the default of {table}.{name}", (f"{alter} ALTER COLUMN {name} SET DEFAULT {wanted}",))
         case "constraint":
-            return _constraint_change(subject, found, wanted)
-    return Change(f"{kind} {name} of {table} is `{found}`, the model says `{wanted}`")
+            return _constraint_change(subject, actual, wanted)
+    return Change(f"{kind} {name} of {table} is `{actual}`, the model says `{wanted}`")
 
 
-def _constraint_change(subject: SchemaObject, found: str | None, wanted: str) -> Change:
+def _constraint_change(subject: SchemaObject, actual: str | None, wanted: str) -> Change:
     _, table, name = subject
     alter = f"ALTER TABLE {SCHEMA}.{table}"
     add, validate = f"{alter} ADD CONSTRAINT {name} {wanted} NOT VALID", f"{alter} VALIDATE CONSTRAINT {name}"
-    if found is None and wanted.startswith(("CHECK", "FOREIGN KEY")):
+    if actual is None and wanted.startswith(("CHECK", "FOREIGN KEY")):
         # Not valid first: it holds for new rows at once, and the old ones are read without stopping writers.
         return Change(f"add constraint {name}", (add,), (validate,))
-    if found == f"{wanted} NOT VALID":
+    if actual == f"{wanted} NOT VALID":
         return Change(f"validate constraint {name}", online=(validate,))
-    if found is not None and _is_wider(wanted, found):
+    if actual is not None and _is_wider(wanted, actual):
         return Change(f"allow more values in {name}", (f"{alter} DROP CONSTRAINT {name}", add), (validate,))
-    return Change(f"constraint {name} of {table} is `{found}`, the model says `{wanted}`")
+    return Change(f"constraint {name} of {table} is `{actual}`, the model says `{wanted}`")
 
 
-def _is_wider(wanted: str, found: str) -> bool:
+def _is_wider(wanted: str, actual: str) -> bool:
     """Whether two lists of values differ only in that the wanted one has more: no row that exists can break it."""
     value = r"'(?:[^']|'')*'(?:::text)?"
-    texts = (found.removesuffix(" NOT VALID"), wanted)
+    texts = (actual.removesuffix(" NOT VALID"), wanted)
     shapes = {re.sub(rf"{value}(?:, {value})*", "…", text) for text in texts}
     before, after = (set(re.findall(value, text)) for text in texts)
     return len(shapes) == 1 and "ARRAY[…]" in shapes.pop() and before < after
