@@ -83,4 +83,4 @@ def test_a_read_only_server_is_not_deployed_to(dagmaster, monkeypatch, empty_dat
     result = dagmaster("db", "deploy")
 
     assert result.code == 5
-    assert "it is a standby, or set to read only" in result.err
+    assert "it is a standby, or set to read-only" in result.err
