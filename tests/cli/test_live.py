@@ -10,7 +10,7 @@ from rich.console import Console
 from dagmaster.cli.command import State
 from dagmaster.cli.follow import blockers_of, failure_lines, watch
 from dagmaster.cli.live import Lines, LiveTable, counts_of
-from dagmaster.cli.show import Page, print_jobs, print_page
+from dagmaster.cli.show import JobPage, print_jobs, print_page
 from dagmaster.client.feed import Reconnection
 from dagmaster.client.models.jobs import JobDetail, JobSummary, PublicJob
 from dagmaster.client.models.nodes import ChildCounts, FailedNode, PublicNode, WaitingNodes
@@ -105,7 +105,7 @@ def test_a_job_is_never_younger_than_it_took():
     """The date of an answer has whole seconds, and lags."""
     running, over = a_job(seconds=3.7), a_job(status="completed", seconds=3.7)
 
-    pages = [Page({"job": {}}, detail, [], None, NOW + timedelta(seconds=2)) for detail in (running, over)]
+    pages = [JobPage({"job": {}}, detail, [], None, NOW + timedelta(seconds=2)) for detail in (running, over)]
 
     for page in pages:
         console = Console(file=io.StringIO(), width=200, markup=False)

@@ -1199,7 +1199,7 @@ async def test_a_job_past_its_deadline_is_pending_work_and_reported_as_overdue(b
 
 async def failed_tiles(bench: Bench, count: int, failing: int) -> Driver:
     """A fan_out of which some children failed for good, and with them the job."""
-    strict = a_workflow(TILES.format(mode="collect").replace("tolerate: 1.0, ", ""), head=INPUTS)
+    strict = a_workflow(TILES.format(mode="collect").replace("    tolerate: 1.0\n", ""), head=INPUTS)
     driver = await owned(bench, a_job(1, strict, input_params={"list": list(range(count))}))
     tasks = await take(bench, replace(SERVED, light=count))
     error = {"message": "no", "blame": "data"}

@@ -177,7 +177,7 @@ _MODELS: dict[str, dict[str, Any]] = {
     "ProcessLiveness": {"status": "alive", "silent_seconds": 0.2},
     "PublicJob": {"message_id": None},
     "QueueSummary": {"depth": 412, "oldest_age_seconds": 33.5, "running_count": 4, "live_workers": 2, "max_running": 4},
-    "Readiness": {"is_ready": True},
+    "ReadinessReport": {"is_ready": True},
     "RefusedFile": {"file": "tiles.yaml"},
     "Replayed": {"queue": "dag-jobs", "job_id": None},
     "ReportReceipt": {"accepted": True},

@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse
 from dagmaster import __version__
 from dagmaster.api.problems import responses
 from dagmaster.api.services import ApiServices, Services
-from dagmaster.client.models.operations import Health, HealthCheck, ProcessLiveness, Readiness
+from dagmaster.client.models.operations import Health, HealthCheck, ProcessLiveness, ReadinessReport
 from dagmaster.database.reads.installation import Liveness
 from dagmaster.errors import DagmasterError
 from dagmaster.orchestrator.loop import Orchestrator
@@ -44,12 +44,12 @@ async def get_livez(services: Services) -> JSONResponse:
     "/readyz",
     operation_id="get_readyz",
     summary="Check whether the process is ready for work",
-    response_model=Readiness,
-    responses={**responses(), 503: {"model": Readiness, "description": "Not ready: see the checks"}},
+    response_model=ReadinessReport,
+    responses={**responses(), 503: {"model": ReadinessReport, "description": "Not ready: see the checks"}},
 )
 async def get_readyz(services: Services) -> JSONResponse:
     health = await _health(services)
-    body = Readiness(is_ready=health.is_ready, checks=health.checks)
+    body = ReadinessReport(is_ready=health.is_ready, checks=health.checks)
     return JSONResponse(body.model_dump(mode="json"), status_code=200 if health.is_ready else 503)
 
 

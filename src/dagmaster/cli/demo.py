@@ -23,7 +23,7 @@ from dagmaster.errors import Conflict
 
 if TYPE_CHECKING:
     from dagmaster.cli.result_summary import ResultSummary
-    from dagmaster.cli.show import Page
+    from dagmaster.cli.show import JobPage
     from dagmaster.database.reads.jobs import TaskTotals
     from dagmaster.local.embedded import Cluster
     from dagmaster.local.platform import LocalPlatform
@@ -196,7 +196,7 @@ def _run(state: State, local: "LocalPlatform", storage: "Storage", scene: "Locat
 
     from dagmaster.cli.follow import watch
     from dagmaster.cli.result_summary import preview_of, summarise
-    from dagmaster.cli.show import Page
+    from dagmaster.cli.show import JobPage
     from dagmaster.client.feed import Reconnection
     from dagmaster.storage.location import Edition
 
@@ -212,7 +212,7 @@ def _run(state: State, local: "LocalPlatform", storage: "Storage", scene: "Locat
     }
     job_id = state.client.submit({"workflow_id": _WORKFLOW, "input_params": inputs})["job_id"]
     watch(state, job_id, Reconnection(state.note, job_id), on_tick=local.tend, heartbeat_seconds=5.0)
-    page = Page.ask(state.client, job_id)
+    page = JobPage.ask(state.client, job_id)
     totals, history = asyncio.run(_measured(local.dsn, UUID(job_id)))
     if page.detail.job.status != "completed":
         return _print_failure(state, page)
@@ -222,7 +222,7 @@ def _run(state: State, local: "LocalPlatform", storage: "Storage", scene: "Locat
     return 0 if results.preview and history["is_clean"] else 1
 
 
-def _print_failure(state: State, page: "Page") -> int:
+def _print_failure(state: State, page: "JobPage") -> int:
     from dagmaster.cli.show import print_page
 
     if state.json:
@@ -261,7 +261,7 @@ def _print_results(state: State, facts: dict[str, Any], results: "ResultSummary"
     state.say(f"  history: {history['summary']}")
 
 
-def _facts(page: "Page", totals: "dict[str, TaskTotals]") -> dict[str, Any]:
+def _facts(page: "JobPage", totals: "dict[str, TaskTotals]") -> dict[str, Any]:
     job, seconds = page.answer["job"], page.detail.seconds
     return {
         "job_id": job["job_id"],
@@ -274,7 +274,7 @@ def _facts(page: "Page", totals: "dict[str, TaskTotals]") -> dict[str, Any]:
     }
 
 
-def _stage_row(page: "Page", totals: "dict[str, TaskTotals]", name: str) -> dict[str, Any] | None:
+def _stage_row(page: "JobPage", totals: "dict[str, TaskTotals]", name: str) -> dict[str, Any] | None:
     """A stage lasts from its first task's dispatch to its last task's end."""
     own = [totals[node.node_id] for node in page.detail.nodes if node.stage == name and node.node_id in totals]
     begun, ended = [t.first_at for t in own if t.first_at], [t.last_at for t in own if t.last_at]

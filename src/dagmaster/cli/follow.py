@@ -47,7 +47,7 @@ def follow(state: State, job_id: str, *, live: bool) -> int:
             watch(state, job_id, reconnection)
         else:
             _wait(state, job_id, reconnection)
-        outcome = patiently(reconnection, lambda: Outcome.ask(state.client, job_id))
+        outcome = patiently(reconnection, lambda: WatchOutcome.ask(state.client, job_id))
     except KeyboardInterrupt:
         return detached(state, job_id)
     print_outcome(state, outcome)
@@ -188,7 +188,7 @@ def _blocker(reason: WaitReason) -> str | None:
     return None
 
 
-class Outcome:
+class WatchOutcome:
     """How a job ended: its record, its failed nodes, and the first of the failed children."""
 
     def __init__(self, answer: Json, failed: list[Json]) -> None:
@@ -199,7 +199,7 @@ class Outcome:
         self.failed = read_all(FailedNode, failed)
 
     @classmethod
-    def ask(cls, client: Client, job_id: str) -> "Outcome":
+    def ask(cls, client: Client, job_id: str) -> "WatchOutcome":
         answer = client.job(job_id)
         detail = read(JobDetail, answer)
         return cls(answer, [] if detail.job.status == "completed" else failures(client, answer))
@@ -254,7 +254,7 @@ def failure_facts(node: Json) -> Json:
     return {name: node.get(name) for name in names}
 
 
-def print_outcome(state: State, outcome: Outcome) -> None:
+def print_outcome(state: State, outcome: WatchOutcome) -> None:
     if state.json:
         state.emit(outcome.public(), line=True)
         return

@@ -66,9 +66,9 @@ def _cursor(after: str | None) -> str | None:
 @pass_state
 def show(state: State, job: str) -> None:
     """Show a job: its state, its errors, what it waits for, its nodes and stages, its result."""
-    from dagmaster.cli.show import Page, print_page
+    from dagmaster.cli.show import JobPage, print_page
 
-    page = Page.ask(state.client, state.client.find_job(job))
+    page = JobPage.ask(state.client, state.client.find_job(job))
     if state.json:
         state.emit(page.public())
     else:

@@ -391,7 +391,7 @@ def follow(
     is_own: bool = False,
 ) -> int:
     """Submit, wait for the end, print the results; returns the exit code. Ctrl-C stops a platform of our own."""
-    from dagmaster.cli.follow import Outcome, detached, patiently, watch
+    from dagmaster.cli.follow import WatchOutcome, detached, patiently, watch
     from dagmaster.client.feed import Reconnection
 
     answer, is_interrupted = _submitted(state, ingestion)
@@ -402,7 +402,7 @@ def follow(
         _note_known(state, answer)
         reconnection = Reconnection(state.note, job_id)
         watch(state, job_id, reconnection, on_tick=on_tick, display=_Silent() if state.json else None)
-        outcome = patiently(reconnection, lambda: Outcome.ask(state.client, job_id))
+        outcome = patiently(reconnection, lambda: WatchOutcome.ask(state.client, job_id))
     except KeyboardInterrupt:
         if is_own:
             raise

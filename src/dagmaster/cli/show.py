@@ -21,7 +21,7 @@ _RESULT_LENGTH = 4000
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class JobPage:
     """A job with its failed nodes and, while it runs, what its nodes wait for. `answer` is the unparsed response."""
 
     answer: Json
@@ -31,7 +31,7 @@ class Page:
     now: datetime
 
     @classmethod
-    def ask(cls, client: Client, job_id: str) -> "Page":
+    def ask(cls, client: Client, job_id: str) -> "JobPage":
         answer = client.job(job_id)
         detail = read(JobDetail, answer)
         waiting = None if detail.is_over else client.waiting(job_id)
@@ -41,7 +41,7 @@ class Page:
         return {**self.answer, "failed": self.failed, "waiting": (self.waiting or {}).get("nodes", [])}
 
 
-def print_page(console: Console, page: Page) -> None:
+def print_page(console: Console, page: JobPage) -> None:
     job = page.detail.job
     console.print(Text.assemble(("job ", "bold"), str(job.job_id), "  ", state_text(job.status, console.encoding)))
     for name, value in _facts(page):
@@ -122,7 +122,7 @@ def _short_result(result: object) -> str:
     )
 
 
-def _facts(page: Page) -> list[tuple[str, str]]:
+def _facts(page: JobPage) -> list[tuple[str, str]]:
     job, seconds = page.detail.job, page.detail.seconds
     facts = [
         ("workflow", f"{job.workflow_id} version {job.workflow_version} ({job.definition_hash[:12]})"),
@@ -141,7 +141,7 @@ def _facts(page: Page) -> list[tuple[str, str]]:
     return facts + [(name, value) for name, value in optional.items() if value]
 
 
-def _age_seconds(page: Page) -> float:
+def _age_seconds(page: JobPage) -> float:
     """The date of a response can be a second late; a job is never younger than its duration."""
     if not page.detail.is_over:
         return page.detail.seconds

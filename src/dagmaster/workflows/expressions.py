@@ -194,7 +194,7 @@ def compile_branch(text: str) -> Compiled:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _TemplatePart:
     """How to evaluate a piece, and the paths it follows. A `constant` one is always the same object."""
 
     evaluate: _Evaluate
@@ -202,7 +202,7 @@ class _Part:
     constant: bool = False
 
 
-def _value(value: Any, depth: int) -> _Part:
+def _value(value: Any, depth: int) -> _TemplatePart:
     if depth > MAX_VALUE_DEPTH:
         raise TemplateInvalid("the value is nested too deeply")
     if isinstance(value, str) and has_template(value):
@@ -211,14 +211,14 @@ def _value(value: Any, depth: int) -> _Part:
         return _container(value, {key: _value(item, depth + 1) for key, item in value.items()})
     if isinstance(value, list | tuple):
         return _container(list(value), dict(enumerate(_value(item, depth + 1) for item in value)))
-    return _Part(lambda _: value, constant=True)
+    return _TemplatePart(lambda _: value, constant=True)
 
 
-def _container(original: Any, parts: Mapping[Any, _Part]) -> _Part:
+def _container(original: Any, parts: Mapping[Any, _TemplatePart]) -> _TemplatePart:
     """A copy of the original with the rendered parts; the original itself if it has no templates."""
     rendered = tuple((key, part.evaluate) for key, part in parts.items() if not part.constant)
     if not rendered:
-        return _Part(lambda _: original, constant=True)
+        return _TemplatePart(lambda _: original, constant=True)
 
     def evaluate(names: _Names) -> Any:
         result = original.copy()
@@ -226,10 +226,10 @@ def _container(original: Any, parts: Mapping[Any, _Part]) -> _Part:
             result[key] = part(names)
         return result
 
-    return _Part(evaluate, _paths(parts.values()))
+    return _TemplatePart(evaluate, _paths(parts.values()))
 
 
-def _string(text: str) -> _Part:
+def _string(text: str) -> _TemplatePart:
     with _compiling(text):
         pieces = _pieces(text.strip())
         if len(pieces) == 1 and not isinstance(pieces[0], str):
@@ -237,9 +237,9 @@ def _string(text: str) -> _Part:
         return _text([piece if isinstance(piece, str) else _expression(piece, text) for piece in _pieces(text)], text)
 
 
-def _text(pieces: list[str | _Part], text: str) -> _Part:
+def _text(pieces: list[str | _TemplatePart], text: str) -> _TemplatePart:
     """Pieces of a text, joined. With `{% raw %}` there may be no expression among them."""
-    parts = [piece for piece in pieces if isinstance(piece, _Part)]
+    parts = [piece for piece in pieces if isinstance(piece, _TemplatePart)]
     evaluators: list[str | _Evaluate] = [piece if isinstance(piece, str) else piece.evaluate for piece in pieces]
 
     def evaluate(names: _Names) -> str:
@@ -248,10 +248,10 @@ def _text(pieces: list[str | _Part], text: str) -> _Part:
                 "".join([piece if isinstance(piece, str) else text_of(piece(names)) for piece in evaluators])
             )
 
-    return _Part(evaluate, _paths(parts))
+    return _TemplatePart(evaluate, _paths(parts))
 
 
-def _paths(parts: Iterable[_Part]) -> tuple[Path, ...]:
+def _paths(parts: Iterable[_TemplatePart]) -> tuple[Path, ...]:
     return tuple(dict.fromkeys(path for part in parts for path in part.paths))
 
 
@@ -330,10 +330,10 @@ class _Splicer(NodeTransformer):
         return self.inner.get(node.name, node)
 
 
-def _expression(tree: nodes.Expr, text: str) -> _Part:
+def _expression(tree: nodes.Expr, text: str) -> _TemplatePart:
     """A path alone is followed directly; anything else becomes a Jinja2 expression over its paths' values."""
     if (path := _path_of(tree)) is not None:
-        return _Part(path.evaluate, (path,))
+        return _TemplatePart(path.evaluate, (path,))
     rewriter = _Rewriter()
     rewritten = rewriter.visit(tree)
     body = nodes.Template([nodes.Assign(nodes.Name("result", "store"), rewritten, lineno=1)], lineno=1)
@@ -349,7 +349,7 @@ def _expression(tree: nodes.Expr, text: str) -> _Part:
             value = context.vars["result"]
             return str(value) if isinstance(value, Undefined) else value
 
-    return _Part(evaluate, tuple(rewriter.slots))
+    return _TemplatePart(evaluate, tuple(rewriter.slots))
 
 
 def _path_of(node: nodes.Node) -> Path | None:

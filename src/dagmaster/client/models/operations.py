@@ -152,14 +152,14 @@ class ProcessLiveness(ApiModel):
     silent_seconds: float = Field(0.0, description="Seconds since the orchestrator's loop last made progress")
 
 
-class Readiness(ApiModel):
+class ReadinessReport(ApiModel):
     """Ready when all checks are ok."""
 
     is_ready: bool
     checks: list[HealthCheck]
 
 
-class Health(Readiness):
+class Health(ReadinessReport):
     """Readiness, with the numbers that operators need first."""
 
     version: str
