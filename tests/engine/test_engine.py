@@ -2,6 +2,7 @@
 
 import asyncio
 from itertools import pairwise
+from textwrap import dedent, indent
 from uuid import uuid4
 
 import pytest
@@ -16,7 +17,7 @@ from tests.engine.harness import engine, open_gate, until, workflow
 
 def _nodes(text, *, options=""):
     """A workflow of these nodes between `start` and `end`."""
-    body = "\n".join(f"          {line.strip()}" for line in text.strip().splitlines())
+    body = indent(dedent(text).strip(), "          ")
     return workflow(f"""
         workflow_id: tested
         version: 1

@@ -565,7 +565,7 @@ async def test_a_payload_that_is_not_what_was_stored_is_an_error_and_never_a_val
         api(database, running) as client,
     ):
         definition = CHAIN.format(plain="").replace(
-            "next: look}", "next: hold}\n      hold: {handler: gate, next: look}"
+            "next: look\n", "next: hold\n      hold: {handler: gate, next: look}\n"
         )
         job_id = await running.submit(workflow(definition), bytes=300_000)
         await until(
